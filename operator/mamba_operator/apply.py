@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionType
 from mamba_operator.changes import Apply, Change, Delete
-from mamba_operator.comparison import in_version
+from mamba_operator.child_comparison import version_hash
 from mamba_operator.drift import drift, made_of
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
@@ -33,12 +33,12 @@ from mamba_operator.objects.manifest import (
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.snapshot import Snapshot
 
-Made = Callable[[Manifest], None]
+OnCreated = Callable[[Manifest], None]
 """Told of each child that was not there before, as it is now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class AppliedChange:
     """One change that was made."""
 
     ref: Ref
@@ -47,22 +47,22 @@ class Done:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ApplyResult:
     """What came of a plan."""
 
-    done: list[Done] = field(default_factory=list)
+    done: list[AppliedChange] = field(default_factory=list)
     errors: list[OperatorError] = field(default_factory=list)
-    settled: dict[str, str] = field(default_factory=dict)
-    """As `Snapshot.settled`, of the children that were written."""
-    as_wanted: dict[str, str] = field(default_factory=dict)
-    """As `Snapshot.as_wanted`, of those among them that came out as they were sent."""
+    accepted: dict[str, str] = field(default_factory=dict)
+    """As `Snapshot.accepted`, of the children that were written."""
+    up_to_date: dict[str, str] = field(default_factory=dict)
+    """As `Snapshot.up_to_date`, of those among them that came out as they were sent."""
 
 
 async def apply(
-    client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan, made: Made = lambda _: None
-) -> Outcome:
+    client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan, made: OnCreated = lambda _: None
+) -> ApplyResult:
     """Apply, then delete, in the plan's order; when the API server goes away, the rest is left out."""
-    outcome = Outcome()
+    outcome = ApplyResult()
     for one in plan.terminating:
         outcome.errors.append(Terminating(f"{one} is being deleted and is made again when it is gone"))
     try:
@@ -73,7 +73,7 @@ async def apply(
                 continue
             try:
                 if await _apply(client, snapshot, change, outcome, made):
-                    outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
+                    outcome.done.append(AppliedChange(ref(change.manifest), change.change, change.detail))
             except Unreachable:
                 raise
             except NotInSchema as error:
@@ -84,7 +84,7 @@ async def apply(
         for removal in plan.deletes:
             try:
                 await _delete(client, snapshot, removal)
-                outcome.done.append(Done(removal.ref, removal.change))
+                outcome.done.append(AppliedChange(removal.ref, removal.change))
             except Unreachable:
                 raise
             except Conflict:
@@ -97,7 +97,9 @@ async def apply(
     return outcome
 
 
-async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, outcome: Outcome, made: Made) -> bool:
+async def _apply(
+    client: KubeClient, snapshot: Snapshot, change: Apply, outcome: ApplyResult, made: OnCreated
+) -> bool:
     """Whether the child is another one than before."""
     one = ref(change.manifest)
     before = snapshot.children.get(one)
@@ -115,9 +117,9 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, outcome:
         after = await _change(client, change.manifest, before)
     uid = str(metadata(after).get("uid"))
     if drift(change.manifest, after):
-        outcome.settled[uid] = made_of(change.manifest, after)
+        outcome.accepted[uid] = made_of(change.manifest, after)
     else:
-        outcome.as_wanted[uid] = in_version(change.manifest, after)
+        outcome.up_to_date[uid] = version_hash(change.manifest, after)
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
 
 

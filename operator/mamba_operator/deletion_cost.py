@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import structlog
 
 from mamba_api import names
-from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
-from mamba_operator.autoscale.reports import Holding, holding
+from mamba_operator.autoscale.reports import DeletionCost, deletion_cost
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError
 from mamba_operator.objects.kinds import POD
@@ -30,14 +30,14 @@ FIRST = "-1"
 
 
 @dataclass(frozen=True, slots=True)
-class Shrink:
+class ScaleDown:
     """Engines that may go, and how many of them shall."""
 
     pods: tuple[Manifest, ...]
     fewer: int
 
 
-def shrink(snapshot: Snapshot, plan: ReconcilePlan) -> Shrink | None:
+def scale_down(snapshot: Snapshot, plan: ReconcilePlan) -> ScaleDown | None:
     """None where no ready engine has to go, or all do. Those that are not ready go first by themselves."""
     if plan.deployment is None:
         return None
@@ -56,10 +56,10 @@ def shrink(snapshot: Snapshot, plan: ReconcilePlan) -> Shrink | None:
     left = int(after["spec"].get("replicas") or 0)
     pods = tuple(pod for pod in snapshot.pods if serves(pod))
     fewer = len(pods) - left
-    return Shrink(pods, fewer) if left and fewer > 0 and left < workload_state(before).wanted else None
+    return ScaleDown(pods, fewer) if left and fewer > 0 and left < workload_state(before).wanted else None
 
 
-def least_worth(held: Mapping[str, Holding | None], fewer: int) -> set[str]:
+def least_worth(held: Mapping[str, DeletionCost | None], fewer: int) -> set[str]:
     """Names of the `fewer` pods to go, from what each holds; None = it did not say."""
     known = [one for one in held.values() if one is not None]
     checkpoints = sum(one.checkpoints for one in known) or 1.0
@@ -72,10 +72,10 @@ def least_worth(held: Mapping[str, Holding | None], fewer: int) -> set[str]:
     return set(sorted(held, key=lambda name: (worth(name), name))[:fewer])
 
 
-async def mark(client: KubeClient, wanted: Shrink, read: Read) -> None:
+async def mark_pods(client: KubeClient, wanted: ScaleDown, read: ReadMetrics) -> None:
     """Write who is to go, and take it back from those marked for an earlier time. What fails is logged: then
     another pod goes."""
-    held = await pod_reports(read, wanted.pods, holding)
+    held = await pod_reports(read, wanted.pods, deletion_cost)
     chosen = least_worth(held, wanted.fewer)
     await asyncio.gather(*(_write(client, pod, chosen) for pod in _differing(wanted.pods, chosen)))
     log.info("engines_chosen_to_go", pods=sorted(chosen))

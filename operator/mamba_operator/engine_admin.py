@@ -10,16 +10,16 @@ import aiohttp
 
 from mamba_api import names
 from mamba_api.authority import authority
-from mamba_operator.render.tuning import Refusal, Tune
+from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 MAX_WORDS = 500
 MAX_PLAN = 1 << 20
 """Bytes of a plan; one has some thousand."""
 
-Answer = tuple[int, str]
+AdminResponse = tuple[int, str]
 """HTTP status, 0 without an answer; and what was said."""
-Put = Callable[[str, str, Mapping[str, Any]], Awaitable[Answer]]
+Put = Callable[[str, str, Mapping[str, Any]], Awaitable[AdminResponse]]
 """(address of the pod, token, body) of `PUT /admin/strategy`."""
 GetPlan = Callable[[str, str], Awaitable[str | None]]
 """(address of the pod, token) of `GET /admin/plan`: JSON, or None where there was no such answer."""
@@ -27,7 +27,7 @@ GetPlan = Callable[[str, str], Awaitable[str | None]]
 
 async def put_strategy(
     address: str, token: str, body: Mapping[str, Any], port: int = names.ADMIN_PORT
-) -> Answer:
+) -> AdminResponse:
     """One engine's answer."""
     url = f"http://{authority(address, port)}/admin/strategy"
     headers = {"Authorization": f"Bearer {token}"}
@@ -56,12 +56,14 @@ async def get_plan(address: str, token: str, port: int = names.ADMIN_PORT) -> st
         return None
 
 
-async def tell(tunes: Sequence[Tune], token: str, put: Put) -> tuple[Refusal, ...]:
+async def send_updates(
+    settings_updates: Sequence[SettingsUpdate], token: str, put: Put
+) -> tuple[RejectedUpdate, ...]:
     """Tell all of them at once; those that did not take it."""
-    answers = await asyncio.gather(*(put(one.address, token, one.body) for one in tunes))
+    answers = await asyncio.gather(*(put(one.address, token, one.body) for one in settings_updates))
     return tuple(
-        Refusal(one, f"engine {one.pod}: {said}", final=400 <= status < 500)
-        for one, (status, said) in zip(tunes, answers, strict=True)
+        RejectedUpdate(one, f"engine {one.pod}: {said}", final=400 <= status < 500)
+        for one, (status, said) in zip(settings_updates, answers, strict=True)
         if not 200 <= status < 300
     )
 

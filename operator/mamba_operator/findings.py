@@ -23,10 +23,17 @@ from mamba_operator.changes import Change
 from mamba_operator.model_load import downloads_in_words
 from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, trouble
 from mamba_operator.objects.workload_state import WorkloadState
+from mamba_operator.plan_verdict import (
+    ModelNotServed,
+    PlanDoesNotFit,
+    PlanFits,
+    PlanUnknown,
+    PlanVerdict,
+    SpecInvalid,
+)
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,12 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ConditionInputs:
     """What the conditions are decided from."""
 
     snapshot: Snapshot
     plan: ReconcilePlan
-    verdict: Verdict
+    verdict: PlanVerdict
     engine: WorkloadState
     gateway: WorkloadState
     failures: Sequence[Failure]
@@ -84,16 +91,16 @@ class View:
     def blocked(self) -> Finding | None:
         """Why nothing may be changed, if that is so."""
         match self.verdict:
-            case Invalid(message):
+            case SpecInvalid(message):
                 return Finding("False", Reason.INVALID_SPEC, message)
-            case DoesNotFit(message):
+            case PlanDoesNotFit(message):
                 return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
-            case NotServed(message):
+            case ModelNotServed(message):
                 return Finding("False", Reason.MODEL_NOT_SERVED, message)
         return None
 
 
-def findings_of(view: View, generation: int) -> dict[ConditionType, Finding]:
+def findings_of(view: ConditionInputs, generation: int) -> dict[ConditionType, Finding]:
     """Of all conditions, in the order in which they are written. `generation`: of the spec."""
     findings = {
         ConditionType.PLANNED: _planned(view),
@@ -109,35 +116,39 @@ def findings_of(view: View, generation: int) -> dict[ConditionType, Finding]:
     return findings
 
 
-def _planned(view: View) -> Finding:
+def _planned(view: ConditionInputs) -> Finding:
     found = _of_verdict(view)
     deployment = view.plan.deployment
-    if isinstance(view.verdict, Invalid) or deployment is None or not (said := profile_in_words(deployment)):
+    if (
+        isinstance(view.verdict, SpecInvalid)
+        or deployment is None
+        or not (said := profile_in_words(deployment))
+    ):
         return found
     return replace(found, message=f"{found.message}; {said}")
 
 
-def _of_verdict(view: View) -> Finding:
+def _of_verdict(view: ConditionInputs) -> Finding:
     match view.verdict:
-        case Fits(_, message, reported):
+        case PlanFits(_, message, reported):
             if (announced := view.plan.announced) is not None:
                 return Finding("True", Reason.STRATEGY_ANNOUNCED, f"{message}; {announced}")
             if (differs := view.plan.plan_differs) is not None:
                 return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {differs}")
             return Finding("True", Reason.PLAN_REPORTED if reported else Reason.PLAN_COMPUTED, message)
-        case Unknown(reason, message):
+        case PlanUnknown(reason, message):
             if (differs := view.plan.plan_differs) is not None:
                 return Finding("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {differs}")
             return Finding("Unknown", reason, message)
-        case DoesNotFit(message):
+        case PlanDoesNotFit(message):
             return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
-        case NotServed(message):
+        case ModelNotServed(message):
             return Finding("False", Reason.MODEL_NOT_SERVED, message)
-        case Invalid(message):
+        case SpecInvalid(message):
             return Finding("False", Reason.INVALID_SPEC, message)
 
 
-def _available(view: View) -> Finding:
+def _available(view: ConditionInputs) -> Finding:
     engine, gateway = view.engine, view.gateway
     if engine.ready >= view.minimum and gateway.ready:
         return Finding("True", Reason.REPLICAS_AVAILABLE, f"{engine.ready} of {engine.wanted} engines answer")
@@ -158,7 +169,7 @@ def _available(view: View) -> Finding:
     return Finding("False", Reason.NO_READY_REPLICA, f"0 of {view.plan.replicas} engines answer")
 
 
-def _progressing(view: View) -> Finding:
+def _progressing(view: ConditionInputs) -> Finding:
     if view.blocked is not None:
         return view.blocked
     if view.plan_mode:
@@ -179,12 +190,12 @@ def _progressing(view: View) -> Finding:
     rolling = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
     if rolling or not engine.exists or not engine.current:
         return Finding("True", Reason.ROLLING_OUT, f"engines asked for: {wanted}")
-    if view.plan.tunes:
-        waiting = "; ".join(one.message for one in view.plan.refusals) or "being told"
+    if view.plan.settings_updates:
+        waiting = "; ".join(one.message for one in view.plan.rejected_updates) or "being told"
         return Finding(
             "True",
             Reason.SWITCHING_STRATEGY,
-            f"{len(view.plan.tunes)} of {wanted} engines to be told: {waiting}",
+            f"{len(view.plan.settings_updates)} of {wanted} engines to be told: {waiting}",
         )
     if any(is_draining(pod, view.now) for pod in view.snapshot.pods):
         said = f"an engine finishes its requests before it ends{_in_place(view)}"
@@ -208,7 +219,7 @@ def _progressing(view: View) -> Finding:
     if engine.replicas > wanted:
         return Finding("True", Reason.SCALING_DOWN, f"engines that run: {engine.replicas}, wanted: {wanted}")
     if engine.ready < wanted:
-        if said := downloads_in_words(view.snapshot.pods, view.snapshot.fetched):
+        if said := downloads_in_words(view.snapshot.pods, view.snapshot.downloads):
             return Finding("True", Reason.DOWNLOADING_MODEL, said)
         loading = sum(map(is_loading, view.snapshot.pods))
         if loading:
@@ -224,7 +235,7 @@ def _progressing(view: View) -> Finding:
     return Finding("False", Reason.UP_TO_DATE, "every pod runs the wanted revision")
 
 
-def _in_place(view: View) -> str:
+def _in_place(view: ConditionInputs) -> str:
     if not view.plan.in_place:
         return ""
     return "; no node has room for one more, so an old one goes first and requests wait at the gateway"
@@ -240,7 +251,7 @@ def _rolled_back(plan: ReconcilePlan) -> str:
     )
 
 
-def _degraded(view: View) -> Finding:
+def _degraded(view: ConditionInputs) -> Finding:
     if view.failures:
         first = view.failures[0]
         more = f" (and {len(view.failures) - 1} more)" if len(view.failures) > 1 else ""
@@ -262,8 +273,8 @@ def _degraded(view: View) -> Finding:
             return _advised(Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
     if view.plan.failed is not None:
         return Finding("True", Reason.ROLLED_BACK, _rolled_back(view.plan))
-    if refusals := [one.message for one in view.plan.refusals if one.final]:
-        return Finding("True", Reason.STRATEGY_REFUSED, "; ".join(refusals))
+    if rejected_updates := [one.message for one in view.plan.rejected_updates if one.final]:
+        return Finding("True", Reason.STRATEGY_REFUSED, "; ".join(rejected_updates))
     if view.plan.cache_kept is not None:
         return Finding("True", Reason.CACHE_KEPT, view.plan.cache_kept)
     if view.plan.not_served:
@@ -277,7 +288,7 @@ def _advised(reason: Reason, message: str) -> Finding:
     return Finding("True", reason, advised(reason, message))
 
 
-def _up_to_date(findings: dict[ConditionType, Finding], view: View, generation: int) -> Finding:
+def _up_to_date(findings: dict[ConditionType, Finding], view: ConditionInputs, generation: int) -> Finding:
     """Whether this generation of the spec is what runs, all of it: what waits for a change waits for this."""
     degraded, progressing = findings[ConditionType.DEGRADED], findings[ConditionType.PROGRESSING]
     if view.failures or view.plan.not_served:
@@ -299,7 +310,7 @@ def _repeated(up_to_date: Finding, so: bool) -> Finding:
     return Finding(status, up_to_date.reason, up_to_date.message)
 
 
-def _ready(findings: dict[ConditionType, Finding], view: View) -> Finding:
+def _ready(findings: dict[ConditionType, Finding], view: ConditionInputs) -> Finding:
     """False for the first thing that keeps it from being true: a fault, then what is still under way."""
     degraded = findings[ConditionType.DEGRADED]
     available = findings[ConditionType.AVAILABLE]

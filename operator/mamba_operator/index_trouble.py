@@ -7,7 +7,7 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.moment import moment
+from mamba_operator.objects.timestamp import parse_timestamp
 
 REPORT_SECONDS = 90.0
 """For so long a report counts; gateways repeat it three times in that time."""
@@ -35,7 +35,7 @@ def index_trouble(
     if not isinstance(text, str):
         return None
     at, _, said = text.partition(" ")
-    when = moment(at)
+    when = parse_timestamp(at)
     # A clock that is ahead makes a report live no longer than one that is right.
     left = REPORT_SECONDS - abs((now - when).total_seconds()) if when is not None else 0.0
     # Gateways are what strangers talk to: of their words so much is shown, in one line.

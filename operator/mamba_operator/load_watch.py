@@ -8,22 +8,22 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from mamba_api import names
-from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import ReportInvalid, series
+from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.objects.pod_trouble import is_downloading, is_loader
-from mamba_operator.objects.side_by_side import side_by_side
-from mamba_operator.snapshot import Fetched
+from mamba_operator.snapshot import DownloadProgress
 
 PERIOD = 10.0
 """Seconds between two looks, and so between two writes of the status of one deployment because of them."""
 _WANTED = frozenset((names.METRIC_DOWNLOADED, names.METRIC_TO_DOWNLOAD))
 
 
-def fetched(text: str) -> Fetched:
+def read_download(text: str) -> DownloadProgress:
     """What a loader says. Raises ReportInvalid."""
     found = {name: sum(value for _, value in samples) for name, samples in series(text, _WANTED).items()}
     try:
@@ -41,11 +41,11 @@ class LoadWatch:
         wake: told of which deployment a loader got further.
     """
 
-    def __init__(self, indices: Indices, read: Read, wake: Callable[[Key], None]) -> None:
+    def __init__(self, indices: Indices, read: ReadMetrics, wake: Callable[[Key], None]) -> None:
         self._indices, self._read, self._wake = indices, read, wake
-        self._known: dict[Key, Mapping[str, Fetched]] = {}
+        self._known: dict[Key, Mapping[str, DownloadProgress]] = {}
 
-    def progress(self, key: Key) -> Mapping[str, Fetched]:
+    def progress(self, key: Key) -> Mapping[str, DownloadProgress]:
         """By name of a loader's pod that runs and answers: bytes fetched, of bytes in all."""
         return self._known.get(key, {})
 
@@ -65,10 +65,10 @@ class LoadWatch:
         for key in self._known.keys() - loading.keys():
             del self._known[key]
         looks = {key: self._look_at(key, pods) for key, pods in loading.items()}
-        await side_by_side(looks, "load_watch_broken")
+        await run_concurrently(looks, "load_watch_broken")
 
     async def _look_at(self, key: Key, pods: list[Manifest]) -> None:
-        told = await pod_reports(self._read, pods, fetched)
+        told = await pod_reports(self._read, pods, read_download)
         # Before it knows how much there is to fetch it says nothing: 0 of 0.
         known = {pod: one for pod, one in told.items() if one is not None and one[1] > 0}
         if known != self._known.get(key, {}):

@@ -170,9 +170,9 @@ class Operator:
             operator=operator_pods(_pods_namespace()),
             profiles=self._profiles,
             key=key,
-            decided=autoscaler.decided,
+            latest_decision=autoscaler.latest_decision,
             attempts=rollouts.attempts,
-            fetched=loads.progress,
+            downloads=loads.progress,
             reported=plans.reported if plans is not None else lambda _: None,
             measured=traffic.measured,
             read=pods.read,
@@ -217,9 +217,9 @@ class Operator:
 
     async def _external_metrics(self, shown: ScalingMetrics) -> None:
         # Not before it is asked for: the certificates' library is no small one.
-        from mamba_operator.external_metrics.registration import Registration, registered
+        from mamba_operator.external_metrics.registration import Registration, registration_settings
 
-        of = registered(self._settings, self._host, own_namespace(self._settings))
+        of = registration_settings(self._settings, self._host, own_namespace(self._settings))
         await Registration(self._client, shown, of).run()
 
     async def _crd_served(self) -> None:

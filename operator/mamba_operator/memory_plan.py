@@ -11,7 +11,14 @@ from typing import Any
 import mamba_planner
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.conditions import Reason
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
+from mamba_operator.plan_verdict import (
+    ModelNotServed,
+    PlanDoesNotFit,
+    PlanFits,
+    PlanUnknown,
+    PlanVerdict,
+    SpecInvalid,
+)
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import ModelConfigError, model_config_from_hf
 from mamba_planner.families.served import why_not_served
@@ -37,7 +44,7 @@ def plan_memory(
     gpu_memory: int | None,
     config: Mapping[str, Any] | None = None,
     weights: WeightsSize | None = None,
-) -> Verdict:
+) -> PlanVerdict:
     """What the planner says.
 
     Args:
@@ -55,13 +62,13 @@ def planner_input(
     gpu_memory: int | None,
     config: Mapping[str, Any] | None = None,
     weights: WeightsSize | None = None,
-) -> PlannerInput | Unknown | Invalid | NotServed:
+) -> PlannerInput | PlanUnknown | SpecInvalid | ModelNotServed:
     """What to plan from, or why there is not enough. The arguments of `plan_memory`."""
     spec = deployment.spec
     known = spec.model.config if spec.model.config is not None else config
     if known is None:
         cache = spec.model.cache
-        return Unknown(
+        return PlanUnknown(
             Reason.MODEL_UNKNOWN,
             f"the configuration of {spec.model.uri} is not known before "
             + (
@@ -74,13 +81,13 @@ def planner_input(
     try:
         model = model_config_from_hf(known, "spec.model.config")
     except ModelConfigError as error:
-        return Invalid(str(error))
+        return SpecInvalid(str(error))
     not_served = why_not_served(model)
     if not_served is not None and spec.mode == "Active":
-        return NotServed(not_served)
+        return ModelNotServed(not_served)
     device = _device(deployment, gpu_memory)
     if device is None:
-        return Unknown(
+        return PlanUnknown(
             Reason.DEVICE_MEMORY_UNKNOWN,
             "no node label nvidia.com/gpu.memory says how much memory a GPU has: set spec.memory.deviceMemory"
             if spec.resources.gpus
@@ -91,28 +98,30 @@ def planner_input(
         settings = engine_settings(deployment)
         return PlannerInput(model, settings, device, _loaded_bytes(weights, settings), not_served)
     except mamba_planner.UnusableInput as error:
-        return Invalid(str(error))
+        return SpecInvalid(str(error))
 
 
 def planned(
     given: PlannerInput, workload: mamba_planner.Workload | None = None
-) -> Fits | DoesNotFit | Invalid:
+) -> PlanFits | PlanDoesNotFit | SpecInvalid:
     """What comes of it. `workload`: in place of what the spec declares."""
     try:
         made = mamba_planner.plan_engine(
             given.model, given.settings, given.device, given.weights_bytes, workload=workload
         )
     except mamba_planner.UnusableInput as error:
-        return Invalid(str(error))
+        return SpecInvalid(str(error))
     except mamba_planner.DoesNotFit as error:
-        return DoesNotFit(str(error))
+        return PlanDoesNotFit(str(error))
     message = (
         f"{made.strategy} with {made.state_dtype} states: {made.max_running_requests} "
         f"sequences of {made.workload.lengths} tokens fit at once, {made.slots} slots, "
         f"{made.pages} pages; what binds: {made.binding_constraint}"
     )
     notes = "".join(f"; {note}" for note in (*made.notes, *((given.not_served,) if given.not_served else ())))
-    return Fits(PlanStatus.model_validate(made.to_status(), by_alias=True, by_name=False), message + notes)
+    return PlanFits(
+        PlanStatus.model_validate(made.to_status(), by_alias=True, by_name=False), message + notes
+    )
 
 
 def _loaded_bytes(weights: WeightsSize | None, settings: EngineSettings) -> int | None:

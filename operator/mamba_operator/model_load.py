@@ -23,11 +23,11 @@ from mamba_operator.objects.manifest import (
     name_of,
     sealed,
 )
-from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_downloading, is_loader, last_words
+from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.render.context import Context
 from mamba_operator.render.loader import ATTEMPTS, LOAD_KEY, REPORT_KEY, loader_job, model_report
-from mamba_operator.snapshot import Fetched, Snapshot
+from mamba_operator.snapshot import DownloadProgress, Snapshot
 from mamba_planner.byte_size import binary_size
 from mamba_planner.model_report import ModelReport
 
@@ -116,13 +116,13 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
         return ModelLoad(said, refused=True, keep=keep)
     says = f"{_begins(model.uri, children)}, attempt {attempts + 1} of {ATTEMPTS}"
     if running := next((name_of(pod) for pod in pods if _phase(pod) in ("Pending", "Running")), None):
-        says += f" by pod {running}{_how_far(snapshot.fetched.get(running))}"
+        says += f" by pod {running}{_how_far(snapshot.downloads.get(running))}"
     if attempts:
         says += f"; the last one: {_failure(pods, job)}"
     return ModelLoad(says, failed=attempts > 1, keep=keep, again_in=wait)
 
 
-def downloads_in_words(pods: Iterable[Manifest], fetched: Mapping[str, Fetched]) -> str:
+def downloads_in_words(pods: Iterable[Manifest], fetched: Mapping[str, DownloadProgress]) -> str:
     """How far engine pods are that download the model to a claim of the user's; empty where none does."""
     downloading = sorted(name_of(pod) for pod in pods if is_downloading(pod))
     said = "; ".join(f"pod {name}{_how_far(fetched.get(name))}" for name in downloading)
@@ -151,7 +151,7 @@ def _done(pods: list[Manifest], kept_up: Manifest | None, *, complete: bool) -> 
 
 def _until_refused(job: Manifest, now: datetime) -> float | None:
     """Seconds until a Job that has no pod counts as refused one; None while it is not to make any."""
-    started = moment(str((job.get("status") or {}).get("startTime")))
+    started = parse_timestamp(str((job.get("status") or {}).get("startTime")))
     suspended = (job.get("spec") or {}).get("suspend")
     return None if started is None or suspended else NO_POD - (now - started).total_seconds()
 
@@ -160,7 +160,7 @@ def _begins(uri: str, children: names.Children) -> str:
     return f"downloads {uri} to {CLAIM.kind} {children.model_cache}"
 
 
-def _how_far(fetched: Fetched | None) -> str:
+def _how_far(fetched: DownloadProgress | None) -> str:
     if fetched is None:
         return ", whose log tells how far it is"
     return f": {binary_size(fetched[0])} of {binary_size(fetched[1])}"
@@ -231,5 +231,5 @@ def _condition(job: Manifest, kind: str) -> str | None:
 
 def _age(since: str, now: datetime) -> float:
     """Seconds; of a time that cannot be read, many."""
-    then = moment(since)
+    then = parse_timestamp(since)
     return (now - then).total_seconds() if then is not None else float("inf")

@@ -6,16 +6,16 @@ Whether one is there is asked by making it, and only where somebody may wait for
 from collections.abc import Callable
 
 from mamba_operator.changes import Apply, Change
-from mamba_operator.engines import Engines
+from mamba_operator.engine_rollout import EngineRollout
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.pod_trouble import is_being_created, waits_for_mounts
 from mamba_operator.render.access import admin_secret
 from mamba_operator.render.engine_key import engine_key_secret
-from mamba_operator.rollout.engine_key import has_key
+from mamba_operator.rollout.key_rollout import has_key
 from mamba_operator.snapshot import Snapshot
 
 
-def secrets_to_make(engines: Engines, snapshot: Snapshot, new_token: Callable[[], str]) -> list[Apply]:
+def secrets_to_make(engines: EngineRollout, snapshot: Snapshot, new_token: Callable[[], str]) -> list[Apply]:
     """What is to be made before everything else: pods that mount it wait for it with a warning."""
     context, found = engines.context, list[Manifest]()
     engine = snapshot.child("Deployment", context.children.engine)

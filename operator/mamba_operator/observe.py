@@ -1,7 +1,7 @@
 """`observe`: reads one MambaDeployment and all that belongs to it into a frozen `Snapshot`.
 
-Fresh reads from the API server: what is written is decided on what was seen. `look_up` makes the same of what
-the watches hold, to see whether there is anything to decide. Called by `reconcile`.
+Fresh reads from the API server: what is written is decided on what was seen. `observe_indices` makes the same
+of what the watches hold, to see whether there is anything to decide. Called by `reconcile`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from mamba_operator.objects.manifest import Key, Manifest, Ref, metadata, owner_
 from mamba_operator.placement import Node
 from mamba_operator.snapshot import Snapshot
 
-Seen = Callable[[Kind, Manifest], None]
+OnListed = Callable[[Kind, Manifest], None]
 """Told about every object a list returned; watch freshness is measured with it."""
 
 
@@ -29,7 +29,7 @@ async def observe(
     *,
     nodes: NodeReader | None = None,
     shipped: ShippedConfig = nothing_shipped,
-    seen: Seen | None = None,
+    seen: OnListed | None = None,
     new: Manifest | None = None,
 ) -> Snapshot:
     """One consistent enough look: each list is exact, together they may be some milliseconds apart.
@@ -81,7 +81,7 @@ async def observe(
     )
 
 
-def look_up(
+def observe_indices(
     indices: Indices, key: Key, nodes: tuple[Node, ...], *, shipped: ShippedConfig
 ) -> Snapshot | None:
     """The same of what the watches hold, without a request; None when they do not hold the object.

@@ -15,29 +15,29 @@ from mamba_api.errors import ContractError
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
 from mamba_api.v1alpha1.documents import explain
 from mamba_api.v1alpha1.profiles import Profiles, with_profile
-from mamba_operator.autoscale.scale import scaling_status, wake_text
+from mamba_operator.autoscale.scaling_status import scaling_status, wake_text
 from mamba_operator.changes import Apply, Change
-from mamba_operator.chosen_for import InForce, in_force
-from mamba_operator.comparison import compare, not_needed, terminates
-from mamba_operator.engines import Engines, engines_of
+from mamba_operator.child_comparison import compare_children, is_being_deleted, unneeded_children
+from mamba_operator.effective_plan import EffectivePlan, effective_plan
+from mamba_operator.engine_rollout import EngineRollout, engine_rollout
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
 from mamba_operator.model_load import ModelLoad, model_load
 from mamba_operator.mounted_secrets import pods_wait, secrets_to_make
 from mamba_operator.objects.errors import InvalidPatch
 from mamba_operator.objects.manifest import Manifest, Ref, is_terminating, ref
-from mamba_operator.objects.record import readable
-from mamba_operator.planned_for import Judged, verdict_for
+from mamba_operator.objects.recorded_status import with_readable_status
+from mamba_operator.plan_pin import PinnedVerdict, pinned_verdict
+from mamba_operator.plan_verdict import ModelNotServed, PlanDoesNotFit, PlanFits, SpecInvalid
 from mamba_operator.ready_record import ready_record
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.render import render
 from mamba_operator.render.context import Context
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
+from mamba_operator.render.live_settings import AGAIN
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
-from mamba_operator.render.tuning import AGAIN
 from mamba_operator.reported_plan import with_report
-from mamba_operator.rollout.engine_key import EngineKey, engine_key
+from mamba_operator.rollout.key_rollout import KeyRollout, key_rollout
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed
 from mamba_planner.shipped_profiles import SHIPPED
 
 WAITING_PERIOD = 30.0
@@ -78,8 +78,11 @@ def make_plan(
     load = model_load(Context(deployment, 0, None, images=images), snapshot, now)
     loaded = load.report if load is not None else None
     try:
-        judged = verdict_for(deployment, engine, snapshot, key_id, loaded)
-        if isinstance(judged.verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
+        judged = pinned_verdict(deployment, engine, snapshot, key_id, loaded)
+        if (
+            isinstance(judged.verdict, SpecInvalid | PlanDoesNotFit | ModelNotServed)
+            or deployment.spec.mode == "Plan"
+        ):
             return _shown(deployment, judged, load)
         context = Context(
             deployment, 0, None, key_id,
@@ -87,22 +90,22 @@ def make_plan(
         )  # fmt: skip
         return _carried_out(context, snapshot, judged, load, now, new_token)
     except InvalidPatch as error:
-        return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
+        return ReconcilePlan(deployment, SpecInvalid(f"spec.{error}"))
 
 
 def _read(owner: Manifest, profiles: Profiles) -> MambaDeployment | ReconcilePlan:
     """The object with its profile filled in; the plan to leave all as it is where it breaks the contract."""
     try:
-        deployment = MambaDeployment.model_validate(readable(owner), by_alias=True, by_name=False)
+        deployment = MambaDeployment.model_validate(with_readable_status(owner), by_alias=True, by_name=False)
     except ValidationError as error:
-        return ReconcilePlan(verdict=Invalid("; ".join(explain(error))))
+        return ReconcilePlan(verdict=SpecInvalid("; ".join(explain(error))))
     try:
         return with_profile(deployment, profiles)
     except ContractError as error:
-        return ReconcilePlan(deployment, Invalid(str(error)))
+        return ReconcilePlan(deployment, SpecInvalid(str(error)))
 
 
-def _shown(deployment: MambaDeployment, judged: Judged, load: ModelLoad | None) -> ReconcilePlan:
+def _shown(deployment: MambaDeployment, judged: PinnedVerdict, load: ModelLoad | None) -> ReconcilePlan:
     """The plan where it is only told what the planner says, and nothing that runs is changed."""
     # The report is kept all the same: its pod may be gone when there is a plan that fits.
     found = load.apply if load is not None and load.report is not None else None
@@ -113,7 +116,7 @@ def _shown(deployment: MambaDeployment, judged: Judged, load: ModelLoad | None) 
 def _carried_out(
     context: Context,
     snapshot: Snapshot,
-    judged: Judged,
+    judged: PinnedVerdict,
     load: ModelLoad | None,
     now: datetime,
     new_token: Callable[[], str],
@@ -122,9 +125,9 @@ def _carried_out(
     Raises InvalidPatch."""
     decisions = _decisions(context, snapshot, judged, now)
     loading = load if context.loaded is None else None
-    engines = engines_of(_decided(context, decisions, judged), snapshot, now, loading=loading is not None)
+    engines = engine_rollout(_decided(context, decisions, judged), snapshot, now, loading=loading is not None)
     wanted, not_served = _wanted(engines, snapshot)
-    compared = compare(wanted, snapshot)
+    compared = compare_children(wanted, snapshot)
     record = ready_record(engines, snapshot, compared)
     secrets = secrets_to_make(engines, snapshot, new_token)
     applies = (*secrets, *compared.applies, *_load_applies(load, loading), *record.applies)
@@ -132,26 +135,28 @@ def _carried_out(
     trouble = index_trouble(context.deployment, _wake(context, snapshot), now)
     return ReconcilePlan(
         context.deployment,
-        with_report(decisions.force.verdict, context.deployment, snapshot.reported, engines.revision.label),
+        with_report(
+            decisions.effective.verdict, context.deployment, snapshot.reported, engines.revision.label
+        ),
         decisions.replicas,
-        tuple(apply for apply in applies if not terminates(ref(apply.manifest), snapshot)),
-        not_needed(snapshot, keep),
+        tuple(apply for apply in applies if not is_being_deleted(ref(apply.manifest), snapshot)),
+        unneeded_children(snapshot, keep),
         not_served,
-        tuple(sorted(one for one in keep if terminates(one, snapshot))),
-        _again_in(engines, snapshot, load, decisions.force, trouble, not_served),
+        tuple(sorted(one for one in keep if is_being_deleted(one, snapshot))),
+        _again_in(engines, snapshot, load, decisions.effective, trouble, not_served),
         trouble,
-        plan_differs="; ".join(filter(None, (judged.differs, decisions.force.differs))) or None,
-        tunes=engines.tunes,
+        plan_differs="; ".join(filter(None, (judged.differs, decisions.effective.differs))) or None,
+        settings_updates=engines.settings_updates,
         ready_revision=record.revision,
         failed=engines.choice.failed,
         scaling=decisions.scaling,
-        as_wanted={**compared.as_wanted, **record.as_wanted},
+        up_to_date={**compared.up_to_date, **record.up_to_date},
         in_place=engines.in_place.now,
         load=loading,
         key_waits=decisions.key.waits,
         cache_kept=compared.cache_kept,
-        workload=decisions.force.workload,
-        announced=decisions.force.announced,
+        workload=decisions.effective.workload,
+        announced=decisions.effective.announced,
     )
 
 
@@ -161,23 +166,23 @@ class _Decisions:
 
     scaling: ScalingStatus | None
     replicas: int
-    force: InForce
-    key: EngineKey
+    effective: EffectivePlan
+    key: KeyRollout
 
 
-def _decisions(context: Context, snapshot: Snapshot, judged: Judged, now: datetime) -> _Decisions:
+def _decisions(context: Context, snapshot: Snapshot, judged: PinnedVerdict, now: datetime) -> _Decisions:
     """How many engines, with which strategy, and who has the key between gateways and engines."""
     deployment = context.deployment
     engine = snapshot.child("Deployment", context.children.engine)
     gateway = snapshot.child("Deployment", context.children.gateway)
     old = deployment.status.scaling if deployment.status is not None else None
     woken = wake_text(_wake(context, snapshot))
-    scaling = scaling_status(deployment, old, engine, woken, snapshot.decided, now)
+    scaling = scaling_status(deployment, old, engine, woken, snapshot.latest_decision, now)
     return _Decisions(
         scaling,
         scaling.desired if scaling is not None else deployment.spec.replicas,
-        in_force(deployment, judged, engine, snapshot.measured, now, tunable=bool(context.key_id)),
-        engine_key(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods),
+        effective_plan(deployment, judged, engine, snapshot.measured, now, tunable=bool(context.key_id)),
+        key_rollout(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods),
     )
 
 
@@ -186,21 +191,21 @@ def _wake(context: Context, snapshot: Snapshot) -> Manifest | None:
     return snapshot.child("ConfigMap", context.children.wake)
 
 
-def _decided(context: Context, decisions: _Decisions, judged: Judged) -> Context:
+def _decided(context: Context, decisions: _Decisions, judged: PinnedVerdict) -> Context:
     """The context with the decisions."""
-    verdict = decisions.force.verdict
+    verdict = decisions.effective.verdict
     return replace(
         context,
         replicas=decisions.replicas,
-        plan=verdict.plan if isinstance(verdict, Fits) else None,
+        plan=verdict.plan if isinstance(verdict, PlanFits) else None,
         planned_for=judged.annotation,
-        chosen_for=decisions.force.annotation,
+        chosen_for=decisions.effective.annotation,
         key_shown=decisions.key.shown,
         key_asked=decisions.key.asked,
     )
 
 
-def _wanted(engines: Engines, snapshot: Snapshot) -> tuple[list[Manifest], tuple[str, ...]]:
+def _wanted(engines: EngineRollout, snapshot: Snapshot) -> tuple[list[Manifest], tuple[str, ...]]:
     """The children, and why those are missing that this cluster cannot have. Raises InvalidPatch."""
     absent = snapshot.not_served
     children = [one for one in render(engines.context) if ref(one) not in engines.later]
@@ -216,7 +221,7 @@ def _load_applies(load: ModelLoad | None, loading: ModelLoad | None) -> list[App
 
 
 def _kept(
-    engines: Engines, snapshot: Snapshot, wanted: Iterable[Manifest], load: ModelLoad | None
+    engines: EngineRollout, snapshot: Snapshot, wanted: Iterable[Manifest], load: ModelLoad | None
 ) -> set[Ref]:
     """The children that stay."""
     record = Ref("ConfigMap", engines.context.children.last_ready)
@@ -225,10 +230,10 @@ def _kept(
 
 
 def _again_in(
-    engines: Engines,
+    engines: EngineRollout,
     snapshot: Snapshot,
     load: ModelLoad | None,
-    force: InForce,
+    effective: EffectivePlan,
     trouble: IndexTrouble | None,
     not_served: Sequence[str],
 ) -> float | None:
@@ -236,10 +241,10 @@ def _again_in(
     moments = (
         WAITING_PERIOD if pods_wait(snapshot) or not_served else None,
         trouble.seconds_left if trouble is not None else None,
-        AGAIN if engines.tunes else None,
+        AGAIN if engines.settings_updates else None,
         engines.choice.again_in,
         engines.in_place.again_in,
         load.again_in if load is not None else None,
-        force.again_in,
+        effective.again_in,
     )
     return min((one for one in moments if one is not None), default=None)

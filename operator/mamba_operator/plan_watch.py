@@ -15,13 +15,13 @@ from mamba_api import names
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_api.v1alpha1.conditions import ConditionType, Reason
 from mamba_operator.engine_admin import GetPlan
+from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, metadata, name_of
 from mamba_operator.objects.pod_trouble import serves
-from mamba_operator.objects.side_by_side import side_by_side
 from mamba_operator.render.revision import label_of, pod_revision
-from mamba_operator.snapshot import Reported
+from mamba_operator.snapshot import ReportedPlan
 
 log = structlog.get_logger(__name__)
 PERIOD = 10.0
@@ -56,11 +56,11 @@ class PlanWatch:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._indices, self._token, self._get, self._wake, self._now = indices, token, get, wake, now
-        self._known: dict[Key, tuple[Reported, object, float]] = {}
+        self._known: dict[Key, tuple[ReportedPlan, object, float]] = {}
         """What was told, of which generation of the object, and when it was asked for."""
         self._places = asyncio.Semaphore(CONNECTIONS)
 
-    def reported(self, key: Key) -> Reported | None:
+    def reported(self, key: Key) -> ReportedPlan | None:
         """What an engine of it last said."""
         known = self._known.get(key)
         return known[0] if known is not None else None
@@ -81,7 +81,7 @@ class PlanWatch:
         for key in self._known.keys() - asked.keys():
             del self._known[key]
         looks = {key: self._look_at(key, owner) for key, owner in asked.items()}
-        await side_by_side(looks, "plan_watch_broken")
+        await run_concurrently(looks, "plan_watch_broken")
 
     async def _look_at(self, key: Key, owner: Manifest) -> None:
         engine = _serving(self._indices, key)
@@ -97,7 +97,7 @@ class PlanWatch:
         if text is None:
             return
         try:
-            new = Reported(revision, PlanStatus.model_validate_json(text, by_alias=True, by_name=False))
+            new = ReportedPlan(revision, PlanStatus.model_validate_json(text, by_alias=True, by_name=False))
         except ValidationError as error:
             log.warning("plan_not_understood", pod=name_of(pod), error=str(error))
             return

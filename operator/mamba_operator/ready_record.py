@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mamba_operator.changes import Apply, Change
-from mamba_operator.comparison import Comparison, compare
-from mamba_operator.engines import Engines
+from mamba_operator.child_comparison import ChildComparison, compare_children
+from mamba_operator.engine_rollout import EngineRollout
 from mamba_operator.objects.manifest import Ref, ref, sealed
 from mamba_operator.render.engine import last_ready
 from mamba_operator.rollout.rollback import is_ready
@@ -23,22 +23,22 @@ class ReadyRecord:
     """Label of the engine pods; None: no revision was, so far."""
     applies: tuple[Apply, ...] = ()
     """The note, where it says another revision."""
-    as_wanted: Mapping[str, str] = field(default_factory=dict)
-    """As `Snapshot.as_wanted`, of the note where that is as wanted now."""
+    up_to_date: Mapping[str, str] = field(default_factory=dict)
+    """As `Snapshot.up_to_date`, of the note where that is as wanted now."""
 
 
-def ready_record(engines: Engines, snapshot: Snapshot, compared: Comparison) -> ReadyRecord:
+def ready_record(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> ReadyRecord:
     """What was last ready, once the children are compared: what is about to change is not ready yet."""
     if not _became_ready(engines, snapshot, compared):
         last = engines.last_ready
         return ReadyRecord(last.label if last is not None else None)
     note = sealed(last_ready(engines.context))
-    noted = compare([note], snapshot)
+    noted = compare_children([note], snapshot)
     applies = (Apply(note, Change.RECORDED),) if noted.applies else ()
-    return ReadyRecord(engines.revision.label, applies, noted.as_wanted)
+    return ReadyRecord(engines.revision.label, applies, noted.up_to_date)
 
 
-def _became_ready(engines: Engines, snapshot: Snapshot, compared: Comparison) -> bool:
+def _became_ready(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> bool:
     """Whether all engines run the spec's own revision and are ready, and none of them is about to change."""
     one = Ref("Deployment", engines.context.children.engine)
     changing = any(ref(apply.manifest) == one for apply in compared.applies)

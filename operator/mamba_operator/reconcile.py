@@ -19,14 +19,13 @@ from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.admin_key import AdminKey
-from mamba_operator.announce import MAX_WORDS, Announcement, announce
-from mamba_operator.apply import Done, Outcome, apply, status_manifest
-from mamba_operator.autoscale.decided import Decided
-from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.apply import AppliedChange, ApplyResult, apply, status_manifest
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
+from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
-from mamba_operator.deletion_cost import mark, shrink
-from mamba_operator.engine_admin import Put, put_strategy, tell
-from mamba_operator.event_log import EventLog, said_of
+from mamba_operator.deletion_cost import mark_pods, scale_down
+from mamba_operator.engine_admin import Put, put_strategy, send_updates
+from mamba_operator.event_recorder import EventRecorder, pending_event
 from mamba_operator.findings import Failure
 from mamba_operator.memory_plan import depends_on_nodes
 from mamba_operator.node_reader import NodeReader
@@ -36,24 +35,25 @@ from mamba_operator.objects.errors import (
     Conflict,
     Forbidden,
     NotFound,
+    ObjectRejected,
     OperatorError,
-    Refused,
     Terminating,
 )
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
-from mamba_operator.objects.record import recorded
-from mamba_operator.observe import look_up, observe
+from mamba_operator.objects.recorded_status import recorded_status
+from mamba_operator.observe import observe, observe_indices
+from mamba_operator.pass_events import MAX_WORDS, EventContent, pass_events
 from mamba_operator.plan import make_plan
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts
-from mamba_operator.snapshot import Fetched, Reported, Snapshot
+from mamba_operator.snapshot import DownloadProgress, ReportedPlan, Snapshot
 from mamba_operator.status import summarize, unobserved
-from mamba_operator.workload.measured_workload import Measured
+from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_planner.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
@@ -92,16 +92,16 @@ class Reconciler:
         profiles: Profiles = SHIPPED,
         key: AdminKey | None = None,
         put: Put = put_strategy,
-        decided: Callable[[Key], Decided | None] = lambda _: None,
+        latest_decision: Callable[[Key], LatestDecision | None] = lambda _: None,
         attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {},
-        fetched: Callable[[Key], Mapping[str, Fetched]] = lambda _: {},
-        reported: Callable[[Key], Reported | None] = lambda _: None,
-        measured: Callable[[Key], Measured | None] = lambda _: None,
-        read: Read | None = None,
+        downloads: Callable[[Key], Mapping[str, DownloadProgress]] = lambda _: {},
+        reported: Callable[[Key], ReportedPlan | None] = lambda _: None,
+        measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None,
+        read: ReadMetrics | None = None,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client = client
-        self.events = EventLog(client, reporter=identity, busy=busy)
+        self.events = EventRecorder(client, reporter=identity, busy=busy)
         self._metrics = metrics
         self._timeout = timeout
         self._resync = resync
@@ -113,13 +113,13 @@ class Reconciler:
         self._profiles = profiles
         self._indices = indices or Indices()
         self._key, self._put, self._read = key, put, read
-        self._decided, self._attempts, self._fetched = decided, attempts, fetched
+        self._latest_decision, self._attempts, self._downloads = latest_decision, attempts, downloads
         self._reported, self._measured = reported, measured
         self._told: dict[Key, dict[str, str]] = {}
         self._nodes = NodeReader(client)
         self._doubted: set[Key] = set()
-        self._settled: dict[Key, dict[str, str]] = {}
-        self._as_wanted: dict[Key, Mapping[str, str]] = {}
+        self._accepted: dict[Key, dict[str, str]] = {}
+        self._up_to_date: dict[Key, Mapping[str, str]] = {}
         self._met: set[Key] = set()
         """Whose children this operator has listed, or made."""
         self._written: dict[Key, str] = {}
@@ -134,7 +134,9 @@ class Reconciler:
     def left(self, key: Key, said: str) -> None:
         """Says at the object that another release of the operator sees to it, whose its status is."""
         for owner in self._indices.of(MAMBA_DEPLOYMENT, key):
-            self.events.say(said_of(owner, Announcement("Warning", "LeftToAnother", said), self._now()))
+            self.events.record(
+                pending_event(owner, EventContent("Warning", "LeftToAnother", said), self._now())
+            )
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.
@@ -185,18 +187,18 @@ class Reconciler:
             await self._report_blindness(key, error)
             raise
         if snapshot.owner is None:
-            for kept in (self._settled, self._as_wanted, self._told, self._written, self._refused):
+            for kept in (self._accepted, self._up_to_date, self._told, self._written, self._refused):
                 kept.pop(key, None)
             self._met.discard(key)
             return None
-        settled = self._settled.setdefault(key, {})
+        accepted = self._accepted.setdefault(key, {})
         snapshot = self._with_memories(snapshot)
         plan = self._plan(snapshot)
-        if self._read is not None and (fewer := shrink(snapshot, plan)) is not None:
-            await mark(self._client, fewer, self._read)
+        if self._read is not None and (fewer := scale_down(snapshot, plan)) is not None:
+            await mark_pods(self._client, fewer, self._read)
         outcome = await apply(self._client, snapshot, plan, self._indices.made)
-        settled |= outcome.settled
-        self._as_wanted[key] = {**plan.as_wanted, **outcome.as_wanted}
+        accepted |= outcome.accepted
+        self._up_to_date[key] = {**plan.up_to_date, **outcome.up_to_date}
         for one in outcome.done:
             self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
@@ -211,12 +213,12 @@ class Reconciler:
         key = snapshot.key
         return replace(
             snapshot,
-            settled=self._settled.get(key, {}),
-            as_wanted=self._as_wanted.get(key, {}),
+            accepted=self._accepted.get(key, {}),
+            up_to_date=self._up_to_date.get(key, {}),
             told=self._told.get(key, {}),
-            decided=self._decided(key),
+            latest_decision=self._latest_decision(key),
             attempts=self._attempts(key),
-            fetched=self._fetched(key),
+            downloads=self._downloads(key),
             reported=self._reported(key),
             measured=self._measured(key),
         )
@@ -234,20 +236,22 @@ class Reconciler:
             operator=self._operator,
             profiles=self._profiles,
         )
-        self._as_wanted[snapshot.key] = plan.as_wanted
+        self._up_to_date[snapshot.key] = plan.up_to_date
         return plan
 
     async def _tell(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
         """The plan with what is left of it when the engines that were to be told have been."""
-        if self._key is None or not plan.tunes or plan.deployment is None:
+        if self._key is None or not plan.settings_updates or plan.deployment is None:
             return plan
-        refusals = await tell(plan.tunes, self._key.token(plan.deployment.metadata.uid or ""), self._put)
-        left = tuple(one.tune for one in refusals)
+        rejected_updates = await send_updates(
+            plan.settings_updates, self._key.token(plan.deployment.metadata.uid or ""), self._put
+        )
+        left = tuple(one.update for one in rejected_updates)
         told = self._told.setdefault(key, {})
-        told |= {one.run: one.settings for one in plan.tunes if one not in left}
-        for one in refusals:
+        told |= {one.run: one.settings for one in plan.settings_updates if one not in left}
+        for one in rejected_updates:
             log.warning("engine_not_told", key=str(key), said=one.message)
-        return replace(plan, tunes=left, refusals=refusals)
+        return replace(plan, settings_updates=left, rejected_updates=rejected_updates)
 
     async def _by_watches(self, key: Key) -> float | None:
         """Seconds to the next look if no child is to be changed by what the watches hold; None: look at the
@@ -255,27 +259,27 @@ class Reconciler:
 
         Where they lag behind, an event is on its way and wakes the key once more.
         """
-        snapshot = look_up(self._indices, key, self._nodes.nodes, shipped=self._shipped)
+        snapshot = observe_indices(self._indices, key, self._nodes.nodes, shipped=self._shipped)
         if snapshot is None or snapshot.owner is None:
             return None
         plan = self._plan(self._with_memories(snapshot))
         old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and self._nodes.is_old
-        if old_nodes or plan.tunes or plan.applies or plan.deletes or plan.terminating:
+        if old_nodes or plan.settings_updates or plan.applies or plan.deletes or plan.terminating:
             return None
         status = summarize(snapshot, plan, (), now=self._now())
         # Upon a version that one was written upon none is written again: the watch has yet to hand that over.
         known = self._written.get(key) == snapshot.owner["metadata"]["resourceVersion"]
         if status is not None and not known and status != _exact(snapshot.owner):
             try:
-                await self._write(snapshot.owner, recorded(snapshot.owner), status, ())
+                await self._write(snapshot.owner, recorded_status(snapshot.owner), status, ())
             except Conflict:
                 return None
         return min(self._resync(), plan.again_in or float("inf"))
 
-    async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: Outcome) -> None:
+    async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: ApplyResult) -> None:
         """The one status write, left out when nothing changed; then it says what is news."""
         assert snapshot.owner is not None
-        old = recorded(snapshot.owner)
+        old = recorded_status(snapshot.owner)
         failures = [
             Failure(error.condition_reason, str(error))
             for error in outcome.errors
@@ -291,26 +295,30 @@ class Reconciler:
             if owner is not None and not is_terminating(owner):
                 owner = {**owner, "apiVersion": names.API_VERSION, "kind": names.KIND}
                 failure = Failure(error.condition_reason, str(error))
-                await self._write(owner, recorded(owner), unobserved(owner, failure, now=self._now()), ())
+                await self._write(
+                    owner, recorded_status(owner), unobserved(owner, failure, now=self._now()), ()
+                )
         except ClusterError as second:
             log.warning("status_not_written", key=str(key), error=str(second))
 
-    async def _write(self, owner: Manifest, old: Status, new: Status | None, done: Sequence[Done]) -> None:
+    async def _write(
+        self, owner: Manifest, old: Status, new: Status | None, done: Sequence[AppliedChange]
+    ) -> None:
         if new is not None and new != _exact(owner):
             try:
                 await self._client.apply(status_manifest(owner, new.manifest()), subresource="status")
             except NotFound:
                 # Deleted since we looked: there is nobody left to tell.
                 return
-            except Refused as error:
+            except ObjectRejected as error:
                 self._say_refused(owner, error)
                 raise
             meta = owner["metadata"]
             self._written[Key(meta["namespace"], meta["name"])] = meta["resourceVersion"]
-        for announcement in announce(old, new, done):
-            self.events.say(said_of(owner, announcement, self._now()))
+        for announcement in pass_events(old, new, done):
+            self.events.record(pending_event(owner, announcement, self._now()))
 
-    def _say_refused(self, owner: Manifest, error: Refused) -> None:
+    def _say_refused(self, owner: Manifest, error: ObjectRejected) -> None:
         """Nothing can be written to an object that an earlier CRD took and this one does not: an event can.
         Once for each version of the object, however often it is tried."""
         meta = owner["metadata"]
@@ -318,7 +326,9 @@ class Reconciler:
         if self._refused.get(key) != version:
             self._refused[key] = version
             said = f"The API server refused the status, as it would most edits: {error}"[:MAX_WORDS]
-            self.events.say(said_of(owner, Announcement("Warning", Reason.INVALID_SPEC, said), self._now()))
+            self.events.record(
+                pending_event(owner, EventContent("Warning", Reason.INVALID_SPEC, said), self._now())
+            )
 
 
 def _exact(owner: Manifest) -> Status | None:

@@ -11,9 +11,9 @@ from mamba_operator.changes import Apply, Delete
 from mamba_operator.index_trouble import IndexTrouble
 from mamba_operator.model_load import ModelLoad
 from mamba_operator.objects.manifest import Ref
-from mamba_operator.render.tuning import Refusal, Tune
+from mamba_operator.plan_verdict import PlanVerdict
+from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 from mamba_operator.rollout.rollback import FailedRevision
-from mamba_operator.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ReconcilePlan:
 
     deployment: MambaDeployment | None = None
     """The parsed object, its profile filled in; None when it is gone, going, or broken."""
-    verdict: Verdict | None = None
+    verdict: PlanVerdict | None = None
     """What the planner says; None when the object is gone or going."""
     replicas: int | None = None
     """Engines wanted; None when nothing may be changed."""
@@ -38,9 +38,9 @@ class ReconcilePlan:
     """What gateways say of the Redis of the prefix index."""
     plan_differs: str | None = None
     """What a new revision would be planned as, where that is another plan than the serving one."""
-    tunes: tuple[Tune, ...] = ()
+    settings_updates: tuple[SettingsUpdate, ...] = ()
     """Engines to be told settings that they take over while they serve."""
-    refusals: tuple[Refusal, ...] = ()
+    rejected_updates: tuple[RejectedUpdate, ...] = ()
     """Those of them that were told and did not take it."""
     ready_revision: str | None = None
     """Label of the engine pods that were last ready, all of them."""
@@ -48,8 +48,8 @@ class ReconcilePlan:
     """The revision of the spec, where that did not become ready and engines went back."""
     scaling: ScalingStatus | None = None
     """What is decided about the number of engines; None where spec.replicas is what runs."""
-    as_wanted: Mapping[str, str] = field(default_factory=dict)
-    """As `Snapshot.as_wanted`, of all children that are as wanted now."""
+    up_to_date: Mapping[str, str] = field(default_factory=dict)
+    """As `Snapshot.up_to_date`, of all children that are as wanted now."""
     in_place: bool = False
     """An old engine goes before a new one comes: no node has room for both."""
     load: ModelLoad | None = None

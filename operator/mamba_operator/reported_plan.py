@@ -5,13 +5,13 @@ It is shown and never rendered: engines that planned for themselves are not repl
 
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
-from mamba_operator.snapshot import Reported
-from mamba_operator.verdict import Fits, Unknown, Verdict
+from mamba_operator.plan_verdict import PlanFits, PlanUnknown, PlanVerdict
+from mamba_operator.snapshot import ReportedPlan
 
 
 def with_report(
-    verdict: Verdict, deployment: MambaDeployment, told: Reported | None, revision: str
-) -> Verdict:
+    verdict: PlanVerdict, deployment: MambaDeployment, told: ReportedPlan | None, revision: str
+) -> PlanVerdict:
     """The verdict, or what an engine told where the operator has none of its own.
 
     What stands in the status of the same generation is believed until an engine says otherwise, so that a new
@@ -23,10 +23,10 @@ def with_report(
         told: what an engine last said.
         revision: what engines shall run; what one of another revision said counts no more.
     """
-    if not isinstance(verdict, Unknown):
+    if not isinstance(verdict, PlanUnknown):
         return verdict
     if told is not None and told.revision == revision:
-        return Fits(told.plan, _message(told.plan), reported=True)
+        return PlanFits(told.plan, _message(told.plan), reported=True)
     old = deployment.status
     planned = find_condition(old.conditions, ConditionType.PLANNED) if old is not None else None
     if (
@@ -36,7 +36,7 @@ def with_report(
         and planned.reason == Reason.PLAN_REPORTED
         and planned.observed_generation == deployment.metadata.generation
     ):
-        return Fits(old.plan, planned.message, reported=True)
+        return PlanFits(old.plan, planned.message, reported=True)
     return verdict
 
 

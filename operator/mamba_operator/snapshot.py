@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamba_api.v1alpha1 import PlanStatus
-from mamba_operator.autoscale.decided import Decided
+from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest, Ref
 from mamba_operator.placement import Node
 from mamba_operator.rollout.attempts import Attempts
-from mamba_operator.workload.measured_workload import Measured
+from mamba_operator.workload.measured_workload import MeasuredWorkload
 
-Fetched = tuple[int, int]
+DownloadProgress = tuple[int, int]
 """Bytes that a loader has fetched, of those that it fetches in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ReportedPlan:
     """The plan that an engine made for itself, as it told it."""
 
     revision: str
@@ -44,30 +44,30 @@ class Snapshot:
     nodes: tuple[Node, ...] = ()
     """Those with GPUs; empty where the spec says how much memory there is, or nodes may not be read."""
 
-    settled: Mapping[str, str] = field(default_factory=dict)
+    accepted: Mapping[str, str] = field(default_factory=dict)
     """By uid of a child that the API server, or a webhook of it, made into something else than was applied:
     hash of what it made. As long as it is that, applying it again would change nothing."""
 
-    as_wanted: Mapping[str, str] = field(default_factory=dict)
+    up_to_date: Mapping[str, str] = field(default_factory=dict)
     """By uid of a child: its version and the hash of what was wanted when it was last found to be that. The
     same two need not be compared field by field again."""
 
     told: Mapping[str, str] = field(default_factory=dict)
     """By run of an engine: hash of the settings that it was told and took over."""
 
-    decided: Decided | None = None
+    latest_decision: LatestDecision | None = None
     """What the autoscaler last decided about it."""
 
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
     """By revision of engines: how requests fared lately, while engines of two revisions run."""
 
-    fetched: Mapping[str, Fetched] = field(default_factory=dict)
+    downloads: Mapping[str, DownloadProgress] = field(default_factory=dict)
     """By name of a loader's pod that runs: how far it said it is."""
 
-    reported: Reported | None = None
+    reported: ReportedPlan | None = None
     """The plan that an engine last told, where engines plan for themselves."""
 
-    measured: Measured | None = None
+    measured: MeasuredWorkload | None = None
     """The traffic that its engines measure; None while too little came, or none of them tells."""
 
     @property

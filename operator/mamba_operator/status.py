@@ -9,13 +9,13 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.v1alpha1 import Condition, RolloutStatus, ScalingStatus, Status
 from mamba_api.v1alpha1.conditions import ConditionStatus, ConditionType, set_condition
-from mamba_operator.findings import Failure, View, findings_of
+from mamba_operator.findings import ConditionInputs, Failure, findings_of
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.record import recorded
+from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.objects.workload_state import workload_state
+from mamba_operator.plan_verdict import PlanFits
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.verdict import Fits
 
 
 def summarize(
@@ -34,8 +34,8 @@ def summarize(
     children = names.Children(snapshot.key.name)
     engine = workload_state(snapshot.child("Deployment", children.engine))
     gateway = workload_state(snapshot.child("Deployment", children.gateway))
-    view = View(snapshot, plan, plan.verdict, engine, gateway, failures, now)
-    old = recorded(snapshot.owner)
+    view = ConditionInputs(snapshot, plan, plan.verdict, engine, gateway, failures, now)
+    old = recorded_status(snapshot.owner)
     generation = int(snapshot.owner["metadata"].get("generation") or 0)
     conditions: list[Condition] = list(old.conditions)
     for type_, finding in findings_of(view, generation).items():
@@ -53,7 +53,7 @@ def summarize(
             "selector": _selector(snapshot.key.name),
             "url": names.url(snapshot.key.name, snapshot.key.namespace),
             "conditions": conditions,
-            "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
+            "plan": plan.verdict.plan if isinstance(plan.verdict, PlanFits) else None,
             "scaling": _scaling(plan, old.scaling, engine.replicas),
             "rollout": _rollout(plan, old.rollout),
             # While nothing may be changed, what stood there.
@@ -85,13 +85,13 @@ def _rollout(plan: ReconcilePlan, old: RolloutStatus | None) -> RolloutStatus | 
     )
 
 
-def _engines(view: View) -> str:
+def _engines(view: ConditionInputs) -> str:
     wanted = view.engine.wanted if view.plan.replicas is None else view.plan.replicas
     return f"{view.engine.ready}/{wanted}"
 
 
-def _strategy(view: View) -> str:
-    if isinstance(view.verdict, Fits):
+def _strategy(view: ConditionInputs) -> str:
+    if isinstance(view.verdict, PlanFits):
         return view.verdict.plan.strategy
     deployment = view.plan.deployment
     return deployment.spec.state_cache.strategy if deployment is not None else ""
@@ -99,7 +99,7 @@ def _strategy(view: View) -> str:
 
 def unobserved(owner: Manifest, failure: Failure, *, now: datetime) -> Status:
     """The recorded status with the reason why nothing could be seen; all that was seen before stays in it."""
-    old = recorded(owner)
+    old = recorded_status(owner)
     conditions: list[Condition] = list(old.conditions)
     statuses: dict[ConditionType, ConditionStatus] = {
         ConditionType.DEGRADED: "True",

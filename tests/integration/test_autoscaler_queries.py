@@ -9,9 +9,9 @@ import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 
 from eventually import wait_until
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import decide
-from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.objects.manifest import Key
 from prometheus_server import Prometheus, prometheus
@@ -29,7 +29,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     metrics = ScalingMetrics(registry)
     for key, engines in ENGINES.items():
         look = seen(engines, 1.0)
-        metrics.show(Key(*key), look, decide(look, Config(max_replicas=8), Memory()))
+        metrics.show(Key(*key), look, decide(look, AutoscalerConfig(max_replicas=8), AutoscalerMemory()))
     server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
     try:
         jobs = {"mambaserve-system": f"http://127.0.0.1:{server.server_port}"}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mamba_api import names
-from mamba_operator.announce import Announcement
-from mamba_operator.event_log import event_manifest, said_of
+from mamba_operator.event_recorder import event_manifest, pending_event
+from mamba_operator.pass_events import EventContent
 from prefork import FORK_SERVER
 from service_account import as_account
 from testcluster.audit import Right
@@ -204,8 +204,8 @@ def repeat_an_event(installed: Installed) -> None:
     """One that an operator before this one said too."""
     owner = installed.plane.get("mdep", "full", installed.namespace)
     assert owner
-    news = Announcement("Normal", "Created", "Created Service full")
-    before = event_manifest(said_of(owner, news, datetime.now(UTC)), reporter="an earlier one")
+    news = EventContent("Normal", "Created", "Created Service full")
+    before = event_manifest(pending_event(owner, news, datetime.now(UTC)), reporter="an earlier one")
     installed.plane.apply(before, installed.namespace)
     installed.plane.kubectl("delete", "service", "full", "-n", installed.namespace)
 

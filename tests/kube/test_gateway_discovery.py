@@ -21,7 +21,7 @@ from mamba_gateway.wake import Waker
 from mamba_kube.access import connected, load_access
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_kube.errors import ApiError
-from mamba_operator.autoscale.scale import woken_at
+from mamba_operator.autoscale.scaling_status import woken_at
 from mamba_operator.render.access import gateway_role, wake_request
 from mamba_operator.render.context import Context
 from testcluster.control_plane import ControlPlane

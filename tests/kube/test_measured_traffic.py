@@ -23,7 +23,7 @@ from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import CONFIG_MAP, DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, metadata
-from mamba_operator.workload.measured_workload import Measured
+from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_operator.workload.watch import WorkloadWatch
 from metrics_of_pods import CountingEngine
 from operator_process import running_operator
@@ -90,7 +90,7 @@ class World:
     def _seconds(self) -> float:
         return (self.now - self.began).total_seconds()
 
-    def _measured(self, key: Key) -> Measured | None:
+    def _measured(self, key: Key) -> MeasuredWorkload | None:
         return self.watch.measured(key)
 
     async def begin(self, **spec: Any) -> None:

@@ -12,7 +12,7 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_kube.access import connected, load_access
 from mamba_operator.apply import status_manifest
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import Conflict, NotFound, NotInSchema, Refused
+from mamba_operator.objects.errors import Conflict, NotFound, NotInSchema, ObjectRejected
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context
@@ -135,7 +135,7 @@ async def test_an_update_that_names_a_uid_reaches_that_object_alone(
         with pytest.raises(Conflict):
             await kube.apply(config_map(namespace, uid=other))
         made = await kube.apply(config_map(namespace))
-        with pytest.raises(Refused):
+        with pytest.raises(ObjectRejected):
             await kube.apply(config_map(namespace, uid=other))
         again = await kube.apply(config_map(namespace, uid=made["metadata"]["uid"]))
 

@@ -9,7 +9,11 @@ LOAD = UNIT + "test_model_load.py"
 CHANGE, MEASURED = UNIT + "test_workload_change.py", UNIT + "test_measured_workload.py"
 TRAFFIC = UNIT + "test_measured_traffic.py"
 DECIDE, COST = UNIT + "test_decide.py", UNIT + "test_deletion_cost.py"
-PODS, SCALE, TROUBLE = UNIT + "test_fields_of_pods.py", UNIT + "test_scale.py", UNIT + "test_pod_trouble.py"
+PODS, SCALE, TROUBLE = (
+    UNIT + "test_fields_of_pods.py",
+    UNIT + "test_scaling_status.py",
+    UNIT + "test_pod_trouble.py",
+)
 
 OWN_CLAIM = "tests/unit/operator/test_own_claim.py"
 
@@ -25,7 +29,7 @@ MUTANTS = (
     ),
     Mutant(
         "an unknown profile is taken for none", "operator/mamba_operator/plan.py",
-        "return ReconcilePlan(deployment, Invalid(str(error)))\n\n\ndef _shown",
+        "return ReconcilePlan(deployment, SpecInvalid(str(error)))\n\n\ndef _shown",
         "return deployment\n\n\ndef _shown",
         ("tests/unit/operator/test_profiles_of_pods.py",),
     ),
@@ -60,8 +64,8 @@ MUTANTS = (
     ),
     Mutant(
         "a model no engine serves is started", OPERATOR + "plan.py",
-        "isinstance(judged.verdict, Invalid | DoesNotFit | NotServed)",
-        "isinstance(judged.verdict, Invalid | DoesNotFit)",
+        "isinstance(judged.verdict, SpecInvalid | PlanDoesNotFit | ModelNotServed)",
+        "isinstance(judged.verdict, SpecInvalid | PlanDoesNotFit)",
         (STATUS, PLAN),
     ),
     Mutant(
@@ -71,10 +75,10 @@ MUTANTS = (
     ),
     Mutant(
         "plan mode touches what runs", OPERATOR + "plan.py",
-        ' or deployment.spec.mode == "Plan":', ":", (PLAN,),
+        '            or deployment.spec.mode == "Plan"\n', "", (PLAN,),
     ),
     Mutant(
-        "a volume with downloaded weights goes with a change of mind", OPERATOR + "comparison.py",
+        "a volume with downloaded weights goes with a change of mind", OPERATOR + "child_comparison.py",
         ' and one.kind != CLAIM.kind', "", (PLAN,),
     ),
     Mutant(
@@ -94,7 +98,7 @@ MUTANTS = (
         "token_missing and _mounts_the_token(change.manifest)", "False", (UNIT + "test_apply.py",),
     ),
     Mutant(
-        "an edit of a child by hand stays", OPERATOR + "comparison.py",
+        "an edit of a child by hand stays", OPERATOR + "child_comparison.py",
         "            return Apply(manifest, Change.DRIFTED, \", \".join(fields))\n",
         "            return None\n", (PLAN,),
     ),
@@ -129,9 +133,9 @@ MUTANTS = (
         'if not str(taint.get("key")).startswith(PASSING)', "", (UNIT + "test_gpu_memory.py",),
     ),
     Mutant(
-        "a node that joins changes the plan of what serves", OPERATOR + "planned_for.py",
-        "next(filter(None, found), PlannedFor(revision, now))", "PlannedFor(revision, now)",
-        (UNIT + "test_planned_for.py",),
+        "a node that joins changes the plan of what serves", OPERATOR + "plan_pin.py",
+        "next(filter(None, found), PlanPin(revision, now))", "PlanPin(revision, now)",
+        (UNIT + "test_plan_pin.py",),
     ),
     Mutant(
         "a revision that failed is tried again for ever", OPERATOR + "rollout/rollback.py",
@@ -155,32 +159,32 @@ MUTANTS = (
         (UNIT + "test_apply.py",),
     ),
     Mutant(
-        "an engine goes for a pod that would not get its place", OPERATOR + "rollout/in_place.py",
+        "an engine goes for a pod that would not get its place", OPERATOR + "rollout/in_place_rollout.py",
         " and any(_fits_in_place_of(pod, other) for other in old)", " and old",
-        (UNIT + "test_in_place.py",),
+        (UNIT + "test_in_place_rollout.py",),
     ),
     Mutant(
         "the engines that hold most go", OPERATOR + "deletion_cost.py", "[:fewer])", "[-fewer:])", (COST,),
     ),
     Mutant(
         "nobody is chosen to go", OPERATOR + "reconcile.py",
-        "await mark(self._client, fewer, self._read)", "pass",
+        "await mark_pods(self._client, fewer, self._read)", "pass",
         (COST,),
     ),
     Mutant(
-        "a sleeping deployment never sleeps", OPERATOR + "autoscale/scale.py",
+        "a sleeping deployment never sleeps", OPERATOR + "autoscale/scaling_status.py",
         "desired, reason = 0, \"no request has come yet\"", "desired, reason = start, \"\"", (SCALE,),
     ),
     Mutant(
-        "a wake starts one engine however many are wanted", OPERATOR + "autoscale/scale.py",
+        "a wake starts one engine however many are wanted", OPERATOR + "autoscale/scaling_status.py",
         "engines = max(spec.replicas, 1)", "engines = 1", (SCALE,),
     ),
     Mutant(
-        "a decision is carried out whatever number it was made of", OPERATOR + "autoscale/scale.py",
-        "decided.asked == old.desired and ", "", (SCALE,),
+        "a decision is carried out whatever number it was made of", OPERATOR + "autoscale/scaling_status.py",
+        "        and latest_decision.asked == old.desired\n", "", (SCALE,),
     ),
     Mutant(
-        "an answered wake wakes again", OPERATOR + "autoscale/scale.py",
+        "an answered wake wakes again", OPERATOR + "autoscale/scaling_status.py",
         " and woken != old.answered_wake:", ":",
         (SCALE,),
     ),
@@ -197,7 +201,7 @@ MUTANTS = (
         "if traffic is None or (load", "if (load", (DECIDE,),
     ),
     Mutant(
-        "pods that never start are made up for", OPERATOR + "autoscale/starts.py",
+        "pods that never start are made up for", OPERATOR + "autoscale/pod_starts.py",
         "replaced=len(stuck) if cluster_starts else 0,", "replaced=len(stuck),", (DECIDE,),
     ),
     Mutant(
@@ -230,13 +234,13 @@ MUTANTS = (
         "context.loaded is not None and context.loaded.commit", "False", (LOAD,),
     ),
     Mutant(
-        "engines ask for a key that an old gateway does not show", OPERATOR + "rollout/engine_key.py",
-        "state.ready > 0 and all(map(mounts_key, pods))", "state.ready > 0", (UNIT + "test_engine_key.py",),
+        "engines ask for a key that an old gateway does not show", OPERATOR + "rollout/key_rollout.py",
+        "state.ready > 0 and all(map(mounts_key, pods))", "state.ready > 0", (UNIT + "test_key_rollout.py",),
     ),
     Mutant(
-        "gateways stop showing a key that an old engine asks for", OPERATOR + "rollout/engine_key.py",
+        "gateways stop showing a key that an old engine asks for", OPERATOR + "rollout/key_rollout.py",
         "has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living)", "has_key(engine)",
-        (UNIT + "test_engine_key.py",),
+        (UNIT + "test_key_rollout.py",),
     ),
     Mutant(
         "the drain timeout is cut off by the pod's grace period", OPERATOR + "render/engine_pod.py",
@@ -315,19 +319,19 @@ MUTANTS = (
         "old = [0.0] * len(names)", "pass", (MEASURED,),
     ),
     Mutant(
-        "noise is written into the status", OPERATOR + "workload/shown.py",
-        "(_due(old, now) and moved(measured_in(old), measured))", "True", (MEASURED,),
+        "noise is written into the status", OPERATOR + "workload/workload_status.py",
+        "(_due(old, now) and differs_clearly(recorded_workload(old), measured))", "True", (MEASURED,),
     ),
     Mutant(
         "the strategy in force is forgotten", OPERATOR + "render/engine.py",
         "names.ANNOTATION_CHOSEN_FOR: context.chosen_for,", "", (TRAFFIC,),
     ),
     Mutant(
-        "what is pinned follows the traffic", OPERATOR + "chosen_for.py",
+        "what is pinned follows the traffic", OPERATOR + "effective_plan.py",
         'spec.workload_source == "Declared" or ', "", (TRAFFIC,),
     ),
     Mutant(
-        "a declared concurrency is given up", OPERATOR + "chosen_for.py",
+        "a declared concurrency is given up", OPERATOR + "effective_plan.py",
         "max(shown.concurrency, wanted or 1)", "shown.concurrency", (TRAFFIC,),
     ),
 )  # fmt: skip

@@ -4,10 +4,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.decide import Decision, decide
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.observation import Load, Observation, Traffic
+from mamba_operator.autoscale.config import AutoscalerConfig
+from mamba_operator.autoscale.decide import ScalingDecision, decide
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.observation import EngineLoad, GatewayTraffic, Observation
 from scaled_fleet import Fleet, load, reversals, seen
 
 budget = settings(max_examples=25)
@@ -16,20 +16,20 @@ share = st.floats(0, 40, width=32)
 count = st.integers(0, 2000)
 rate = st.floats(0, 1e5, width=32)
 loads = st.builds(
-    Load, engines=st.integers(0, 12), running=count, waiting=count, places=count, slots_used=share,
+    EngineLoad, engines=st.integers(0, 12), running=count, waiting=count, places=count, slots_used=share,
     pages_used=share, waiting_tokens=rate, arrivals=share, prompt_rate=rate, cached_rate=rate,
     output_rate=rate, prefill_speed=rate, decode_step=st.floats(0, 2, width=32), saturated=st.integers(0, 12),
     saturated_prompt_rate=rate, saturated_output_rate=rate, first_tokens=share, first_tokens_late=share,
     finished=share, finished_slow=share,
 )  # fmt: skip
-traffics = st.builds(Traffic, in_flight=count, queued=count, held=count, arrivals=share)
+traffics = st.builds(GatewayTraffic, in_flight=count, queued=count, held=count, arrivals=share)
 observations = st.builds(
     Observation, at=st.floats(-1e9, 1e9), asked=st.integers(0, 40), ready=st.integers(0, 12),
     pending=st.lists(st.sampled_from("abcdef"), max_size=4, unique=True).map(sorted).map(tuple),
     load=st.none() | loads, traffic=st.none() | traffics, woken=st.booleans(),
 )  # fmt: skip
 configs = st.builds(
-    lambda low, more, ttft, tpot, delay: Config(
+    lambda low, more, ttft, tpot, delay: AutoscalerConfig(
         min_replicas=low, max_replicas=max(low + more, 1), ttft_target=ttft, tpot_target=tpot,
         scale_down_delay=delay,
     ),
@@ -38,8 +38,10 @@ configs = st.builds(
 )  # fmt: skip
 
 
-def made_of(config: Config, history: list[Observation]) -> tuple[Memory, Decision | None]:
-    memory, last = Memory(), None
+def made_of(
+    config: AutoscalerConfig, history: list[Observation]
+) -> tuple[AutoscalerMemory, ScalingDecision | None]:
+    memory, last = AutoscalerMemory(), None
     for each in history:
         last = decide(each, config, memory)
         memory = last.memory
@@ -49,13 +51,15 @@ def made_of(config: Config, history: list[Observation]) -> tuple[Memory, Decisio
 @budget
 @given(configs, st.lists(observations, min_size=1, max_size=8))
 def test_the_bounds_hold_and_what_is_written_down_makes_the_same_again(
-    config: Config, history: list[Observation]
+    config: AutoscalerConfig, history: list[Observation]
 ) -> None:
-    memory = Memory()
+    memory = AutoscalerMemory()
     for each in history:
         made = decide(each, config, memory)
         text = msgspec.json.encode((each, config, memory))
-        again = decide(*msgspec.json.decode(text, type=tuple[Observation, Config, Memory]))
+        again = decide(
+            *msgspec.json.decode(text, type=tuple[Observation, AutoscalerConfig, AutoscalerMemory])
+        )
         assert msgspec.json.encode(again) == msgspec.json.encode(made)
         assert config.min_replicas <= made.target <= config.max_replicas
         assert made.reason
@@ -71,7 +75,7 @@ MORE = {
 @budget
 @given(configs, st.lists(observations, max_size=6), observations, st.sampled_from(sorted(MORE)))
 def test_more_of_anything_never_asks_for_fewer_engines(
-    config: Config, history: list[Observation], now: Observation, field: str
+    config: AutoscalerConfig, history: list[Observation], now: Observation, field: str
 ) -> None:
     memory, _ = made_of(config, history)
     if now.load is None:
@@ -87,7 +91,7 @@ def test_more_of_anything_never_asks_for_fewer_engines(
 @budget
 @given(configs, st.lists(observations, max_size=6), st.integers(1, 12), st.integers(0, 2), share)
 def test_nothing_shrinks_on_missing_data(
-    config: Config, history: list[Observation], ready: int, reporting: int, requests: float
+    config: AutoscalerConfig, history: list[Observation], ready: int, reporting: int, requests: float
 ) -> None:
     memory, _ = made_of(config, history)
     asked = min(max(ready, config.lowest), config.max_replicas)
@@ -110,7 +114,7 @@ def test_nothing_shrinks_on_missing_data(
 def test_a_steady_load_is_no_reason_to_go_up_and_down_however_late_it_is_seen(
     requests: float, noise: list[float], start: float, late: int
 ) -> None:
-    bounds = Config(min_replicas=1, max_replicas=40, ttft_target=2.0, tpot_target=0.1)
+    bounds = AutoscalerConfig(min_replicas=1, max_replicas=40, ttft_target=2.0, tpot_target=0.1)
     fleet = Fleet(bounds, start=start, late=late)
     fleet.run([requests * each for each in noise])
 

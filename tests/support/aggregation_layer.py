@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 from prometheus_client import CollectorRegistry
 
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import decide
-from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.objects.manifest import Key, Manifest
 from scaled_fleet import seen
@@ -82,7 +82,9 @@ def shown(at: float = 100.0) -> ScalingMetrics:
     metrics = ScalingMetrics(CollectorRegistry())
     for namespace, name in (("models", "a"), ("models", "b"), ("other", "a")):
         look = seen(2, 1.0, at=at)
-        metrics.show(Key(namespace, name), look, decide(look, Config(max_replicas=8), Memory()))
+        metrics.show(
+            Key(namespace, name), look, decide(look, AutoscalerConfig(max_replicas=8), AutoscalerMemory())
+        )
     return metrics
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fake_cluster import FakeCluster
 from mamba_api import names
-from mamba_operator.autoscale.decided import Decided
+from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
@@ -23,11 +23,12 @@ class Life:
     def __init__(self, of: Manifest) -> None:
         self.cluster = FakeCluster(of)
         self.now = NOW
-        self.decided: Decided | None = None
+        self.latest_decision: LatestDecision | None = None
         self.attempts: dict[str, Attempts] = {}
         self._again = Reconciler(
             self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, token=lambda: TOKEN,
-            resync=lambda: 300.0, decided=lambda _: self.decided, attempts=lambda _: self.attempts,
+            resync=lambda: 300.0, latest_decision=lambda _: self.latest_decision,
+            attempts=lambda _: self.attempts,
         )  # fmt: skip
         self._told: dict[str, int] = {}
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError, Conflict, NotFound, Refused
+from mamba_operator.objects.errors import ClusterError, Conflict, NotFound, ObjectRejected
 from mamba_operator.objects.indices import Indices, owner_key
 from mamba_operator.objects.kinds import BY_NAME, Kind
 from mamba_operator.objects.manifest import Key, Manifest
@@ -176,7 +176,7 @@ def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
     if "uid" in meta and old is None:
         raise Conflict("uid mismatch: no existing object was found", status=409)
     if "uid" in meta and old is not None and old["metadata"]["uid"] != meta["uid"]:
-        raise Refused("metadata.uid: Invalid value: field is immutable", status=422)
+        raise ObjectRejected("metadata.uid: Invalid value: field is immutable", status=422)
 
 
 def _status(old: Manifest, applied: Manifest) -> Manifest:

@@ -22,7 +22,7 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OWNED, POD, SECRET, K
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler, now_utc
-from mamba_operator.workload.measured_workload import Measured
+from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_planner.shipped_profiles import SHIPPED
 from operator_objects import nano_config
 from struck_server import Blow, Killed, StruckServer
@@ -68,7 +68,7 @@ class Life:
         removed: bool = False,
         put: Put = put_strategy,
         now: Callable[[], datetime] = now_utc,
-        measured: Callable[[Key], Measured | None] = lambda _: None,
+        measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None,
     ) -> None:
         """at: the operator's write that fails by `blow`, from 0; removed: the object goes just before it."""
         self.key, self._put, self._now, self._measured = key, put, now, measured

@@ -12,7 +12,7 @@ from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
 from mamba_operator.plan import make_plan
 from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.snapshot import Reported, Snapshot
+from mamba_operator.snapshot import ReportedPlan, Snapshot
 
 NOW = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"
@@ -105,11 +105,11 @@ TOLD = {
 """What an engine says of the plan that it made."""
 
 
-def told_by_engine(children: Iterable[Manifest]) -> Reported:
+def told_by_engine(children: Iterable[Manifest]) -> ReportedPlan:
     """The same, of an engine of the revision that the children have."""
     engine = next(child for child in children if ref(child) == Ref("Deployment", "nano-engine"))
     revision = str(engine["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION])
-    return Reported(revision, PlanStatus.model_validate(TOLD, by_alias=True, by_name=False))
+    return ReportedPlan(revision, PlanStatus.model_validate(TOLD, by_alias=True, by_name=False))
 
 
 def creating_pod(reason: str = "ContainerCreating", **meta: Any) -> Manifest:

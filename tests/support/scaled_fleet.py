@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.decide import Decision, decide
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.observation import Load, Observation, Traffic
+from mamba_operator.autoscale.config import AutoscalerConfig
+from mamba_operator.autoscale.decide import ScalingDecision, decide
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.observation import EngineLoad, GatewayTraffic, Observation
 
 LOOK = 10.0
 PROMPT, OUTPUT = 2000, 100
@@ -21,10 +21,10 @@ SPEED, STEP = 10_000.0, 0.02
 """Of one engine: prompt tokens per second, seconds of a decoding step."""
 
 
-def load(engines: int, requests: float, **more: float) -> Load:
+def load(engines: int, requests: float, **more: float) -> EngineLoad:
     """What engines report that serve so many requests per second and keep up."""
     running = round(requests * OUTPUT * STEP * 1.5)
-    return Load(
+    return EngineLoad(
         **{
             "engines": engines, "running": running, "places": 64 * engines, "arrivals": requests,
             "prompt_rate": requests * PROMPT, "output_rate": requests * OUTPUT, "prefill_speed": SPEED,
@@ -37,7 +37,7 @@ def seen(asked: int, requests: float = 0.0, *, at: float = 0.0, **more: object) 
     """A fleet that is whole and keeps up."""
     found: dict[str, object] = {
         "at": at, "asked": asked, "ready": asked, "load": load(asked, requests) if asked else None,
-        "traffic": Traffic(arrivals=requests), **more,
+        "traffic": GatewayTraffic(arrivals=requests), **more,
     }  # fmt: skip
     return Observation(**found)  # type: ignore[arg-type]
 
@@ -48,12 +48,14 @@ class Fleet:
     `silent`: no engine and no gateway answers.
     """
 
-    def __init__(self, config: Config, *, engines: int = 1, start: float = 60.0, late: int = 0) -> None:
-        self.config, self.memory, self.asked = config, Memory(), engines
+    def __init__(
+        self, config: AutoscalerConfig, *, engines: int = 1, start: float = 60.0, late: int = 0
+    ) -> None:
+        self.config, self.memory, self.asked = config, AutoscalerMemory(), engines
         self.at, self._start, self._queue = 0.0, start, 0.0
         self._born = {f"pod-{number}": -start for number in range(engines)}
         self._count = engines
-        self.decisions: list[Decision] = []
+        self.decisions: list[ScalingDecision] = []
         self.clock: Callable[[float], float] = lambda at: at
         self.silent = False
         self._on_their_way = deque[Observation](maxlen=late + 1)
@@ -71,7 +73,7 @@ class Fleet:
         waits = {"waiting": round(self._queue), "waiting_tokens": self._queue * PROMPT}
         told = load(len(ready), min(requests, capacity), **waits,
                     arrivals=requests, prompt_rate=requests * PROMPT)  # fmt: skip
-        traffic = Traffic(arrivals=requests, held=0 if ready else round(requests * LOOK))
+        traffic = GatewayTraffic(arrivals=requests, held=0 if ready else round(requests * LOOK))
         self._on_their_way.append(
             Observation(
                 at=self.clock(self.at), asked=self.asked, ready=len(ready), pending=pending,

@@ -3,10 +3,10 @@
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.sample import EngineSample, FleetSample
 from mamba_cli.fleet.slo import Slo
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.decide import Decision, decide
+from mamba_operator.autoscale.config import AutoscalerConfig
+from mamba_operator.autoscale.decide import ScalingDecision, decide
 from mamba_operator.autoscale.fleet_view import EngineReport, FleetView, GatewayReport
-from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.memory import AutoscalerMemory
 
 GATEWAY = "gateway"
 
@@ -19,11 +19,11 @@ class Own:
     def __init__(self, profile: EngineProfile, slo: Slo, least: int, most: int) -> None:
         self._profile = profile
         self._view = FleetView()
-        self._memory = Memory()
-        self.config = Config(
+        self._memory = AutoscalerMemory()
+        self.config = AutoscalerConfig(
             min_replicas=least, max_replicas=most, ttft_target=slo.ttft, tpot_target=slo.tpot
         )
-        self.last: Decision | None = None
+        self.last: ScalingDecision | None = None
 
     def target(self, sample: FleetSample) -> int:
         """As decided."""

@@ -15,32 +15,32 @@ from pydantic import ValidationError
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import decide
-from mamba_operator.autoscale.decided import Decided, DecisionRecord
 from mamba_operator.autoscale.fleet_view import FleetView
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import engine_report, gateway_report
-from mamba_operator.autoscale.scale import advising, autoscaling, wake_text
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
+from mamba_operator.autoscale.scaling_record import LatestDecision, ScalingRecord
+from mamba_operator.autoscale.scaling_status import advisory_config, autoscaler_config, wake_text
+from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating, name_of
 from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
-from mamba_operator.objects.record import readable
-from mamba_operator.objects.side_by_side import side_by_side
+from mamba_operator.objects.recorded_status import with_readable_status
 
 log = structlog.get_logger(__name__)
 ENDED = ("Failed", "Succeeded")
 
 
 @dataclass(frozen=True, slots=True)
-class _Scaled:
+class _ScalingSpec:
     """What the object says about its number."""
 
-    config: Config
+    config: AutoscalerConfig
     asked: int
     """Engines in force."""
     start: int
@@ -50,14 +50,14 @@ class _Scaled:
     answered_wake: str | None = None
 
 
-class _Watch:
+class _DeploymentState:
     """What is kept of one deployment between two looks."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config
         self.view = FleetView()
-        self.memory = Memory()
-        self.decided: Decided | None = None
+        self.memory = AutoscalerMemory()
+        self.latest_decision: LatestDecision | None = None
 
 
 class Autoscaler:
@@ -75,7 +75,7 @@ class Autoscaler:
     def __init__(
         self,
         indices: Indices,
-        read: Read,
+        read: ReadMetrics,
         wake: Callable[[Key], None],
         metrics: ScalingMetrics,
         *,
@@ -84,14 +84,14 @@ class Autoscaler:
     ) -> None:
         self._indices, self._read, self._wake = indices, read, wake
         self._metrics, self._period, self._now = metrics, period, now
-        self._watched: dict[Key, _Watch] = {}
-        self._said: dict[Key, tuple[Manifest, _Scaled | None]] = {}
+        self._watched: dict[Key, _DeploymentState] = {}
+        self._said: dict[Key, tuple[Manifest, _ScalingSpec | None]] = {}
         """Each object as the watches held it, and what it said."""
 
-    def decided(self, key: Key) -> Decided | None:
+    def latest_decision(self, key: Key) -> LatestDecision | None:
         """The last decision about a deployment."""
         watched = self._watched.get(key)
-        return watched.decided if watched is not None else None
+        return watched.latest_decision if watched is not None else None
 
     async def run(self) -> None:
         """Look for ever; ends only by cancellation."""
@@ -110,24 +110,24 @@ class Autoscaler:
             del self._watched[key]
             self._metrics.forget(key)
         looks = {key: self._look_at(key, found) for key, found in scaled.items()}
-        await side_by_side(looks, "autoscaler_broken")
+        await run_concurrently(looks, "autoscaler_broken")
 
-    def _scaled(self, key: Key) -> _Scaled | None:
+    def _scaled(self, key: Key) -> _ScalingSpec | None:
         """What the object says; read once, for as long as the watches hold that very version."""
         found = self._indices.of(MAMBA_DEPLOYMENT, key)
         if len(found) != 1:
             return None
         known = self._said.get(key)
         if known is None or known[0] is not found[0]:
-            known = self._said[key] = found[0], _scaled(found[0])
+            known = self._said[key] = found[0], _scaling_spec(found[0])
         return known[1]
 
-    async def _look_at(self, key: Key, scaled: _Scaled) -> None:
+    async def _look_at(self, key: Key, scaled: _ScalingSpec) -> None:
         config = scaled.config
         watched = self._watched.get(key)
         if watched is None or watched.config != config:
             # What was learned of other bounds and targets is not what these ask for.
-            watched = self._watched[key] = _Watch(config)
+            watched = self._watched[key] = _DeploymentState(config)
         pods = [pod for pod in self._indices.of(POD, key) if _lives(pod)]
         engines = [pod for pod in pods if is_engine(pod)]
         ready = [pod for pod in engines if answers(pod)]
@@ -150,13 +150,13 @@ class Autoscaler:
         watched.memory = made.memory
         self._metrics.show(key, seen, made)
         if not scaled.decides:
-            watched.decided = None
+            watched.latest_decision = None
             return
         changes = made.target != scaled.asked
         record = ""
         if changes:
-            record = DecisionRecord(config=config, observation=seen, memory=before, decision=made).encode()
-        watched.decided = Decided(scaled.asked, scaled.start, made, record)
+            record = ScalingRecord(config=config, observation=seen, memory=before, decision=made).encode()
+        watched.latest_decision = LatestDecision(scaled.asked, scaled.start, made, record)
         if changes:
             log.info("engines_decided", key=str(key), before=scaled.asked, after=made.target, why=made.reason)
             self._wake(key)
@@ -166,23 +166,23 @@ class Autoscaler:
         return [one for one in self._indices.of(CONFIG_MAP, key) if name_of(one) == wanted]
 
 
-def _scaled(owner: Manifest) -> _Scaled | None:
+def _scaling_spec(owner: Manifest) -> _ScalingSpec | None:
     """None where spec.replicas is a number that people write."""
     if is_terminating(owner):
         return None
     try:
-        deployment = MambaDeployment.model_validate(readable(owner), by_alias=True, by_name=False)
+        deployment = MambaDeployment.model_validate(with_readable_status(owner), by_alias=True, by_name=False)
     except ValidationError:
         return None
     replicas, status = deployment.spec.replicas, deployment.status
     if deployment.spec.mode == "Plan":
         return None
-    if (config := advising(deployment)) is not None:
-        return _Scaled(config, replicas, replicas, decides=False)
-    config = autoscaling(deployment)
+    if (config := advisory_config(deployment)) is not None:
+        return _ScalingSpec(config, replicas, replicas, decides=False)
+    config = autoscaler_config(deployment)
     if config is None or status is None or status.scaling is None:
         return None
-    return _Scaled(
+    return _ScalingSpec(
         config, status.scaling.desired, replicas, decides=True, answered_wake=status.scaling.answered_wake
     )
 

@@ -1,4 +1,5 @@
-"""`Config`: what an autoscaler is to hold, and the constants it decides with. Frozen; recorded, too."""
+"""`AutoscalerConfig`: what an autoscaler is to hold, and the constants it decides with. Frozen; recorded,
+too."""
 
 from typing import Annotated
 
@@ -9,7 +10,7 @@ PAST = 12.0
 Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of one MambaDeployment. The first six are its fields; the others are the same for all."""
 
     min_replicas: Annotated[int, msgspec.Meta(ge=0)] = 1

@@ -9,17 +9,17 @@ import math
 
 import msgspec
 
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.demand import Demand, demand, risen, waiting_requests
-from mamba_operator.autoscale.learning import learned
-from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.engine_costs import EngineCosts, engine_costs
+from mamba_operator.autoscale.estimates import updated_estimates
+from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.observation import Observation
-from mamba_operator.autoscale.starts import Starts, starts
-from mamba_operator.autoscale.virtual_fleets import enough, share_met
-from mamba_operator.autoscale.work import Costs, costs
+from mamba_operator.autoscale.pod_starts import PodStarts, pod_starts
+from mamba_operator.autoscale.virtual_fleets import share_met, smallest_sufficient
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """How many, and why."""
 
     target: int
@@ -30,11 +30,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What asks for the number: prefill, decode, slots, pages, queue, history, idle, wake, bounds or data."""
     demand: Demand
     """Engines' worth asked for, by unit."""
-    memory: Memory
+    memory: AutoscalerMemory
     """For the next decision."""
 
 
-class _Need(msgspec.Struct, frozen=True, kw_only=True):
+class _Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     """A number of engines and what asks for it."""
 
     engines: int
@@ -42,18 +42,18 @@ class _Need(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def decide(observation: Observation, config: Config, memory: Memory) -> Decision:
+def decide(observation: Observation, config: AutoscalerConfig, memory: AutoscalerMemory) -> ScalingDecision:
     """How many engines shall run.
 
     Args:
         observation: the fleet now; what is not known is None in it.
         config: bounds, targets and constants.
-        memory: of the last decision; `Memory()` at first.
+        memory: of the last decision; `AutoscalerMemory()` at first.
     """
     passed = _passed(observation, config, memory)
     elapsed = memory.elapsed + passed
-    coming = starts(memory, observation, config, elapsed)
-    cost = costs(memory, observation.load)
+    coming = pod_starts(memory, observation, config, elapsed)
+    cost = engine_costs(memory, observation.load)
     asks = demand(memory, observation, config, cost, coming, passed)
     grow = _needed(memory, config, cost, asks, asks.work, growing=True)
     calm = max(asks.work, asks.work_slow / cost.capacity)
@@ -62,9 +62,9 @@ def decide(observation: Observation, config: Config, memory: Memory) -> Decision
     quiet = _quiet(observation)
     busy = memory.busy if quiet and memory.at is not None else elapsed
     need = _chosen(observation, config, coming, grow, keep, window, elapsed - busy, quiet is True)
-    after = learned(memory, observation, config, cost, asks, passed)
+    after = updated_estimates(memory, observation, config, cost, asks, passed)
     base, rise = risen(memory, observation, config, asks, coming.seconds, passed)
-    return Decision(
+    return ScalingDecision(
         target=need.engines,
         reason=need.why,
         binding=need.binding,
@@ -87,14 +87,20 @@ def decide(observation: Observation, config: Config, memory: Memory) -> Decision
     )
 
 
-def _passed(seen: Observation, config: Config, memory: Memory) -> float:
+def _passed(seen: Observation, config: AutoscalerConfig, memory: AutoscalerMemory) -> float:
     """Seconds since the last look: none if the clock was set back, no more than fit between two looks."""
     return 0.0 if memory.at is None else min(max(seen.at - memory.at, 0.0), config.longest_gap)
 
 
 def _needed(
-    memory: Memory, config: Config, cost: Costs, asks: Demand, work: float, *, growing: bool
-) -> _Need:
+    memory: AutoscalerMemory,
+    config: AutoscalerConfig,
+    cost: EngineCosts,
+    asks: Demand,
+    work: float,
+    *,
+    growing: bool,
+) -> _Recommendation:
     """The largest of what single units ask for, with so much of each left free."""
     use = config.grow_use if growing else config.keep_use
     share = asks.prefill / asks.work if asks.work > 0 else 1.0
@@ -114,7 +120,7 @@ def _needed(
     why = f"{binding} asks for {most:.2f} engines"
     if binding == "history":
         why = f"the load and what it rose by lately ask for {most:.2f} engines"
-    past = enough(memory, config, growing=growing)
+    past = smallest_sufficient(memory, config, growing=growing)
     if past is not None and past > engines:
         met = share_met(memory, config, past) or 0.0
         less = share_met(memory, config, past - 1) if past > 1 else None
@@ -124,12 +130,12 @@ def _needed(
     bounded = min(max(engines, config.lowest), config.max_replicas)
     if bounded != engines and bounded != 1:
         which = "maxReplicas" if bounded < engines else "minReplicas"
-        return _Need(engines=bounded, binding="bounds", why=f"{why}, and {which} is {bounded}")
-    return _Need(engines=bounded, binding=binding, why=why)
+        return _Recommendation(engines=bounded, binding="bounds", why=f"{why}, and {which} is {bounded}")
+    return _Recommendation(engines=bounded, binding=binding, why=why)
 
 
 def _window(
-    memory: Memory, seen: Observation, config: Config, elapsed: float, engines: int
+    memory: AutoscalerMemory, seen: Observation, config: AutoscalerConfig, elapsed: float, engines: int
 ) -> tuple[tuple[float, int], ...]:
     """Recommendations of the last while, each larger than all after it."""
     window = list(memory.window)
@@ -160,60 +166,62 @@ def _quiet(seen: Observation) -> bool | None:
 
 def _chosen(
     seen: Observation,
-    config: Config,
-    coming: Starts,
-    grow: _Need,
-    keep: _Need,
+    config: AutoscalerConfig,
+    coming: PodStarts,
+    grow: _Recommendation,
+    keep: _Recommendation,
     window: tuple[tuple[float, int], ...],
     idle: float,
     quiet: bool,
-) -> _Need:
+) -> _Recommendation:
     """The decision, between what is asked for, what was, and what may be."""
     asked = seen.asked
     if config.min_replicas == 0:
         if asked == 0:
             waiting = waiting_requests(seen.traffic)
             if not waiting and not seen.woken:
-                return _Need(engines=0, binding="idle", why="no engine runs and no request waits for one")
-            return _Need(
+                return _Recommendation(
+                    engines=0, binding="idle", why="no engine runs and no request waits for one"
+                )
+            return _Recommendation(
                 engines=grow.engines, binding="wake", why=f"{waiting} requests wait and no engine runs"
             )
         if quiet and idle >= config.scale_down_delay:
             why = f"no request for {idle:.0f} s, and minReplicas is 0"
-            return _Need(engines=0, binding="idle", why=why)
+            return _Recommendation(engines=0, binding="idle", why=why)
     if grow.engines > asked:
         return _grown(asked, coming, grow, config)
     low = max(each for _, each in window)
     floor = min(max(low, config.lowest), config.max_replicas)
     if asked > config.max_replicas or asked < config.lowest:
         which = "maxReplicas" if asked > config.max_replicas else "minReplicas"
-        return _Need(engines=min(max(asked, config.lowest), config.max_replicas), binding="bounds",
+        return _Recommendation(engines=min(max(asked, config.lowest), config.max_replicas), binding="bounds",
                      why=f"{asked} engines are asked for, and {which} is another bound")  # fmt: skip
     if floor >= asked:
-        return _Need(engines=asked, binding=grow.binding, why=f"{asked} engines stay: {grow.why}")
+        return _Recommendation(engines=asked, binding=grow.binding, why=f"{asked} engines stay: {grow.why}")
     reporting = seen.load.engines if seen.load is not None else 0
     if reporting < seen.ready or (seen.ready == 0 and asked > 0):
-        return _Need(
+        return _Recommendation(
             engines=asked, binding="data",
             why=f"{reporting} of {seen.ready} ready engines report: {asked} stay until all of them do",
         )  # fmt: skip
     delay = config.scale_down_delay
-    return _Need(
+    return _Recommendation(
         engines=floor, binding=keep.binding,
         why=f"{floor} engines instead of {asked}: {keep.why}, and no more than {low} in {delay:.0f} s",
     )  # fmt: skip
 
 
-def _grown(asked: int, coming: Starts, grow: _Need, config: Config) -> _Need:
+def _grown(asked: int, coming: PodStarts, grow: _Recommendation, config: AutoscalerConfig) -> _Recommendation:
     """More engines than are asked for."""
     wanted = min(grow.engines + coming.replaced, config.max_replicas, 2 * grow.engines)
     why = f"{wanted} engines instead of {asked}: {grow.why}"
     if coming.stuck:
         why += f"; {coming.stuck} pods do not get ready"
         if not coming.replaced and asked >= config.lowest:
-            return _Need(
+            return _Recommendation(
                 engines=asked, binding="data",
                 why=f"{asked} engines stay, though {grow.why}: {coming.stuck} pods do not get ready, and "
                 "more would not either",
             )  # fmt: skip
-    return _Need(engines=wanted, binding=grow.binding, why=why)
+    return _Recommendation(engines=wanted, binding=grow.binding, why=why)

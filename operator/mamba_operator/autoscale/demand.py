@@ -7,11 +7,11 @@ import math
 
 import msgspec
 
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.observation import Load, Observation, Traffic
-from mamba_operator.autoscale.starts import Starts
-from mamba_operator.autoscale.work import Costs
+from mamba_operator.autoscale.config import AutoscalerConfig
+from mamba_operator.autoscale.engine_costs import EngineCosts
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.observation import EngineLoad, GatewayTraffic, Observation
+from mamba_operator.autoscale.pod_starts import PodStarts
 
 CROWDED = 0.8
 """Share of slots or pages in use from which on requests are taken to wait for them."""
@@ -49,10 +49,15 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def demand(
-    memory: Memory, seen: Observation, config: Config, costs: Costs, starts: Starts, passed: float
+    memory: AutoscalerMemory,
+    seen: Observation,
+    config: AutoscalerConfig,
+    costs: EngineCosts,
+    starts: PodStarts,
+    passed: float,
 ) -> Demand:
     """What is asked for. `passed` is seconds since the last look."""
-    load = seen.load or Load()
+    load = seen.load or EngineLoad()
     prefill, decode = costs.prefill(load), costs.decode(load)
     fast = _toward(memory.work_fast, prefill + decode, passed, config.fast, first=memory.at is None)
     slow = _toward(memory.work_slow, prefill + decode, passed, config.slow, first=memory.at is None)
@@ -71,12 +76,12 @@ def demand(
     )
 
 
-def waiting_requests(traffic: Traffic | None) -> int:
+def waiting_requests(traffic: GatewayTraffic | None) -> int:
     """Requests that no engine has yet."""
     return traffic.queued + traffic.held if traffic is not None else 0
 
 
-def _held(used: float, load: Load) -> float:
+def _held(used: float, load: EngineLoad) -> float:
     """Engines' worth of a pool: what runs holds, and what waits would, where it waits for this pool."""
     if load.places and load.engines:
         used = max(used, load.running * load.engines / load.places)
@@ -86,10 +91,15 @@ def _held(used: float, load: Load) -> float:
 
 
 def _queue(
-    memory: Memory, seen: Observation, config: Config, costs: Costs, starts: Starts, work: float
+    memory: AutoscalerMemory,
+    seen: Observation,
+    config: AutoscalerConfig,
+    costs: EngineCosts,
+    starts: PodStarts,
+    work: float,
 ) -> float:
     """Engines that work off, in time, what would still wait when more of them could run."""
-    load = seen.load or Load()
+    load = seen.load or EngineLoad()
     tokens = load.waiting_tokens + waiting_requests(seen.traffic) * memory.prompt_tokens
     ahead = starts.seconds
     ready = seen.ready * ahead
@@ -103,7 +113,12 @@ def _queue(
 
 
 def risen(
-    memory: Memory, seen: Observation, config: Config, asks: Demand, start: float, passed: float
+    memory: AutoscalerMemory,
+    seen: Observation,
+    config: AutoscalerConfig,
+    asks: Demand,
+    start: float,
+    passed: float,
 ) -> tuple[float, float]:
     """(base, rise) of the memory with one look more.
 

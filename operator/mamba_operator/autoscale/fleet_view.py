@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mamba_operator.autoscale.observation import Load, Observation, Traffic
+from mamba_operator.autoscale.observation import EngineLoad, GatewayTraffic, Observation
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,13 +93,13 @@ class FleetView:
             woken=woken,
         )  # fmt: skip
 
-    def _load(self, engines: Mapping[str, EngineReport], passed: float) -> Load:
+    def _load(self, engines: Mapping[str, EngineReport], passed: float) -> EngineLoad:
         rates = {name: _Rates(self._engines.get(name), one, passed) for name, one in engines.items()}
         speeds = [one.prefill_speed for one in engines.values() if one.prefill_speed > 0]
         steps = [one.decode_step for one in engines.values() if one.decode_step > 0]
         saturated = [one for one in rates.values() if one.saturated()]
         each, counted = engines.values(), rates.values()
-        return Load(
+        return EngineLoad(
             engines=len(engines),
             running=sum(one.running for one in each),
             waiting=sum(one.waiting for one in each),
@@ -122,13 +122,13 @@ class FleetView:
             finished_slow=sum(one.count("finished_slow_total") for one in counted),
         )
 
-    def _traffic(self, gateways: Mapping[str, GatewayReport], passed: float) -> Traffic:
+    def _traffic(self, gateways: Mapping[str, GatewayReport], passed: float) -> GatewayTraffic:
         arrived = sum(
             _increase(self._gateways[name].arrivals_total, one.arrivals_total)
             for name, one in gateways.items()
             if name in self._gateways
         )
-        return Traffic(
+        return GatewayTraffic(
             in_flight=sum(one.in_flight for one in gateways.values()),
             queued=sum(one.queued for one in gateways.values()),
             held=sum(one.held for one in gateways.values()),

@@ -1,4 +1,5 @@
-"""`Memory`: what a decision leaves for the next one. Frozen, plain data, of bounded size: it is recorded too.
+"""`AutoscalerMemory`: what a decision leaves for the next one. Frozen, plain data, of bounded size: it is
+recorded too.
 
 An autoscaler that starts anew starts with an empty one; it then keeps what runs for a whole
 `scale_down_delay`.
@@ -17,7 +18,7 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
     xy: float = 0.0
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     """After some decisions. Times are `elapsed`, the time that passed as far as observations tell."""
 
     at: float | None = None

@@ -10,7 +10,7 @@ import aiohttp
 from mamba_api import names
 from mamba_api.authority import authority
 
-Read = Callable[[str], Awaitable[str | None]]
+ReadMetrics = Callable[[str], Awaitable[str | None]]
 """From the address of a pod to the text of its `/metrics`; None when it does not answer in time."""
 
 CONNECTIONS = 32

@@ -7,7 +7,7 @@ its size does not depend on how many there are, and a decision can be recorded w
 import msgspec
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """What gateways say, summed over all of them."""
 
     in_flight: int = 0
@@ -20,7 +20,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """Requests per second that came."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What engines that report say, summed over all of them; rates are per second."""
 
     engines: int = 0
@@ -76,9 +76,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that may be sent requests."""
     pending: tuple[str, ...] = ()
     """Names of pods that were never ready yet, sorted."""
-    load: Load | None = None
+    load: EngineLoad | None = None
     """Of the ready engines with a fresh report; None while none has one."""
-    traffic: Traffic | None = None
+    traffic: GatewayTraffic | None = None
     """None unless every ready gateway has answered."""
     woken: bool = False
     """A gateway has asked for an engine just now."""

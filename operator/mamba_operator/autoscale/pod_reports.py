@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import structlog
 
-from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.reports import ReportInvalid
 from mamba_operator.objects.manifest import Manifest, name_of
 
@@ -15,7 +15,7 @@ Report = TypeVar("Report")
 
 
 async def pod_reports(
-    read: Read, pods: Iterable[Manifest], understood: Callable[[str], Report]
+    read: ReadMetrics, pods: Iterable[Manifest], understood: Callable[[str], Report]
 ) -> Mapping[str, Report | None]:
     """By name of the pod; None = it did not answer, or said what is not `understood` (ReportInvalid)."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.fleet_view import EngineReport, GatewayReport
 
 _E = "mambaserve_"
@@ -30,7 +30,7 @@ class ReportInvalid(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class DeletionCost:
     """What would go with an engine."""
 
     checkpoints: float
@@ -38,16 +38,16 @@ class Holding:
     """That run or wait."""
 
 
-def holding(text: str) -> Holding:
+def deletion_cost(text: str) -> DeletionCost:
     """Raises ReportInvalid."""
     found = {name: sum(value for _, value in samples) for name, samples in series(text, _HOLDING).items()}
     running = found.get(_E + "requests_running")
     if running is None:
         raise ReportInvalid("no mambaserve_requests_running in it")
-    return Holding(found.get(_E + "checkpoints", 0.0), running + found.get(_E + "requests_waiting", 0.0))
+    return DeletionCost(found.get(_E + "checkpoints", 0.0), running + found.get(_E + "requests_waiting", 0.0))
 
 
-def engine_report(text: str, config: Config) -> EngineReport:
+def engine_report(text: str, config: AutoscalerConfig) -> EngineReport:
     """Raises ReportInvalid."""
     found = series(text, _ENGINE)
     if _E + "requests_running" not in found:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from mamba_operator.autoscale.decide import Decision
+from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.demand import waiting_requests
 from mamba_operator.autoscale.observation import Observation
 from mamba_operator.objects.manifest import Key
@@ -43,7 +43,7 @@ class Sample:
     """Of demand_engines."""
 
 
-def samples(seen: Observation, made: Decision) -> Iterator[Sample]:
+def samples(seen: Observation, made: ScalingDecision) -> Iterator[Sample]:
     """What is known after a look."""
     load, traffic = seen.load, seen.traffic
     yield Sample("desired_engines", made.target)
@@ -73,7 +73,7 @@ class ScalingMetrics:
         }
         self._last: dict[Key, tuple[float, tuple[Sample, ...]]] = {}
 
-    def show(self, key: Key, seen: Observation, made: Decision) -> None:
+    def show(self, key: Key, seen: Observation, made: ScalingDecision) -> None:
         """One decision."""
         now = tuple(samples(seen, made))
         shown = {(one.metric, one.unit) for one in now}

@@ -10,9 +10,9 @@ import math
 
 import msgspec
 
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.work import Costs
+from mamba_operator.autoscale.config import AutoscalerConfig
+from mamba_operator.autoscale.engine_costs import EngineCosts
+from mamba_operator.autoscale.memory import AutoscalerMemory
 
 EXACT = 48
 """Up to so many engines there is a virtual fleet of each size; beyond, each is 4 % larger than the last."""
@@ -23,7 +23,7 @@ ENOUGH = 20.0
 DIGITS = 5
 
 
-class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
+class IntervalArrivals(msgspec.Struct, frozen=True, kw_only=True):
     """What came between two looks; rates per second, work in seconds of an engine."""
 
     seconds: float
@@ -35,7 +35,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def sizes(config: Config) -> tuple[int, ...]:
+def sizes(config: AutoscalerConfig) -> tuple[int, ...]:
     """Sizes of the virtual fleets, ascending."""
     found = list(range(1, min(EXACT, config.max_replicas) + 1))
     while found[-1] < config.max_replicas:
@@ -43,7 +43,7 @@ def sizes(config: Config) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
+class VirtualFleetState(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a Memory that this file keeps."""
 
     backlog: tuple[float, ...]
@@ -51,7 +51,9 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     came: float
 
 
-def advance(memory: Memory, config: Config, costs: Costs, arrivals: Arrivals) -> Past:
+def advance(
+    memory: AutoscalerMemory, config: AutoscalerConfig, costs: EngineCosts, arrivals: IntervalArrivals
+) -> VirtualFleetState:
     """The past with one interval more."""
     fleets = sizes(config)
     backlog = memory.backlog if len(memory.backlog) == len(fleets) else (0.0,) * len(fleets)
@@ -60,14 +62,16 @@ def advance(memory: Memory, config: Config, costs: Costs, arrivals: Arrivals) ->
     came = arrivals.requests * arrivals.seconds
     new_backlog, new_met = [], []
     for size, left, done in zip(fleets, backlog, met, strict=True):
-        after, share = served(size, left, config, costs, arrivals)
+        after, share = simulated_interval(size, left, config, costs, arrivals)
         new_backlog.append(_short(after))
         new_met.append(_short(done * keep + share * came))
-    return Past(backlog=tuple(new_backlog), met=tuple(new_met), came=_short(memory.came * keep + came))
+    return VirtualFleetState(
+        backlog=tuple(new_backlog), met=tuple(new_met), came=_short(memory.came * keep + came)
+    )
 
 
-def served(
-    size: int, backlog: float, config: Config, costs: Costs, arrivals: Arrivals
+def simulated_interval(
+    size: int, backlog: float, config: AutoscalerConfig, costs: EngineCosts, arrivals: IntervalArrivals
 ) -> tuple[float, float]:
     """(seconds of work that wait after the interval, share of its requests served in time) in one fleet."""
     capacity = size * costs.capacity
@@ -76,7 +80,7 @@ def served(
     after = max(grown, 0.0)
     if free <= 0:
         return after, 0.0
-    wait, allowed = after / free, allowance(config, costs, arrivals.prompt)
+    wait, allowed = after / free, allowed_wait(config, costs, arrivals.prompt)
     first, last = sorted((backlog / free, wait))
     share = 1.0 if last <= allowed else 0.0 if first >= allowed else (allowed - first) / (last - first)
     use = min((arrivals.prefill + arrivals.decode) / capacity, 0.999)
@@ -91,7 +95,7 @@ def served(
     return after, share
 
 
-def allowance(config: Config, costs: Costs, prompt: float) -> float:
+def allowed_wait(config: AutoscalerConfig, costs: EngineCosts, prompt: float) -> float:
     """Seconds that a prompt of so much work may wait for its turn."""
     if config.ttft_target is None:
         return config.wait_target
@@ -99,7 +103,7 @@ def allowance(config: Config, costs: Costs, prompt: float) -> float:
     return max(config.ttft_target - own, config.ttft_target / 4)
 
 
-def enough(memory: Memory, config: Config, *, growing: bool) -> int | None:
+def smallest_sufficient(memory: AutoscalerMemory, config: AutoscalerConfig, *, growing: bool) -> int | None:
     """The smallest fleet that would have kept the goal; None as long as too little came to say.
 
     A share of what any fleet could have kept: no number of engines makes one prompt faster. What was not
@@ -117,7 +121,7 @@ def enough(memory: Memory, config: Config, *, growing: bool) -> int | None:
     return next((size for size, met in zip(fleets, memory.met, strict=True) if met >= wanted), fleets[-1])
 
 
-def share_met(memory: Memory, config: Config, size: int) -> float | None:
+def share_met(memory: AutoscalerMemory, config: AutoscalerConfig, size: int) -> float | None:
     """Share of the past's requests that a fleet of about `size` would have served in time."""
     fleets = sizes(config)
     if memory.came < ENOUGH or len(memory.met) != len(fleets):

@@ -23,7 +23,7 @@ class NoFrontProxy(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class UserInfo:
     """A user as the API server authenticated it."""
 
     user: str
@@ -54,7 +54,9 @@ class FrontProxy:
             raise NoFrontProxy(f"requestheader-client-ca-file is no certificate: {error}") from error
         return context
 
-    def asker(self, certificate: Mapping[str, Any] | None, headers: CIMultiDictProxy[str]) -> Asker | None:
+    def user_info(
+        self, certificate: Mapping[str, Any] | None, headers: CIMultiDictProxy[str]
+    ) -> UserInfo | None:
         """For whom the API server asks; None when somebody else does, or for nobody.
 
         Args:
@@ -78,7 +80,7 @@ class FrontProxy:
             for prefix in self.extra_prefixes:
                 if name.lower().startswith(prefix.lower()):
                     extra.setdefault(unquote(name[len(prefix) :].lower()), []).append(value)
-        return Asker(user, groups, tuple((name, tuple(values)) for name, values in sorted(extra.items())))
+        return UserInfo(user, groups, tuple((name, tuple(values)) for name, values in sorted(extra.items())))
 
 
 def front_proxy(config_map: Manifest | None) -> FrontProxy:

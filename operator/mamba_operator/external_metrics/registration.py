@@ -31,7 +31,7 @@ API_SERVICE_NAME = f"{VERSION}.{GROUP}"
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegistrationSettings:
     """Where the API is to be found, and how long things last; times are seconds."""
 
     namespace: str
@@ -50,9 +50,9 @@ class Registered:
     """For which both authorities are trusted before the new certificate is shown."""
 
 
-def registered(settings: OperatorSettings, host: str, namespace: str) -> Registered:
+def registration_settings(settings: OperatorSettings, host: str, namespace: str) -> RegistrationSettings:
     """What an operator in `namespace` that listens on `host` is told; the pod says its own address."""
-    return Registered(
+    return RegistrationSettings(
         namespace=namespace,
         service=settings.external_metrics_service,
         host=host,
@@ -68,7 +68,7 @@ class Registration:
         self,
         client: KubeClient,
         metrics: ScalingMetrics,
-        registered: Registered,
+        registered: RegistrationSettings,
         *,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.external_metrics import documents
 from mamba_operator.external_metrics.access_review import AccessReview
-from mamba_operator.external_metrics.front_proxy import Asker, FrontProxy
+from mamba_operator.external_metrics.front_proxy import FrontProxy, UserInfo
 from mamba_operator.external_metrics.label_selector import SelectorInvalid, selector
 from mamba_operator.objects.errors import ClusterError
 from mamba_operator.process.liveness import listen
@@ -85,26 +85,27 @@ class ExternalMetrics:
 
     async def _discovery(self, request: web.Request) -> web.Response | None:
         """The refusal; None when there is none."""
-        asker = self._asker(request)
-        if asker is None:
-            return _stranger()
-        if await self._review.may(asker, "nonResourceAttributes", path=request.path, verb="get"):
+        user_info = self._user_info(request)
+        if user_info is None:
+            return _unauthorized()
+        if await self._review.may(user_info, "nonResourceAttributes", path=request.path, verb="get"):
             return None
-        return _refused(403, "Forbidden", f"user {asker.user!r} may not get {request.path}")
+        return _refused(403, "Forbidden", f"user {user_info.user!r} may not get {request.path}")
 
     async def _values(self, request: web.Request) -> web.Response:
         namespace, metric = request.match_info["namespace"], request.match_info["metric"]
-        asker = self._asker(request)
-        if asker is None:
-            return _stranger()
+        user_info = self._user_info(request)
+        if user_info is None:
+            return _unauthorized()
         allowed = await self._review.may(
-            asker, "resourceAttributes", group=documents.GROUP, version=documents.VERSION,
+            user_info, "resourceAttributes", group=documents.GROUP, version=documents.VERSION,
             resource=metric, namespace=namespace, verb="list",
         )  # fmt: skip
         if not allowed:
             return _refused(
                 403, "Forbidden",
-                f"user {asker.user!r} may not list {metric} of {documents.GROUP} in namespace {namespace}",
+                f"user {user_info.user!r} may not list {metric} of {documents.GROUP}"
+                f" in namespace {namespace}",
             )  # fmt: skip
         if metric not in documents.NAMES:
             known = ", ".join(documents.NAMES)
@@ -121,13 +122,13 @@ class ExternalMetrics:
         )
         return web.json_response(documents.values(metric, found, selected))
 
-    def _asker(self, request: web.Request) -> Asker | None:
+    def _user_info(self, request: web.Request) -> UserInfo | None:
         transport = request.transport
         certificate = transport.get_extra_info("peercert") if transport is not None else None
-        return self._proxy.asker(certificate, request.headers)
+        return self._proxy.user_info(certificate, request.headers)
 
 
-def _stranger() -> web.Response:
+def _unauthorized() -> web.Response:
     return _refused(401, "Unauthorized", "only the API server is answered, for a user that it names")
 
 

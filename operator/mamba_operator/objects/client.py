@@ -12,7 +12,7 @@ from typing import Any
 from mamba_api.names import FIELD_MANAGER
 from mamba_kube.api_server import APPLY_PATCH, JSON, MERGE_PATCH, METADATA_LIST, ApiServer
 from mamba_kube.errors import ApiError
-from mamba_operator.objects.errors import NotFound, Refused, of_status
+from mamba_operator.objects.errors import NotFound, ObjectRejected, of_status
 from mamba_operator.objects.kinds import BY_NAME, Kind
 from mamba_operator.objects.managed_fields import owned_by_apply
 from mamba_operator.objects.manifest import Manifest
@@ -105,7 +105,7 @@ class KubeClient:
         """
         try:
             return await self.create(manifest, validation="Strict")
-        except Refused as error:
+        except ObjectRejected as error:
             if error.status != HTTPStatus.BAD_REQUEST:
                 raise
             # A field that the kind does not have: the answer to an apply names it as `errors` can read it.

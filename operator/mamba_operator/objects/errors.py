@@ -6,7 +6,7 @@ OperatorError
 │   ├── Conflict            409: somebody wrote at the same time; observed again and retried at once
 │   ├── NotFound            404: the object or its kind is not there
 │   ├── Forbidden           401, 403: RBAC lacks a rule; the message names verb and resource
-│   └── Refused             400, 413, 422, and 403 of an admission plugin (a quota, a volume that cannot
+│   └── ObjectRejected      400, 413, 422, and 403 of an admission plugin (a quota, a volume that cannot
 │       │                   grow): the object breaks a rule; the message is the server's
 │       └── NotInSchema     500 of an apply: a field that the kind does not have; condition InvalidSpec
 ├── NameTaken               a child's name belongs to somebody else's object; condition ApplyFailed
@@ -67,11 +67,11 @@ class Forbidden(ClusterError):
     condition_reason = Reason.FORBIDDEN
 
 
-class Refused(ClusterError):
+class ObjectRejected(ClusterError):
     """400, 413 or 422, or an admission plugin's 403."""
 
 
-class NotInSchema(Refused):
+class NotInSchema(ObjectRejected):
     """A field that the kind does not have, or of another type; `path` is where, `complaint` what about it."""
 
     condition_reason = Reason.INVALID_SPEC
@@ -115,9 +115,9 @@ def of_status(status: int, message: str, retry_after: float | None = None) -> Cl
     # RBAC answers `is forbidden: User "..." cannot ...`; with the same status quotas and admission plugins
     # refuse what somebody may well do.
     if status == 403 and _OF_ADMISSION.search(message):
-        return Refused(message, status=status, retry_after=retry_after)
+        return ObjectRejected(message, status=status, retry_after=retry_after)
     kinds: dict[int, type[ClusterError]] = {
-        400: Refused, 401: Forbidden, 403: Forbidden, 404: NotFound, 405: Refused, 409: Conflict,
-        413: Refused, 415: Refused, 422: Refused,
+        400: ObjectRejected, 401: Forbidden, 403: Forbidden, 404: NotFound, 405: ObjectRejected,
+        409: Conflict, 413: ObjectRejected, 415: ObjectRejected, 422: ObjectRejected,
     }  # fmt: skip
     return kinds.get(status, Unreachable)(message, status=status, retry_after=retry_after)

@@ -9,7 +9,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.objects.manifest import Manifest, is_terminating, metadata, name_of
-from mamba_operator.objects.moment import moment
+from mamba_operator.objects.timestamp import parse_timestamp
 
 PULL = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 BEFORE_THE_FIRST = frozenset({"ContainerCreating", "PodInitializing"})
@@ -109,7 +109,7 @@ def _since(pod: Manifest, now: datetime) -> float:
     status = pod.get("status") or {}
     times = [metadata(pod).get("creationTimestamp"), status.get("startTime")]
     times += [one.get("lastTransitionTime") for one in status.get("conditions") or ()]
-    found = [then for time in times if time and (then := moment(str(time))) is not None]
+    found = [then for time in times if time and (then := parse_timestamp(str(time))) is not None]
     return (now - max(found)).total_seconds() if found else float("inf")
 
 
@@ -139,7 +139,7 @@ def _is_on_lost_node(pod: Manifest) -> bool:
 
 def is_overdue(pod: Manifest, now: datetime) -> bool:
     """Whether its node should have ended it long ago."""
-    until = moment(str(metadata(pod).get("deletionTimestamp")))
+    until = parse_timestamp(str(metadata(pod).get("deletionTimestamp")))
     late = until is not None and (now - until).total_seconds() > LONGEST_END
     return late and _phase(pod) == "Running" and bool((pod.get("spec") or {}).get("nodeName"))
 
@@ -228,7 +228,7 @@ def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
             )
         if condition.get("type") == "PodReadyToStartContainers" and condition.get("status") == "False":
             # Volumes are mounted before that; no other part of the status tells that one is not.
-            since = moment(str(condition.get("lastTransitionTime")))
+            since = parse_timestamp(str(condition.get("lastTransitionTime")))
             if since is not None and (now - since).total_seconds() >= LONGEST_MOUNT:
                 yield _trouble(
                     Reason.VOLUMES_NOT_MOUNTED, f"pod {name_of(pod)} still waits for {_mounts(pod)}"

@@ -18,7 +18,7 @@ from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Conflict, LeadershipLost, NotFound, PassHangs
 from mamba_operator.objects.kinds import LEASE
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.process.lease import Move, Record, Watched, decide, watch
+from mamba_operator.process.lease import LeaseAction, LeaseRecord, ObservedLease, lease_action, observe_lease
 
 log = structlog.get_logger(__name__)
 SAFETY = 0.7
@@ -46,7 +46,7 @@ class Leadership:
     def __init__(self, client: KubeClient, lease: LeaseName) -> None:
         self._client = client
         self._lease = lease
-        self._watched: Watched | None = None
+        self._watched: ObservedLease | None = None
         self._current: Manifest | None = None
         self.holds = False
         """Whether we may act now."""
@@ -128,9 +128,9 @@ class Leadership:
         self.informed = True
         now = asyncio.get_running_loop().time()
         record = _record(self._current)
-        self._watched = watch(self._watched, record, now) if record else None
-        move = decide(self._watched, self._lease.identity, now)
-        if move is Move.WAIT:
+        self._watched = observe_lease(self._watched, record, now) if record else None
+        move = lease_action(self._watched, self._lease.identity, now)
+        if move is LeaseAction.WAIT:
             return False
         try:
             if self._current is None:
@@ -158,7 +158,7 @@ class Leadership:
             await self._client.replace({**current, "kind": LEASE.kind, "spec": spec})
             log.info("lease_given_back", lease=self._lease.name, identity=self._lease.identity)
 
-    def _manifest(self, current: Manifest | None, move: Move, record: Record | None) -> Manifest:
+    def _manifest(self, current: Manifest | None, move: LeaseAction, record: LeaseRecord | None) -> Manifest:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec: dict[str, Any] = {
             **((current or {}).get("spec") or {}),
@@ -166,18 +166,18 @@ class Leadership:
             "leaseDurationSeconds": max(round(self._lease.duration), 1),
             "renewTime": now,
         }
-        if move is Move.TAKE:
+        if move is LeaseAction.TAKE:
             spec["acquireTime"] = now
             spec["leaseTransitions"] = record.transitions + 1 if record else 0
         head = current or {"metadata": {"name": self._lease.name, "namespace": self._lease.namespace}}
         return {**head, "apiVersion": LEASE.api_version, "kind": LEASE.kind, "spec": spec}
 
 
-def _record(lease: Manifest | None) -> Record | None:
+def _record(lease: Manifest | None) -> LeaseRecord | None:
     if lease is None:
         return None
     spec = lease.get("spec") or {}
-    return Record(
+    return LeaseRecord(
         spec.get("holderIdentity"),
         str(lease["metadata"].get("resourceVersion", "")),
         float(spec.get("leaseDurationSeconds") or 0),

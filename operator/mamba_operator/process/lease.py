@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Move(StrEnum):
+class LeaseAction(StrEnum):
     """What to do about the lease."""
 
     TAKE = "take"
@@ -17,7 +17,7 @@ class Move(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LeaseRecord:
     """The lease as it was read."""
 
     holder: str | None
@@ -30,24 +30,24 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class ObservedLease:
     """A record and when we first saw it like this, in seconds of our own monotonic clock."""
 
-    record: Record
+    record: LeaseRecord
     since: float
 
 
-def watch(previous: Watched | None, record: Record, now: float) -> Watched:
+def observe_lease(previous: ObservedLease | None, record: LeaseRecord, now: float) -> ObservedLease:
     """Remember `record`; the age goes on when nothing changed."""
     if previous is not None and previous.record.version == record.version:
         return previous
-    return Watched(record, now)
+    return ObservedLease(record, now)
 
 
-def decide(watched: Watched | None, identity: str, now: float) -> Move:
+def lease_action(watched: ObservedLease | None, identity: str, now: float) -> LeaseAction:
     """What `identity` does; None = there is no lease yet."""
     if watched is None or not watched.record.holder:
-        return Move.TAKE
+        return LeaseAction.TAKE
     if watched.record.holder == identity:
-        return Move.RENEW
-    return Move.TAKE if now - watched.since > watched.record.duration else Move.WAIT
+        return LeaseAction.RENEW
+    return LeaseAction.TAKE if now - watched.since > watched.record.duration else LeaseAction.WAIT

@@ -27,7 +27,7 @@ CONNECT_TIMEOUT = 10.0
 log = structlog.get_logger(__name__)
 
 
-class NoDifferences(kopf.AnnotationsDiffBaseStorage):
+class NoDiffStorage(kopf.AnnotationsDiffBaseStorage):
     """kopf copies each object of each event to compare it with the one before, which nothing here asks for:
     a third of the processor time of its events."""
 
@@ -81,7 +81,7 @@ def make_settings(*, namespaced: bool) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.persistence.finalizer = names.FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
-    settings.persistence.diffbase_storage = NoDifferences(prefix=names.GROUP, key="last-handled")
+    settings.persistence.diffbase_storage = NoDiffStorage(prefix=names.GROUP, key="last-handled")
     settings.peering.standalone = True
     # New namespaces are nothing to a namespaced operator, and it may not list them.
     settings.scanning.disabled = namespaced

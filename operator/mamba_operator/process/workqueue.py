@@ -17,7 +17,7 @@ REST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class RetryPolicy:
     """Seconds before retry n: `first * 2**n` up to `most`, less up to `jitter` of it."""
 
     first: float = 0.5
@@ -34,9 +34,9 @@ class WorkQueue(Generic[K]):
     """Keys that are due, at most once each."""
 
     def __init__(
-        self, backoff: Backoff | None = None, random_unit: Callable[[], float] = random.random
+        self, backoff: RetryPolicy | None = None, random_unit: Callable[[], float] = random.random
     ) -> None:
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or RetryPolicy()
         self._random = random_unit
         self._due: deque[K] = deque()
         self._waiting: set[K] = set()

@@ -7,6 +7,7 @@ from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_key import KEY_FILE, key_mount, key_volume
+from mamba_operator.render.live_settings import restart_settings
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
     ENDS_WHEN_TOLD,
@@ -19,7 +20,6 @@ from mamba_operator.render.pod import (
     tracing,
 )
 from mamba_operator.render.strategic_merge import merge
-from mamba_operator.render.tuning import unlike
 from mamba_planner.spec_settings import engine_settings
 
 SETTINGS_FILE = "engine.json"
@@ -73,7 +73,7 @@ def engine_pod_template(context: Context) -> Manifest:
             "labels": {**names.labels(deployment.name, "engine"), names.LABEL_ROLE: "unified"},
             "annotations": {
                 **({} if context.key_id else {names.ANNOTATION_STRATEGY: document["strategy"]}),
-                ANNOTATION_SETTINGS: digest(unlike(document) if context.key_id else document),
+                ANNOTATION_SETTINGS: digest(restart_settings(document) if context.key_id else document),
                 **_restart(context),
             },
         },

@@ -52,7 +52,7 @@ class Attempts:
         )
 
 
-Told = Mapping[str, Attempts]
+AttemptsByEngine = Mapping[str, Attempts]
 """What one gateway has counted since its start, by name of the engine's pod."""
 
 
@@ -60,10 +60,12 @@ class AttemptWindow:
     """Of one deployment, while engines of two revisions run."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Told] = {}
+        self._before: dict[str, AttemptsByEngine] = {}
         self._looks: deque[tuple[float, Mapping[str, Attempts]]] = deque()
 
-    def look(self, at: float, revisions: Mapping[str, str], gateways: Mapping[str, Told | None]) -> bool:
+    def look(
+        self, at: float, revisions: Mapping[str, str], gateways: Mapping[str, AttemptsByEngine | None]
+    ) -> bool:
         """One look more. Returns whether it saw failures.
 
         Args:

@@ -12,8 +12,8 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.objects.manifest import Manifest, annotation, metadata
-from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_engine, trouble
+from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.objects.workload_state import workload_state
 from mamba_operator.render.revision import EngineRevision, label_of, pod_revision
 from mamba_operator.rollout.attempts import Attempts, fails_more
@@ -52,7 +52,7 @@ class FailedRevision:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RevisionChoice:
     """What to run."""
 
     instead: EngineRevision | None = None
@@ -72,7 +72,7 @@ def choose_revision(
     attempts: Mapping[str, Attempts],
     paused: bool,
     now: datetime,
-) -> Choice:
+) -> RevisionChoice:
     """What to run.
 
     Args:
@@ -85,34 +85,36 @@ def choose_revision(
         now: the time, with a time zone.
     """
     if engine is None or ready is None or ready.label == wanted.label:
-        return Choice()
+        return RevisionChoice()
     noted = _noted(engine)
     if noted is not None and noted.digest == wanted.digest:
-        return Choice(ready, noted)
+        return RevisionChoice(ready, noted)
     if paused or label_of(engine) != wanted.label:
-        return Choice()
+        return RevisionChoice()
     nobody = Attempts()
     new, old = attempts.get(wanted.label, nobody), attempts.get(ready.label, nobody)
     if fails_more(new, old):
         said = f"it failed {new} requests, while {ready.label} beside it failed {old}"
-        return Choice(ready, FailedRevision(wanted.digest, wanted.label, ERROR_RATE_ROSE, said))
+        return RevisionChoice(ready, FailedRevision(wanted.digest, wanted.label, ERROR_RATE_ROSE, said))
     those = [pod for pod in pods if is_engine(pod) and pod_revision(pod) == wanted.label]
     state = workload_state(engine)
     if state.current and state.stuck is not None:
         found = trouble(those, now)
         told = (found.reason, found.message) if found else (Reason.PROGRESS_DEADLINE_EXCEEDED, state.stuck)
-        return Choice(ready, FailedRevision(wanted.digest, wanted.label, *told))
+        return RevisionChoice(ready, FailedRevision(wanted.digest, wanted.label, *told))
     left: list[float] = []
     for pod in those:
         found = trouble([pod], now)
-        made = moment(str(metadata(pod).get("creationTimestamp")))
+        made = parse_timestamp(str(metadata(pod).get("creationTimestamp")))
         if found is None or found.reason not in FATAL or made is None:
             continue
         rest = PATIENCE - (now - made).total_seconds()
         if rest <= 0:
-            return Choice(ready, FailedRevision(wanted.digest, wanted.label, found.reason, found.message))
+            return RevisionChoice(
+                ready, FailedRevision(wanted.digest, wanted.label, found.reason, found.message)
+            )
         left.append(rest)
-    return Choice(again_in=min(left, default=None))
+    return RevisionChoice(again_in=min(left, default=None))
 
 
 def is_ready(engine: Manifest | None, label: str) -> bool:

@@ -8,14 +8,14 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import ReportInvalid, series
+from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, name_of
 from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
-from mamba_operator.objects.side_by_side import side_by_side
 from mamba_operator.render.revision import pod_revision
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
@@ -24,7 +24,7 @@ PERIOD = 5.0
 """Seconds between two looks: several fall into the time for which a new engine serves beside an old one."""
 
 
-def attempts_told(text: str) -> dict[str, Attempts]:
+def read_attempts(text: str) -> dict[str, Attempts]:
     """What a gateway has counted of each engine, by the name of its pod. Raises ReportInvalid."""
     found = series(text, frozenset((ATTEMPTS, ALWAYS_THERE)))
     if ALWAYS_THERE not in found:
@@ -48,7 +48,7 @@ class RolloutWatch:
     """
 
     def __init__(
-        self, indices: Indices, read: Read, wake: Callable[[Key], None], *,
+        self, indices: Indices, read: ReadMetrics, wake: Callable[[Key], None], *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._indices, self._read, self._wake, self._now = indices, read, wake, now
@@ -75,7 +75,7 @@ class RolloutWatch:
         for key in self._windows.keys() - rolling.keys():
             del self._windows[key]
         looks = {key: self._look_at(key, revisions) for key, revisions in rolling.items()}
-        await side_by_side(looks, "rollout_watch_broken")
+        await run_concurrently(looks, "rollout_watch_broken")
 
     def _revisions(self, key: Key) -> Mapping[str, str]:
         """Of each engine pod, one that drains included: it serves on for a while."""
@@ -85,6 +85,6 @@ class RolloutWatch:
     async def _look_at(self, key: Key, revisions: Mapping[str, str]) -> None:
         window = self._windows.setdefault(key, AttemptWindow())
         doors = [pod for pod in self._indices.of(POD, key) if is_gateway(pod) and answers(pod)]
-        told = await pod_reports(self._read, doors, attempts_told)
+        told = await pod_reports(self._read, doors, read_attempts)
         if window.look(self._now(), revisions, told):
             self._wake(key)

@@ -10,7 +10,7 @@ from math import isfinite
 
 from mamba_api.v1alpha1 import ProposedStrategy
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.objects.moment import moment
+from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_planner.rival import Rival
 
 MARGIN = 0.1
@@ -52,8 +52,8 @@ def workload_change(
         return (
             WorkloadChange(_begun(best, now), again_in=HELD.total_seconds()) if measured else WorkloadChange()
         )
-    since = moment(old.since)
-    takes = moment(old.takes_effect) if old.takes_effect is not None else None
+    since = parse_timestamp(old.since)
+    takes = parse_timestamp(old.takes_effect) if old.takes_effect is not None else None
     if not measured:
         return WorkloadChange(old)
     if takes is None:

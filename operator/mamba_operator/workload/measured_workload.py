@@ -23,7 +23,7 @@ OF_ENGINE = ("admitted_tokens", "shared_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TrafficWindow:
     """Faded sums over all engines of a deployment."""
 
     prompts: float = 0.0
@@ -39,7 +39,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredWorkload:
     """Mean traffic of one engine."""
 
     prompt_tokens: float
@@ -53,11 +53,11 @@ class Measured:
 
 
 def advanced(
-    window: Window,
+    window: TrafficWindow,
     before: Mapping[str, EngineCounts],
     now: Mapping[str, EngineCounts],
     passed: float,
-) -> Window:
+) -> TrafficWindow:
     """The window after another look.
 
     Args:
@@ -78,17 +78,17 @@ def advanced(
                 sums[name] += increase
         sums["engine_seconds"] += passed
         sums["present_seconds"] += passed * (old.present + counts.present) / 2
-    return Window(**sums)
+    return TrafficWindow(**sums)
 
 
-def measured_workload(window: Window) -> Measured | None:
+def measured_workload(window: TrafficWindow) -> MeasuredWorkload | None:
     """What the window amounts to; None while it holds too little."""
     too_few = min(window.prompts, window.answers) < LEAST_REQUESTS
     if too_few or window.prompt_tokens <= 0 or window.engine_seconds <= 0:
         return None
     # Sequences that began are other ones than requests that came: half of them still say what they shared.
     known = window.admitted_tokens >= window.prompt_tokens / 2
-    return Measured(
+    return MeasuredWorkload(
         prompt_tokens=window.prompt_tokens / window.prompts,
         output_tokens=window.output_tokens / window.answers,
         shared_prefix_ratio=min(window.shared_tokens / window.admitted_tokens, 1.0) if known else None,
@@ -97,12 +97,12 @@ def measured_workload(window: Window) -> Measured | None:
     )
 
 
-def window_of(measured: Measured) -> Window:
+def window_of(measured: MeasuredWorkload) -> TrafficWindow:
     """One that says the same, as if it had been filled by one engine."""
     requests = max(measured.requests, LEAST_REQUESTS)
     tokens = measured.prompt_tokens * requests
     ratio = measured.shared_prefix_ratio
-    return Window(
+    return TrafficWindow(
         prompts=requests,
         prompt_tokens=tokens,
         answers=requests,

@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping
 from pydantic import ValidationError
 
 from mamba_api.v1alpha1 import WorkloadStatus
-from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
+from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.objects.pod_trouble import is_engine, serves
-from mamba_operator.objects.side_by_side import side_by_side
 from mamba_operator.workload.counts import EngineCounts, engine_counts
 from mamba_operator.workload.measured_workload import (
-    Measured,
-    Window,
+    MeasuredWorkload,
+    TrafficWindow,
     advanced,
     measured_workload,
     window_of,
 )
-from mamba_operator.workload.shown import SELDOM, measured_in, moved
+from mamba_operator.workload.workload_status import SELDOM, differs_clearly, recorded_workload
 
 PERIOD = 30.0
 """Seconds between two looks: a window has sixty of them."""
@@ -34,11 +34,11 @@ FRESH = 3 * PERIOD
 """Seconds after which what was measured last is no longer what is measured just now."""
 
 
-class _Watched:
+class _DeploymentTraffic:
     """What is kept of one deployment between two looks."""
 
-    def __init__(self, shown: Measured | None) -> None:
-        self.window = window_of(shown) if shown is not None else Window()
+    def __init__(self, shown: MeasuredWorkload | None) -> None:
+        self.window = window_of(shown) if shown is not None else TrafficWindow()
         self.counts: dict[str, EngineCounts] = {}
         self.looked: float | None = None
         self.answered: float | None = None
@@ -60,14 +60,14 @@ class WorkloadWatch:
     def __init__(
         self,
         indices: Indices,
-        read: Read,
+        read: ReadMetrics,
         wake: Callable[[Key], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._indices, self._read, self._wake, self._now = indices, read, wake, now
-        self._watched: dict[Key, _Watched] = {}
+        self._watched: dict[Key, _DeploymentTraffic] = {}
 
-    def measured(self, key: Key) -> Measured | None:
+    def measured(self, key: Key) -> MeasuredWorkload | None:
         """What its engines measure just now."""
         watched = self._watched.get(key)
         if watched is None or watched.answered is None or self._now() - watched.answered > FRESH:
@@ -91,22 +91,26 @@ class WorkloadWatch:
         for key in self._watched.keys() - owners.keys():
             del self._watched[key]
         looks = {key: self._look_at(key, owner) for key, owner in owners.items()}
-        await side_by_side(looks, "workload_watch_broken")
+        await run_concurrently(looks, "workload_watch_broken")
 
     async def _look_at(self, key: Key, owner: Manifest) -> None:
         watched = self._watched.get(key)
         if watched is None:
-            watched = self._watched[key] = _Watched(_shown(owner))
+            watched = self._watched[key] = _DeploymentTraffic(_shown(owner))
         engines = [pod for pod in self._indices.of(POD, key) if is_engine(pod) and serves(pod)]
         told = await pod_reports(self._read, engines, engine_counts)
         self._take(watched, told)
         measured = self.measured(key)
         due = self._now() - watched.woke >= SELDOM
-        if measured is not None and due and (watched.shown is None or moved(watched.shown, measured)):
+        if (
+            measured is not None
+            and due
+            and (watched.shown is None or differs_clearly(watched.shown, measured))
+        ):
             watched.shown, watched.woke = measured, self._now()
             self._wake(key)
 
-    def _take(self, watched: _Watched, told: Mapping[str, EngineCounts | None]) -> None:
+    def _take(self, watched: _DeploymentTraffic, told: Mapping[str, EngineCounts | None]) -> None:
         now = self._now()
         passed = now - watched.looked if watched.looked is not None else 0.0
         counts = {pod: one for pod, one in told.items() if one is not None}
@@ -118,11 +122,11 @@ class WorkloadWatch:
         watched.looked, watched.counts = now, {**kept, **counts}
 
 
-def _shown(owner: Manifest) -> Measured | None:
+def _shown(owner: Manifest) -> MeasuredWorkload | None:
     """What another operator measured."""
     status = owner.get("status")
     text = status.get("workload") if isinstance(status, dict) else None
     try:
-        return measured_in(WorkloadStatus.model_validate(text, by_alias=True, by_name=False))
+        return recorded_workload(WorkloadStatus.model_validate(text, by_alias=True, by_name=False))
     except ValidationError:
         return None

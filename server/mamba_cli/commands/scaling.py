@@ -49,7 +49,7 @@ def replay(
     from rich.table import Table
     from rich.text import Text
 
-    from mamba_cli.scaling.recorded import replayed_file, replayed_object
+    from mamba_cli.scaling.replay import replayed_file, replayed_object
     from mamba_cli.status.deployment_status import deployments_of
 
     path = Path(source)

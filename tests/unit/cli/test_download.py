@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.main import application
-from mamba_operator.load_watch import fetched
+from mamba_operator.load_watch import read_download
 from mamba_planner.model_report import MAX_BYTES, ModelReport
 from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.source import resolve
@@ -134,7 +134,7 @@ class Asking(list[str]):
     def append(self, name: str) -> None:
         super().append(name)
         with urllib.request.urlopen(self.url) as answer:
-            self.told.append(fetched(answer.read().decode()))
+            self.told.append(read_download(answer.read().decode()))
 
 
 def test_bytes_are_told_at_a_port_while_they_come_and_not_after(hub: Hub, tmp_path: Path) -> None:

@@ -9,19 +9,19 @@ import yaml
 from typer.testing import CliRunner
 
 from mamba_cli.main import application
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import decide
-from mamba_operator.autoscale.decided import DecisionRecord
-from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.scaling_record import ScalingRecord
 from scaled_fleet import load, seen
 
-CONFIG = Config(min_replicas=1, max_replicas=8, ttft_target=1.0)
+CONFIG = AutoscalerConfig(min_replicas=1, max_replicas=8, ttft_target=1.0)
 
 
-def record() -> DecisionRecord:
-    memory = decide(seen(2, 4.1), CONFIG, Memory()).memory
+def record() -> ScalingRecord:
+    memory = decide(seen(2, 4.1), CONFIG, AutoscalerMemory()).memory
     now = seen(2, 4.1, at=10.0, load=load(2, 33.3, slots_used=1.9, waiting=7, running=20))
-    return DecisionRecord(config=CONFIG, observation=now, memory=memory, decision=decide(now, CONFIG, memory))
+    return ScalingRecord(config=CONFIG, observation=now, memory=memory, decision=decide(now, CONFIG, memory))
 
 
 def deployment(text: str) -> str:

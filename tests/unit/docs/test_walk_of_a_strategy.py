@@ -18,7 +18,7 @@ SECTIONS = {
 }
 OF_OTHERS = {
     "operator/mamba_operator/gpu_memory.py",
-    "operator/mamba_operator/rollout/in_place.py",
+    "operator/mamba_operator/rollout/in_place_rollout.py",
     "operator/mamba_operator/render/engine.py",
     "operator/mamba_operator/render/gateway.py",
 }
@@ -31,10 +31,10 @@ WHOLE = {
 """Files of the walk that take over every field of the cache without naming one, and where they do."""
 HANDED_ON = {
     "operator/mamba_operator/memory_plan.py": "made.to_status()",
-    "operator/mamba_operator/plan.py": "verdict.plan if isinstance(verdict, Fits) else None",
+    "operator/mamba_operator/plan.py": "verdict.plan if isinstance(verdict, PlanFits) else None",
     "operator/mamba_operator/render/context.py": "plan: PlanStatus | None",
     "operator/mamba_operator/render/engine.py": "json.dumps(engine_revision(context).document",
-    "operator/mamba_operator/render/tuning.py": "for setting, name in LIVE.items()",
+    "operator/mamba_operator/render/live_settings.py": "for setting, name in LIVE.items()",
     "server/mamba_cli/commands/serve.py": "EngineSettings(**given)",
     "server/mamba_server/api/server.py": "settings.model_copy(update=changes).model_dump_json()",
     "server/mamba_server/api/engine_client.py": "EngineProcess.start(settings_json",

@@ -13,9 +13,9 @@ from mamba_cli.shipped_models import shipped_config
 from mamba_operator.builtin_config import builtin_config
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.plan_verdict import SpecInvalid
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
-from mamba_operator.verdict import Invalid
 from operator_objects import NOW, TOKEN, UID, owner, planned
 
 ROOT = Path(__file__).parents[3]
@@ -125,7 +125,7 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
 def test_no_readme_advises_what_this_version_refuses(field: str) -> None:
     of = owner()
     of["spec"] |= UNSUPPORTED[field]
-    assert isinstance(planned(of).verdict, Invalid)
+    assert isinstance(planned(of).verdict, SpecInvalid)
 
     for readme in (ROOT / "examples").glob("*/README.md"):
         assert field not in readme.read_text(), readme

@@ -7,7 +7,7 @@ import pytest
 
 from fake_cluster import FakeCluster
 from mamba_api import names
-from mamba_operator.apply import Outcome, apply, status_manifest
+from mamba_operator.apply import ApplyResult, apply, status_manifest
 from mamba_operator.changes import Change
 from mamba_operator.objects.errors import (
     ClusterError,
@@ -15,7 +15,7 @@ from mamba_operator.objects.errors import (
     Forbidden,
     NameTaken,
     NotFound,
-    Refused,
+    ObjectRejected,
     Terminating,
     Unreachable,
 )
@@ -25,7 +25,7 @@ from operator_objects import UID, applied, edited, fitting_owner, planned, snaps
 OF = fitting_owner()
 
 
-async def applying(cluster: FakeCluster, children: list[Manifest], of: Manifest = OF) -> Outcome:
+async def applying(cluster: FakeCluster, children: list[Manifest], of: Manifest = OF) -> ApplyResult:
     """Carry out what is planned for these children, whatever the cluster holds by now."""
     return await apply(cluster, snapshot(of, children), planned(of, children))
 
@@ -132,7 +132,7 @@ async def test_an_object_that_took_a_childs_name_since_we_looked_is_not_written_
 
     outcome = await applying(cluster, drifted)
 
-    assert [type(one) for one in outcome.errors] == [Refused]
+    assert [type(one) for one in outcome.errors] == [ObjectRejected]
     assert cluster.find("Service", "nano")["spec"] == {"type": "LoadBalancer"}
 
 
@@ -165,7 +165,7 @@ async def test_a_leftover_that_was_replaced_since_we_looked_is_not_deleted() -> 
     assert cluster.find("ConfigMap", "nano-old") is not None
 
 
-@pytest.mark.parametrize("error", [Forbidden("no", status=403), Refused("no", status=422)], ids=repr)
+@pytest.mark.parametrize("error", [Forbidden("no", status=403), ObjectRejected("no", status=422)], ids=repr)
 async def test_a_leftover_that_may_not_be_deleted_is_an_error_and_no_change(error: ClusterError) -> None:
     children = [*applied(OF), leftover()]
     cluster = live(children)
@@ -208,7 +208,7 @@ async def test_a_server_that_goes_away_is_not_asked_for_anything_more(verb: str)
 async def test_every_refused_child_is_told_and_every_other_one_is_made() -> None:
     cluster = FakeCluster(OF)
     cluster.fault = lambda verb, kind, name: (
-        Refused(f"{kind} {name}: spec is immutable", status=422)
+        ObjectRejected(f"{kind} {name}: spec is immutable", status=422)
         if verb == "make" and kind == "Service"
         else None
     )
@@ -242,7 +242,7 @@ async def test_a_token_that_somebody_made_since_we_looked_is_kept() -> None:
 async def test_engines_are_not_made_before_the_token_that_they_mount() -> None:
     cluster = FakeCluster(OF)
     cluster.fault = lambda verb, kind, _: (
-        Refused("quota", status=422) if (verb, kind) == ("create", "Secret") else None
+        ObjectRejected("quota", status=422) if (verb, kind) == ("create", "Secret") else None
     )
 
     outcome = await applying(cluster, [])
@@ -286,7 +286,7 @@ def test_conditions_of_others_are_left_to_them() -> None:
 async def test_what_was_done_and_refused_before_the_server_went_away_is_still_told() -> None:
     cluster = FakeCluster(OF)
     answers: dict[str, ClusterError] = {
-        "NetworkPolicy": Refused("no", status=422), "Deployment": Unreachable("away", status=503),
+        "NetworkPolicy": ObjectRejected("no", status=422), "Deployment": Unreachable("away", status=503),
     }  # fmt: skip
     cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "make" else None
 

@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry
 from mamba_api import names
 from mamba_operator.autoscale import autoscaler
 from mamba_operator.autoscale.autoscaler import Autoscaler
-from mamba_operator.autoscale.decided import from_text
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
+from mamba_operator.autoscale.scaling_record import from_text
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.objects.record import readable
+from mamba_operator.objects.recorded_status import with_readable_status
 from operator_objects import fitting_owner
 
 KEY = Key("models", "nano")
@@ -67,7 +67,7 @@ class World:
         for _ in range(times):
             await self.autoscaler.look()
             self.now += 10
-        decided = self.autoscaler.decided(KEY)
+        decided = self.autoscaler.latest_decision(KEY)
         assert decided is not None
         return decided.decision.target
 
@@ -82,7 +82,7 @@ async def test_crowded_engines_get_more_beside_them_and_the_decision_is_recorded
 
     target = await world.look()
 
-    decided = world.autoscaler.decided(KEY)
+    decided = world.autoscaler.latest_decision(KEY)
     assert decided is not None
     assert target > 2
     assert world.woken == [KEY]
@@ -131,7 +131,7 @@ async def test_where_somebody_else_decides_numbers_are_shown_and_not_carried_out
         await world.autoscaler.look()
         world.now += 10
 
-    assert world.autoscaler.decided(KEY) is None
+    assert world.autoscaler.latest_decision(KEY) is None
     assert world.woken == []
     assert 2 < (world.metric("desired_engines") or 0) <= 8
     assert (world.metric("demand_engines", unit="slots") or 0) > 2
@@ -178,7 +178,7 @@ async def test_a_number_that_people_write_is_left_alone_and_forgotten() -> None:
 
     await world.autoscaler.look()
 
-    assert world.autoscaler.decided(KEY) is None
+    assert world.autoscaler.latest_decision(KEY) is None
     assert world.metric("desired_engines") is None
 
 
@@ -186,7 +186,9 @@ async def test_an_object_is_read_once_for_each_version_that_watches_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[Manifest] = []
-    monkeypatch.setattr(autoscaler, "readable", lambda of: read.append(of) or readable(of))
+    monkeypatch.setattr(
+        autoscaler, "with_readable_status", lambda of: read.append(of) or with_readable_status(of)
+    )
     world = World(1, pod("a"))
     held = world.by_id[index_id(MAMBA_DEPLOYMENT)]
     [of] = held[KEY]
@@ -220,4 +222,4 @@ async def test_one_deployment_that_breaks_does_not_keep_others_from_being_looked
     world.said = {"a": QUIET, "door": DOOR}
 
     assert await world.look() == 1
-    assert world.autoscaler.decided(other) is None
+    assert world.autoscaler.latest_decision(other) is None

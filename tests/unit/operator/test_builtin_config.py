@@ -6,7 +6,7 @@ import pytest
 
 from mamba_cli.shipped_models import shipped_config
 from mamba_operator.builtin_config import builtin_config
-from mamba_operator.verdict import Fits
+from mamba_operator.plan_verdict import PlanFits
 from operator_objects import owner, planned
 
 
@@ -15,7 +15,7 @@ def test_a_shipped_models_configuration_is_read_and_planned_with() -> None:
     config = builtin_config(of, shipped_config)
 
     assert config is not None
-    assert isinstance(planned(of, model_config=config).verdict, Fits)
+    assert isinstance(planned(of, model_config=config).verdict, PlanFits)
 
 
 @pytest.mark.parametrize(

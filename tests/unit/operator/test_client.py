@@ -17,7 +17,7 @@ from mamba_operator.objects.errors import (
     Forbidden,
     NotFound,
     NotInSchema,
-    Refused,
+    ObjectRejected,
     Unreachable,
 )
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, SERVICE
@@ -115,7 +115,7 @@ async def test_what_cannot_be_read_is_applied_for_a_version_that_nothing_has_to_
     assert "resourceVersion" not in MADE["metadata"]
 
 
-@pytest.mark.parametrize(("status", "error"), [(409, Conflict), (403, Forbidden), (422, Refused)])
+@pytest.mark.parametrize(("status", "error"), [(409, Conflict), (403, Forbidden), (422, ObjectRejected)])
 async def test_a_create_that_is_refused_for_another_reason_is_not_tried_in_another_way(
     status: int, error: type[ClusterError]
 ) -> None:
@@ -200,8 +200,9 @@ async def test_a_delete_names_the_very_object_and_forgives_its_absence() -> None
 
 
 STATUSES: list[tuple[int, type[ClusterError]]] = [
-    (400, Refused), (401, Forbidden), (403, Forbidden), (404, NotFound), (409, Conflict), (413, Refused),
-    (422, Refused), (429, Unreachable), (500, Unreachable), (503, Unreachable), (504, Unreachable),
+    (400, ObjectRejected), (401, Forbidden), (403, Forbidden), (404, NotFound), (409, Conflict),
+    (413, ObjectRejected), (422, ObjectRejected), (429, Unreachable), (500, Unreachable), (503, Unreachable),
+    (504, Unreachable),
 ]  # fmt: skip
 
 

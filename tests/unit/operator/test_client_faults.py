@@ -14,7 +14,7 @@ from mamba_operator.objects.errors import (
     Conflict,
     Forbidden,
     NotFound,
-    Refused,
+    ObjectRejected,
     Unreachable,
     of_status,
 )
@@ -118,7 +118,7 @@ async def test_any_words_of_a_refusal_are_told_and_bounded(body: bytes) -> None:
         return web.Response(status=422, body=body)
 
     async with client(handle) as kube:
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(ObjectRejected) as caught:
             await kube.apply(fitting_owner())
 
     assert str(caught.value).startswith("PATCH /apis/serving.mambaserve.io/v1alpha1/")
@@ -141,9 +141,9 @@ async def test_a_wish_to_wait_in_any_form_is_seconds_or_nothing(header: str, sec
 
 
 @pytest.mark.parametrize(("status", "kind"), [
-    (400, Refused), (401, Forbidden), (404, NotFound), (405, Refused), (406, Unreachable), (408, Unreachable),
-    (409, Conflict), (410, Unreachable), (415, Refused), (418, Unreachable), (429, Unreachable),
-    (500, Unreachable), (502, Unreachable), (507, Unreachable),
+    (400, ObjectRejected), (401, Forbidden), (404, NotFound), (405, ObjectRejected), (406, Unreachable),
+    (408, Unreachable), (409, Conflict), (410, Unreachable), (415, ObjectRejected), (418, Unreachable),
+    (429, Unreachable), (500, Unreachable), (502, Unreachable), (507, Unreachable),
 ])  # fmt: skip
 def test_every_status_is_one_of_our_errors(status: int, kind: type[ClusterError]) -> None:
     error = of_status(status, "why", 3.0)
@@ -157,9 +157,12 @@ def test_every_status_is_one_of_our_errors(status: int, kind: type[ClusterError]
     [
         ('pods "a" is forbidden: User "system:serviceaccount:a:b" cannot list resource "pods"', Forbidden),
         ('roles "a" is forbidden: user "b" is attempting to grant RBAC permissions not held', Forbidden),
-        ('services "a" is forbidden: exceeded quota: q, requested: services=1', Refused),
-        ('persistentvolumeclaims "a" is forbidden: only dynamically provisioned pvc can be resized', Refused),
-        ('admission webhook "v.example.com" denied the request: no', Refused),
+        ('services "a" is forbidden: exceeded quota: q, requested: services=1', ObjectRejected),
+        (
+            'persistentvolumeclaims "a" is forbidden: only dynamically provisioned pvc can be resized',
+            ObjectRejected,
+        ),
+        ('admission webhook "v.example.com" denied the request: no', ObjectRejected),
     ],
 )
 def test_a_rule_of_an_admission_plugin_is_told_apart_from_a_missing_right(

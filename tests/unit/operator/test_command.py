@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from mamba_cli.commands import operate
 from mamba_cli.errors import CliError, InvalidInput
 from mamba_cli.main import COMMANDS
-from mamba_operator.external_metrics.registration import registered
+from mamba_operator.external_metrics.registration import registration_settings
 from mamba_operator.objects.errors import LeadershipLost, OperatorError, SettingsInvalid
 from mamba_operator.process.settings import OperatorSettings
 
@@ -48,12 +48,12 @@ def test_external_metrics_are_served_where_they_are_asked_for(
     without, served = started
     assert without.external_metrics_port is None
     monkeypatch.setenv("POD_IP", "192.0.2.1")
-    of = registered(served, "::", "sys")
+    of = registration_settings(served, "::", "sys")
     assert (of.namespace, of.service, of.host, of.port, of.address) == (
         "sys", "mine", "::", 7443, "192.0.2.1",
     )  # fmt: skip
     monkeypatch.setenv("POD_IP", "")
-    assert registered(served, "::", "sys").address is None
+    assert registration_settings(served, "::", "sys").address is None
 
 
 def test_what_has_no_option_comes_from_the_environment(

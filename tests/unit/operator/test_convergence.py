@@ -20,15 +20,15 @@ from mamba_operator.objects.errors import (
     Conflict,
     Forbidden,
     NotFound,
+    ObjectRejected,
     OperatorError,
-    Refused,
     Unreachable,
 )
 from mamba_operator.objects.kinds import Kind
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.process.workqueue import Backoff, WorkQueue
+from mamba_operator.process.workqueue import RetryPolicy, WorkQueue
 from mamba_operator.reconcile import Reconciler
 from operator_objects import NOW, fitting_owner
 from virtual_time import in_virtual_time
@@ -42,7 +42,7 @@ SPECS: list[dict[str, Any]] = [
     {"replicas": 2, "scaling": {"minReplicas": 2, "maxReplicas": 2}},
 ]
 ERRORS: list[ClusterError] = [
-    Unreachable("away", status=503), Conflict("changed", status=409), Refused("no", status=422),
+    Unreachable("away", status=503), Conflict("changed", status=409), ObjectRejected("no", status=422),
     Forbidden("no", status=403), NotFound("gone", status=404), Unreachable("expired", status=410),
 ]  # fmt: skip
 
@@ -125,7 +125,7 @@ async def calm(of: Manifest) -> dict[tuple[str, str, str], Manifest]:
 @contextlib.asynccontextmanager
 async def operating(cluster: LateCluster, passes: list[float] | None = None) -> AsyncIterator[WorkQueue[Key]]:
     """A queue with its workers, woken by the cluster's writes."""
-    queue: WorkQueue[Key] = WorkQueue(Backoff(), random_unit=lambda: 0.0)
+    queue: WorkQueue[Key] = WorkQueue(RetryPolicy(), random_unit=lambda: 0.0)
     cluster.woken = queue.add
     again = reconciler(cluster)
 
@@ -261,7 +261,7 @@ async def test_an_operator_that_hears_its_own_writes_comes_to_rest() -> None:
 async def test_a_child_that_is_refused_in_the_same_words_is_tried_ever_more_seldom() -> None:
     cluster, passes = LateCluster(fitting_owner()), list[float]()
     cluster.fault = lambda verb, kind, _: (
-        Refused("no", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
+        ObjectRejected("no", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
     )
     async with operating(cluster, passes):
         await asyncio.sleep(600)
@@ -279,7 +279,7 @@ async def test_a_refusal_in_ever_new_words_does_not_become_a_busy_loop() -> None
     def dial(verb: str, kind: str, _: str) -> ClusterError | None:
         port[0] += 1
         wrong = (verb, kind) == ("make", "NetworkPolicy")
-        return Refused(f"webhook: read tcp 10.0.0.1:{port[0]}: reset", status=422) if wrong else None
+        return ObjectRejected(f"webhook: read tcp 10.0.0.1:{port[0]}: reset", status=422) if wrong else None
 
     cluster.fault = dial
     async with operating(cluster, passes):
@@ -293,7 +293,7 @@ async def test_a_refusal_in_ever_new_words_does_not_become_a_busy_loop() -> None
 async def test_a_mended_spec_does_not_wait_for_the_end_of_a_long_back_off() -> None:
     cluster, passes = LateCluster(fitting_owner()), list[float]()
     cluster.fault = lambda verb, kind, _: (
-        Refused("no", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
+        ObjectRejected("no", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
     )
     async with operating(cluster, passes):
         await asyncio.sleep(200)

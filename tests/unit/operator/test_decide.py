@@ -5,17 +5,17 @@ import random
 import msgspec
 import pytest
 
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import decide
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.observation import Traffic
-from mamba_operator.autoscale.virtual_fleets import enough
-from mamba_operator.autoscale.work import Costs
+from mamba_operator.autoscale.engine_costs import EngineCosts
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.observation import GatewayTraffic
+from mamba_operator.autoscale.virtual_fleets import smallest_sufficient
 from scaled_fleet import SPEED, Fleet, load, reversals, seen
 
-RANGE = Config(min_replicas=1, max_replicas=32, ttft_target=2.0, tpot_target=0.1)
+RANGE = AutoscalerConfig(min_replicas=1, max_replicas=32, ttft_target=2.0, tpot_target=0.1)
 """5 requests per second are the whole of one engine."""
-IDLE = Config(min_replicas=0, max_replicas=8, scale_down_delay=100.0)
+IDLE = AutoscalerConfig(min_replicas=0, max_replicas=8, scale_down_delay=100.0)
 
 
 def test_a_load_of_six_engines_asks_for_more_than_six_and_not_for_twice_as_many() -> None:
@@ -108,7 +108,7 @@ def test_no_engine_is_given_up_that_a_rise_as_lately_would_need_on_top_of_what_c
     """One engine does 5 a second. Bursts of 3 a second were no trouble for it; on top of 3 they would be."""
 
     def engines(calm: float) -> list[int]:
-        patient = Config(min_replicas=1, max_replicas=32, ttft_target=20.0)
+        patient = AutoscalerConfig(min_replicas=1, max_replicas=32, ttft_target=20.0)
         fleet = Fleet(patient, engines=2, start=120.0)
         for _ in range(20):
             fleet.run([0.2] * 17 + [3.2] * 3)
@@ -131,7 +131,7 @@ def test_a_number_that_somebody_sets_stands_for_a_whole_delay() -> None:
 
 @pytest.mark.parametrize("missing", [{"load": None}, {"load": load(3, 1.0)}, {"ready": 0, "load": None}])
 def test_nothing_shrinks_while_engines_do_not_report(missing: dict[str, object]) -> None:
-    memory, asked = Memory(), 9
+    memory, asked = AutoscalerMemory(), 9
     for number in range(200):
         made = decide(seen(asked, 1.0, at=10.0 * number, **missing), RANGE, memory)
         memory, asked = made.memory, made.target
@@ -143,7 +143,7 @@ def test_nothing_shrinks_while_engines_do_not_report(missing: dict[str, object])
 def test_slots_ask_for_engines_while_time_is_left() -> None:
     crowded = load(4, 4.0, slots_used=3.9, running=60, waiting=30)
 
-    made = decide(seen(4, 4.0, load=crowded), RANGE, Memory())
+    made = decide(seen(4, 4.0, load=crowded), RANGE, AutoscalerMemory())
 
     assert made.binding == "slots"
     assert made.target == 7
@@ -153,7 +153,7 @@ def test_slots_ask_for_engines_while_time_is_left() -> None:
 def test_pages_ask_for_engines_while_time_is_left() -> None:
     crowded = load(4, 4.0, pages_used=3.8, running=60)
 
-    made = decide(seen(4, 4.0, load=crowded), RANGE, Memory())
+    made = decide(seen(4, 4.0, load=crowded), RANGE, AutoscalerMemory())
 
     assert (made.binding, made.target) == ("pages", 5)
 
@@ -162,14 +162,14 @@ def test_a_queue_that_is_gone_before_a_pod_could_start_asks_for_none() -> None:
     short = load(4, 4.0, waiting=10, waiting_tokens=20_000.0)
     long = load(4, 4.0, waiting=4000, waiting_tokens=8e6)
 
-    assert decide(seen(4, 4.0, load=short), RANGE, Memory()).target == 4
-    assert decide(seen(4, 4.0, load=long), RANGE, Memory()).binding == "queue"
+    assert decide(seen(4, 4.0, load=short), RANGE, AutoscalerMemory()).target == 4
+    assert decide(seen(4, 4.0, load=long), RANGE, AutoscalerMemory()).binding == "queue"
 
 
 @pytest.mark.parametrize("target", ["ttft_target", "tpot_target"])
 def test_a_shorter_target_asks_for_more_engines(target: str) -> None:
     def engines(seconds: float) -> int:
-        alone = Config(min_replicas=1, max_replicas=32, **{target: seconds})
+        alone = AutoscalerConfig(min_replicas=1, max_replicas=32, **{target: seconds})
         fleet = Fleet(alone, engines=8)
         return fleet.run([20.0 + (number % 6 == 0) * 25.0 for number in range(300)])[-1]
 
@@ -187,7 +187,7 @@ def test_bursts_that_come_again_keep_the_engines_that_they_need() -> None:
 
 
 def test_pods_that_never_start_let_the_fleet_stop_growing() -> None:
-    memory, asked = Memory(), 2
+    memory, asked = AutoscalerMemory(), 2
     for number in range(400):
         pending = tuple(f"pod-{one}" for one in range(asked - 2))
         crowd = load(2, 40.0, waiting=500, waiting_tokens=1e6 + 1e5 * number)
@@ -202,7 +202,7 @@ def test_pods_that_never_start_let_the_fleet_stop_growing() -> None:
 
 
 def test_a_pod_that_is_stuck_where_others_start_is_made_up_for() -> None:
-    memory, asked = Memory(), 4
+    memory, asked = AutoscalerMemory(), 4
     for number in range(100):
         pending = ("stuck", "young") if number < 20 else ("stuck",)
         now = seen(asked, 25.0, at=10.0 * number, ready=asked - len(pending), pending=pending)
@@ -213,7 +213,7 @@ def test_a_pod_that_is_stuck_where_others_start_is_made_up_for() -> None:
 
 
 def test_nothing_runs_once_no_request_came_for_the_delay_and_a_request_brings_it_back() -> None:
-    memory, asked = Memory(), 2
+    memory, asked = AutoscalerMemory(), 2
     seen_at: list[int] = []
     for number in range(14):
         made = decide(seen(asked, at=10.0 * number), IDLE, memory)
@@ -222,7 +222,7 @@ def test_nothing_runs_once_no_request_came_for_the_delay_and_a_request_brings_it
     assert seen_at == [2] * 10 + [0] * 4
     assert made.reason == "no engine runs and no request waits for one"
 
-    held = seen(0, at=140.0, traffic=Traffic(held=3))
+    held = seen(0, at=140.0, traffic=GatewayTraffic(held=3))
     assert (decide(held, IDLE, memory).target, decide(held, IDLE, memory).binding) == (1, "wake")
     assert decide(seen(0, at=140.0, traffic=None, woken=True), IDLE, memory).target == 1
 
@@ -230,13 +230,14 @@ def test_nothing_runs_once_no_request_came_for_the_delay_and_a_request_brings_it
 @pytest.mark.parametrize(
     "busy",
     [
-        {"traffic": Traffic(in_flight=1)}, {"traffic": Traffic(queued=1)}, {"traffic": Traffic(held=1)},
-        {"traffic": Traffic(arrivals=0.01)}, {"traffic": None}, {"load": load(1, 0.0)},
+        {"traffic": GatewayTraffic(in_flight=1)}, {"traffic": GatewayTraffic(queued=1)},
+        {"traffic": GatewayTraffic(held=1)},
+        {"traffic": GatewayTraffic(arrivals=0.01)}, {"traffic": None}, {"load": load(1, 0.0)},
         {"load": load(2, 0.0, running=1)}, {"load": load(2, 0.0, waiting=1)},
     ],
 )  # fmt: skip
 def test_an_engine_that_may_have_a_request_is_never_the_last_to_stop(busy: dict[str, object]) -> None:
-    memory, asked = Memory(), 2
+    memory, asked = AutoscalerMemory(), 2
     for number in range(100):
         made = decide(seen(asked, at=10.0 * number, **busy), IDLE, memory)
         memory, asked = made.memory, made.target
@@ -245,7 +246,7 @@ def test_an_engine_that_may_have_a_request_is_never_the_last_to_stop(busy: dict[
 
 
 def test_what_saturated_engines_do_not_do_is_learned() -> None:
-    memory = Memory()
+    memory = AutoscalerMemory()
     for number in range(60):
         full = load(4, 20.0, saturated=4, saturated_prompt_rate=0.5 * 4 * SPEED, waiting=9)
         memory = decide(seen(4, 20.0, at=10.0 * number, load=full), RANGE, memory).memory
@@ -280,23 +281,23 @@ def test_a_decision_is_made_again_to_the_byte_from_what_was_written_of_it() -> N
     now = msgspec.json.encode(seen(3, 17.3, at=611.7))
 
     for _ in range(2):
-        memory = msgspec.json.decode(msgspec.json.encode(fleet.memory), type=Memory)
+        memory = msgspec.json.decode(msgspec.json.encode(fleet.memory), type=AutoscalerMemory)
         again = decide(msgspec.json.decode(now, type=type(seen(1))), RANGE, memory)
         assert msgspec.json.encode(again) == msgspec.json.encode(
             decide(seen(3, 17.3, at=611.7), RANGE, fleet.memory)
         )
 
 
-def past(elapsed: float, *met: float) -> Memory:
+def past(elapsed: float, *met: float) -> AutoscalerMemory:
     """Of 100 requests, as many in time with 1, 2, .. engines."""
-    return Memory(elapsed=elapsed, came=100.0, met=met)
+    return AutoscalerMemory(elapsed=elapsed, came=100.0, met=met)
 
 
 def test_one_burst_does_not_prove_that_fewer_engines_do() -> None:
     three = msgspec.structs.replace(RANGE, min_replicas=1, max_replicas=3)
 
-    after_minutes = enough(past(300.0, 50.0, 98.9, 100.0), three, growing=False)
-    after_hours = enough(past(7200.0, 50.0, 98.9, 100.0), three, growing=False)
+    after_minutes = smallest_sufficient(past(300.0, 50.0, 98.9, 100.0), three, growing=False)
+    after_hours = smallest_sufficient(past(7200.0, 50.0, 98.9, 100.0), three, growing=False)
 
     assert (after_minutes, after_hours) == (3, 2)
 
@@ -304,14 +305,14 @@ def test_one_burst_does_not_prove_that_fewer_engines_do() -> None:
 def test_one_burst_does_not_prove_that_more_engines_are_needed() -> None:
     three = msgspec.structs.replace(RANGE, min_replicas=1, max_replicas=3)
 
-    after_minutes = enough(past(300.0, 40.0, 94.3, 100.0), three, growing=True)
-    after_hours = enough(past(7200.0, 40.0, 94.3, 100.0), three, growing=True)
+    after_minutes = smallest_sufficient(past(300.0, 40.0, 94.3, 100.0), three, growing=True)
+    after_hours = smallest_sufficient(past(7200.0, 40.0, 94.3, 100.0), three, growing=True)
 
     assert (after_minutes, after_hours) == (2, 3)
 
 
 def test_generation_does_not_count_as_prompts_that_steps_wait_for() -> None:
-    costs = Costs(prompt_token=1e-4, output_token=1e-3, step=0.02, capacity=1.0)
+    costs = EngineCosts(prompt_token=1e-4, output_token=1e-3, step=0.02, capacity=1.0)
     tight = msgspec.structs.replace(RANGE, tpot_target=0.04)
 
     assert costs.usable(tight, 1.0, 1.0) == 0.5

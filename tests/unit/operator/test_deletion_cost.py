@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fake_cluster import FakeCluster
 from mamba_api import names
-from mamba_operator.autoscale.reports import Holding
+from mamba_operator.autoscale.reports import DeletionCost
 from mamba_operator.deletion_cost import least_worth
 from mamba_operator.objects.errors import Forbidden, Unreachable
 from mamba_operator.objects.manifest import Key, Manifest
@@ -139,13 +139,13 @@ async def test_where_pods_cannot_be_marked_the_number_falls_all_the_same(error: 
 @given(
     st.dictionaries(
         st.text("abc", min_size=1, max_size=4),
-        st.none() | st.builds(Holding, *[st.integers(0, 9).map(float)] * 2),
+        st.none() | st.builds(DeletionCost, *[st.integers(0, 9).map(float)] * 2),
         min_size=1, max_size=8,
     ),
     st.integers(1, 8),
 )  # fmt: skip
 def test_nobody_who_goes_holds_more_of_both_than_one_who_stays(
-    held: dict[str, Holding | None], fewer: int
+    held: dict[str, DeletionCost | None], fewer: int
 ) -> None:
     gone = least_worth(held, fewer)
     assert len(gone) == min(fewer, len(held))

@@ -124,12 +124,12 @@ async def test_a_cluster_that_gives_no_answer_refuses_everybody(pki: Pki) -> Non
 async def test_an_access_is_reviewed_once_in_a_while_for_each_asker(pki: Pki) -> None:
     cluster, now = Cluster(pki.authority.root.certificate), [0.0]
     review = AccessReview(cluster, now=lambda: now[0])  # type: ignore[arg-type]
-    one = proxies.Asker("hpa", ("g",), (("scopes", ("a", "b")),))
+    one = proxies.UserInfo("hpa", ("g",), (("scopes", ("a", "b")),))
     question = {"resource": DESIRED, "namespace": "models"}
 
     for _ in range(3):
         assert await review.may(one, "resourceAttributes", **question)
-    assert not await review.may(proxies.Asker("x"), "resourceAttributes", **question)
+    assert not await review.may(proxies.UserInfo("x"), "resourceAttributes", **question)
     assert not await review.may(one, "resourceAttributes", resource="other", namespace="models")
     assert len(cluster.reviews) == 3
     assert cluster.reviews[0]["spec"] == {
@@ -152,11 +152,11 @@ def test_an_asker_is_taken_from_the_headers_that_the_cluster_names(pki: Pki) -> 
     )  # fmt: skip
     certificate = {"subject": ((("commonName", "front-proxy-client"),),)}
 
-    found = proxy.asker(certificate, said)
+    found = proxy.user_info(certificate, said)
 
-    assert found == proxies.Asker("u", ("a", "b"), (("acme.com/project", ("p",)),))
-    assert proxy.asker(None, said) is None
-    assert proxy.asker({}, said) is None
+    assert found == proxies.UserInfo("u", ("a", "b"), (("acme.com/project", ("p",)),))
+    assert proxy.user_info(None, said) is None
+    assert proxy.user_info({}, said) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.verdict import Fits
+from mamba_operator.plan_verdict import PlanFits
 from operator_objects import fitting_owner, owner, planned
 
 Children = dict[tuple[str, str], Manifest]
@@ -133,8 +133,8 @@ def test_a_field_of_the_workload_moves_the_plan(field: str, other: float) -> Non
         for more in ({}, {field: other})
     )
 
-    assert isinstance(one, Fits)
-    assert isinstance(changed, Fits)
+    assert isinstance(one, PlanFits)
+    assert isinstance(changed, PlanFits)
     assert one.plan != changed.plan
 
 

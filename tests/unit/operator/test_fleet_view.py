@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.fleet_view import EngineReport, FleetView, GatewayReport
 from mamba_operator.autoscale.observation import Observation
 from mamba_operator.autoscale.reports import ReportInvalid, engine_report, gateway_report
@@ -120,7 +120,7 @@ def test_who_is_silent_is_missing_and_not_idle() -> None:
 
 
 def test_an_engine_is_read_from_its_metrics() -> None:
-    report = engine_report(ENGINE_TEXT, Config(ttft_target=1.5, tpot_target=0.1))
+    report = engine_report(ENGINE_TEXT, AutoscalerConfig(ttft_target=1.5, tpot_target=0.1))
 
     assert report == EngineReport(
         running=3, waiting=2, places=16, slots_used=0.75, pages_used=0.25, waiting_tokens=4000,
@@ -137,7 +137,7 @@ def test_a_gateway_is_read_from_its_metrics_and_who_has_no_key_is_no_request() -
 @pytest.mark.parametrize("text", ["", "<html>", "mambaserve_requests_running{ 3", "up 1"])
 def test_what_is_no_report_is_said(text: str) -> None:
     with pytest.raises(ReportInvalid):
-        engine_report(text, Config())
+        engine_report(text, AutoscalerConfig())
     with pytest.raises(ReportInvalid):
         gateway_report(text)
 

@@ -13,8 +13,8 @@ from mamba_operator.objects.errors import (
     Forbidden,
     LeadershipLost,
     NotFound,
+    ObjectRejected,
     PassHangs,
-    Refused,
     Unreachable,
 )
 from mamba_operator.objects.kinds import Kind
@@ -153,7 +153,7 @@ async def test_the_successor_of_a_dead_holder_waits_its_whole_time_by_its_own_cl
 
 ERRORS: list[ClusterError] = [
     Unreachable("away"), Conflict("changed", status=409), Forbidden("no rule yet", status=403),
-    NotFound("no namespace yet", status=404), Refused("no", status=422),
+    NotFound("no namespace yet", status=404), ObjectRejected("no", status=422),
 ]  # fmt: skip
 
 

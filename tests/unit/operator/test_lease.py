@@ -8,39 +8,39 @@ import pytest
 from fake_cluster import FakeCluster
 from mamba_operator.objects.errors import Conflict, LeadershipLost, Unreachable
 from mamba_operator.process.leadership import Leadership, LeaseName
-from mamba_operator.process.lease import Move, Record, Watched, decide, watch
+from mamba_operator.process.lease import LeaseAction, LeaseRecord, ObservedLease, lease_action, observe_lease
 from virtual_time import in_virtual_time
 
 ME, OTHER = "me", "other"
 
 
-def record(holder: str | None, version: str = "1", duration: float = 15) -> Record:
-    return Record(holder, version, duration)
+def record(holder: str | None, version: str = "1", duration: float = 15) -> LeaseRecord:
+    return LeaseRecord(holder, version, duration)
 
 
-TABLE: list[tuple[str, Watched | None, float, Move]] = [
-    ("there is no lease", None, 100, Move.TAKE),
-    ("nobody holds it", Watched(record(None), 99), 100, Move.TAKE),
-    ("it was given back", Watched(record(""), 99), 100, Move.TAKE),
-    ("it is mine", Watched(record(ME), 0), 100, Move.RENEW),
-    ("another holds it and renews", Watched(record(OTHER), 90), 100, Move.WAIT),
-    ("another holds it and is just within its time", Watched(record(OTHER), 85), 100, Move.WAIT),
-    ("another held it and fell silent", Watched(record(OTHER), 84), 100, Move.TAKE),
+TABLE: list[tuple[str, ObservedLease | None, float, LeaseAction]] = [
+    ("there is no lease", None, 100, LeaseAction.TAKE),
+    ("nobody holds it", ObservedLease(record(None), 99), 100, LeaseAction.TAKE),
+    ("it was given back", ObservedLease(record(""), 99), 100, LeaseAction.TAKE),
+    ("it is mine", ObservedLease(record(ME), 0), 100, LeaseAction.RENEW),
+    ("another holds it and renews", ObservedLease(record(OTHER), 90), 100, LeaseAction.WAIT),
+    ("another holds it and is just within its time", ObservedLease(record(OTHER), 85), 100, LeaseAction.WAIT),
+    ("another held it and fell silent", ObservedLease(record(OTHER), 84), 100, LeaseAction.TAKE),
 ]
 
 
 @pytest.mark.parametrize(
     ("watched", "now", "move"), [one[1:] for one in TABLE], ids=[one[0] for one in TABLE]
 )
-def test_the_decision(watched: Watched | None, now: float, move: Move) -> None:
-    assert decide(watched, ME, now) is move
+def test_the_decision(watched: ObservedLease | None, now: float, move: LeaseAction) -> None:
+    assert lease_action(watched, ME, now) is move
 
 
 def test_a_record_ages_from_when_we_first_saw_it_and_a_renewal_makes_it_young() -> None:
-    first = watch(None, record(OTHER, "1"), 10)
+    first = observe_lease(None, record(OTHER, "1"), 10)
 
-    assert watch(first, record(OTHER, "1"), 20).since == 10
-    assert watch(first, record(OTHER, "2"), 20).since == 20
+    assert observe_lease(first, record(OTHER, "1"), 20).since == 10
+    assert observe_lease(first, record(OTHER, "2"), 20).since == 20
 
 
 class Candidate:

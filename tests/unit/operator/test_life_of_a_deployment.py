@@ -3,17 +3,19 @@
 import pytest
 
 from deployment_life import Life, served
-from mamba_operator.autoscale.decide import Decision
-from mamba_operator.autoscale.decided import Decided
+from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.demand import Demand
-from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.scaling_record import LatestDecision
 from operator_objects import fitting_owner, nano_config
 
 
-def decision(target: int, *, asked: int, start: int = 1) -> Decided:
+def decision(target: int, *, asked: int, start: int = 1) -> LatestDecision:
     """What an autoscaler decided."""
-    made = Decision(target=target, reason="because", binding="slots", demand=Demand(), memory=Memory())
-    return Decided(asked, start, made, "")
+    made = ScalingDecision(
+        target=target, reason="because", binding="slots", demand=Demand(), memory=AutoscalerMemory()
+    )
+    return LatestDecision(asked, start, made, "")
 
 
 async def test_from_nothing_to_serving() -> None:
@@ -111,7 +113,7 @@ async def test_a_sleeping_deployment_wakes_serves_and_falls_asleep_when_its_time
 
     assert (await life.look(hours=30))[0]["Ready"] == ("True", "Serving")
 
-    life.decided = decision(0, asked=1)
+    life.latest_decision = decision(0, asked=1)
     _, events = await life.look(seconds=10)
     assert life.cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 0
     assert "ScaledDown" in events
@@ -125,7 +127,7 @@ async def test_the_number_that_is_decided_runs_and_is_told_once() -> None:
     await life.look()
     life.controllers(engines=1)
     await life.look()
-    life.decided = decision(3, asked=1)
+    life.latest_decision = decision(3, asked=1)
 
     _, events = await life.look()
     assert life.cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 3

@@ -6,7 +6,7 @@ import pytest
 
 from mamba_api import names
 from mamba_operator.autoscale.reports import ReportInvalid
-from mamba_operator.load_watch import LoadWatch, fetched
+from mamba_operator.load_watch import LoadWatch, read_download
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
@@ -78,7 +78,7 @@ async def test_a_loader_that_tells_nothing_is_one_whose_log_is_to_be_read(said: 
 
 def test_half_a_report_is_none() -> None:
     with pytest.raises(ReportInvalid, match=names.METRIC_TO_DOWNLOAD):
-        fetched(f"{names.METRIC_DOWNLOADED} 1\n")
+        read_download(f"{names.METRIC_DOWNLOADED} 1\n")
 
 
 async def test_an_engine_that_downloads_before_it_starts_is_asked() -> None:

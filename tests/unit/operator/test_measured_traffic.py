@@ -13,18 +13,18 @@ from mamba_operator.admin_key import AdminKey
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
-from mamba_operator.workload.measured_workload import Measured
+from mamba_operator.workload.measured_workload import MeasuredWorkload
 from operator_objects import NOW, fitting_owner
 
 KEY = Key("models", "nano")
 OPERATORS = AdminKey(b"k" * 32)
 CHOSEN_FOR = names.ANNOTATION_CHOSEN_FOR
 MEMORY = {"memory": {"deviceMemory": "40Gi"}}
-AGENTS = Measured(16_000.0, 200.0, 0.9, 8.0, 2000.0)
+AGENTS = MeasuredWorkload(16_000.0, 200.0, 0.9, 8.0, 2000.0)
 """Long prompts that come back: ExtraBufferLazy does a quarter more of them than NoBuffer."""
-CROWD = Measured(300.0, 500.0, 0.1, 100.0, 5000.0)
+CROWD = MeasuredWorkload(300.0, 500.0, 0.1, 100.0, 5000.0)
 """NoBuffer is the best for it, and by far better than ExtraBufferLazy."""
-CHAT = Measured(2000.0, 260.0, 0.5, 60.0, 2000.0)
+CHAT = MeasuredWorkload(2000.0, 260.0, 0.5, 60.0, 2000.0)
 """NoBuffer does a little more of it than ExtraBufferLazy."""
 
 
@@ -34,7 +34,7 @@ class World:
     def __init__(self, *, key: AdminKey | None = OPERATORS, **spec: Any) -> None:
         self.cluster = FakeCluster(fitting_owner(**{**MEMORY, **spec}))
         self.told: list[str] = []
-        self.measured: Measured | None = None
+        self.measured: MeasuredWorkload | None = None
         self.now, self.key = NOW, key
         self.restart()
 
@@ -173,7 +173,7 @@ async def test_a_pass_over_what_is_as_it_was_writes_nothing() -> None:
     world.cluster.calls.clear()
 
     for change in (1.0, 1.04, 0.97, 1.02):
-        world.measured = Measured(16_000.0 * change, 200.0, 0.9, 8.0 / change, 2000.0 * change)
+        world.measured = MeasuredWorkload(16_000.0 * change, 200.0, 0.9, 8.0 / change, 2000.0 * change)
         await world.passes(5)
 
     assert world.cluster.calls == []
@@ -304,7 +304,7 @@ async def test_a_new_revision_begins_with_the_strategy_in_force() -> None:
 async def test_states_of_another_type_are_shown_and_never_taken() -> None:
     world = await served(memory={"deviceMemory": "24Gi"})
     template = world.template
-    world.measured = Measured(4000.0, 300.0, 0.9, 60.0, 3000.0)
+    world.measured = MeasuredWorkload(4000.0, 300.0, 0.9, 60.0, 3000.0)
     await world.passes(20)
 
     reason, message = world.planned()

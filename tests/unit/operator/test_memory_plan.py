@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.memory_plan import plan_memory
-from mamba_operator.objects.record import readable
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
+from mamba_operator.objects.recorded_status import with_readable_status
+from mamba_operator.plan_verdict import (
+    ModelNotServed,
+    PlanDoesNotFit,
+    PlanFits,
+    PlanUnknown,
+    PlanVerdict,
+    SpecInvalid,
+)
 from operator_objects import CONFIGS, fitting_owner, nano_config, owner
 
 FAMILIES = [
@@ -25,12 +32,12 @@ def config(name: str) -> dict[str, Any]:
     return found
 
 
-def judged(node: int | None = None, **spec: Any) -> Verdict:
-    of = readable(fitting_owner(**spec))
+def judged(node: int | None = None, **spec: Any) -> PlanVerdict:
+    of = with_readable_status(fitting_owner(**spec))
     return plan_memory(MambaDeployment.model_validate(of, by_alias=True, by_name=False), node)
 
 
-def of_config(config: dict[str, Any]) -> Verdict:
+def of_config(config: dict[str, Any]) -> PlanVerdict:
     """Plan mode: there any family the planner knows is planned, served or not."""
     return judged(model={"uri": "hf://a/b", "config": config}, mode="Plan")
 
@@ -51,8 +58,8 @@ def test_a_configuration_with_one_odd_field_gets_a_verdict(name: str, data: st.D
 
     verdict = of_config(given_)
 
-    assert isinstance(verdict, Fits | DoesNotFit | Invalid)
-    if isinstance(verdict, Invalid):
+    assert isinstance(verdict, PlanFits | PlanDoesNotFit | SpecInvalid)
+    if isinstance(verdict, SpecInvalid):
         assert verdict.message.startswith("spec.model.config")
 
 
@@ -68,7 +75,7 @@ def test_a_number_of_layers_beyond_reason_is_refused_without_making_them(name: s
     finally:
         tracemalloc.stop()
 
-    assert isinstance(verdict, Invalid)
+    assert isinstance(verdict, SpecInvalid)
     assert most < 2**24
 
 
@@ -84,7 +91,7 @@ def test_a_number_of_layers_beyond_reason_is_refused_without_making_them(name: s
 def test_a_model_that_says_nothing_of_its_kind_lists_the_kinds_there_are(broken: dict[str, Any]) -> None:
     verdict = of_config({**nano_config(), **broken})
 
-    assert isinstance(verdict, Invalid)
+    assert isinstance(verdict, SpecInvalid)
     assert "is not supported; supported: nemotron_h" in verdict.message
 
 
@@ -92,7 +99,7 @@ def test_a_model_that_says_nothing_of_its_kind_lists_the_kinds_there_are(broken:
 def test_an_empty_configuration_is_told_apart_from_none(name: str) -> None:
     verdict = of_config({name: {}} if name else {})
 
-    assert isinstance(verdict, Invalid)
+    assert isinstance(verdict, SpecInvalid)
 
 
 @given(
@@ -110,8 +117,8 @@ def test_any_budget_gets_a_plan_or_the_numbers(
 
     verdict = judged(memory=budget, stateCache={"strategy": strategy, "stateDtype": dtype})
 
-    assert isinstance(verdict, Fits | DoesNotFit)
-    if isinstance(verdict, Fits):
+    assert isinstance(verdict, PlanFits | PlanDoesNotFit)
+    if isinstance(verdict, PlanFits):
         plan = verdict.plan
         assert strategy in ("Auto", plan.strategy)
         assert dtype in ("Auto", plan.state_dtype)
@@ -130,35 +137,37 @@ def test_a_model_no_engine_serves_is_refused_before_anything_starts(name: str) -
     given_ = {key: value for key, value in config(name).items() if key != "time_step_limit"}
     verdict = judged(model={"uri": "hf://a/b", "config": given_})
 
-    assert isinstance(verdict, NotServed)
+    assert isinstance(verdict, ModelNotServed)
     assert "cannot serve" in verdict.message
 
 
 def test_a_model_no_engine_serves_is_refused_though_its_gpu_is_unknown() -> None:
-    assert isinstance(judged(model={"uri": "hf://a/b", "config": config("bamba-9b")}, memory={}), NotServed)
+    assert isinstance(
+        judged(model={"uri": "hf://a/b", "config": config("bamba-9b")}, memory={}), ModelNotServed
+    )
 
 
 @pytest.mark.parametrize("name", ["bamba-9b", "nemotron-3-nano-30b-a3b"])
 def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves_and_says_so(name: str) -> None:
     verdict = of_config(config(name))
 
-    assert isinstance(verdict, Fits)
+    assert isinstance(verdict, PlanFits)
     assert "cannot serve" in verdict.message
 
 
 def test_a_model_that_is_served_is_not_said_to_be_none() -> None:
     verdict = judged()
 
-    assert isinstance(verdict, Fits)
+    assert isinstance(verdict, PlanFits)
     assert "cannot serve" not in verdict.message
 
 
 def test_the_memory_in_the_spec_wins_over_the_label_of_the_node() -> None:
     small, large = 1 << 30, 80 << 30
 
-    assert isinstance(judged(small, memory={"deviceMemory": "80Gi"}), Fits)
-    assert isinstance(judged(large, memory={"deviceMemory": "1Gi"}), DoesNotFit)
-    assert isinstance(judged(large, memory={}), Fits)
+    assert isinstance(judged(small, memory={"deviceMemory": "80Gi"}), PlanFits)
+    assert isinstance(judged(large, memory={"deviceMemory": "1Gi"}), PlanDoesNotFit)
+    assert isinstance(judged(large, memory={}), PlanFits)
 
 
 def test_memory_that_is_too_small_is_told_with_the_gpu_size_that_would_do() -> None:
@@ -166,7 +175,7 @@ def test_memory_that_is_too_small_is_told_with_the_gpu_size_that_would_do() -> N
     hopeless = judged(0, memory={"deviceMemory": "16Gi", "utilization": 0.1})
 
     for verdict in (by_spec, by_label, hopeless):
-        assert isinstance(verdict, DoesNotFit)
+        assert isinstance(verdict, PlanDoesNotFit)
     assert all("22.5Gi" in verdict.message for verdict in (by_spec, by_label))  # type: ignore[union-attr]
     assert "268.6Gi" in hopeless.message  # type: ignore[union-attr]
 
@@ -174,13 +183,13 @@ def test_memory_that_is_too_small_is_told_with_the_gpu_size_that_would_do() -> N
 def test_the_status_tells_one_gpu_size_down_and_up_of_the_memory_that_is_planned_for() -> None:
     by_spec, by_label = judged(1 << 30), judged(46_068 << 20, memory={})
 
-    assert isinstance(by_spec, Fits)
-    assert isinstance(by_label, Fits)
+    assert isinstance(by_spec, PlanFits)
+    assert isinstance(by_label, PlanFits)
     for verdict, down, up in ((by_spec, "46068Mi", "97887Mi"), (by_label, "40Gi", "81559Mi")):
         sizes = (verdict.plan.one_size_down, verdict.plan.one_size_up)
         for size, memory in zip(sizes, (down, up), strict=True):
             there = judged(memory={"deviceMemory": memory})
-            assert isinstance(there, Fits)
+            assert isinstance(there, PlanFits)
             assert size is not None
             assert (size.memory, size.fits, size.reason) == (memory, True, None)
             assert (size.strategy, size.state_dtype) == (there.plan.strategy, there.plan.state_dtype)
@@ -198,12 +207,12 @@ def test_the_status_tells_one_gpu_size_down_and_up_of_the_memory_that_is_planned
 def test_an_arena_in_bytes_and_a_machine_without_a_gpu_have_no_other_sizes(spec: dict[str, Any]) -> None:
     verdict = judged(**spec)
 
-    assert isinstance(verdict, Fits)
+    assert isinstance(verdict, PlanFits)
     assert {"oneSizeDown", "oneSizeUp"}.isdisjoint(verdict.plan.manifest())
 
 
 def test_the_configuration_in_the_spec_wins_over_the_one_that_ships() -> None:
-    of = MambaDeployment.model_validate(readable(fitting_owner()), by_alias=True, by_name=False)
+    of = MambaDeployment.model_validate(with_readable_status(fitting_owner()), by_alias=True, by_name=False)
 
     assert plan_memory(of, None, {"model_type": "nonsense"}) == plan_memory(of, None)
 
@@ -221,17 +230,17 @@ def test_the_configuration_in_the_spec_wins_over_the_one_that_ships() -> None:
 def test_an_unknown_memory_says_where_to_write_it(spec: dict[str, Any], advice: str) -> None:
     verdict = judged(**spec)
 
-    assert isinstance(verdict, Unknown)
+    assert isinstance(verdict, PlanUnknown)
     assert advice in verdict.message
 
 
 def test_a_machine_without_a_gpu_is_planned_by_its_arena_or_its_memory() -> None:
     plain = owner(resources={"gpus": 0, "memory": "80Gi"}, model={"uri": "hf://a/b", "config": nano_config()})
     by_memory = plan_memory(
-        MambaDeployment.model_validate(readable(plain), by_alias=True, by_name=False), 1 << 30
+        MambaDeployment.model_validate(with_readable_status(plain), by_alias=True, by_name=False), 1 << 30
     )
     by_arena = judged(resources={"gpus": 0}, memory={"arena": "20Gi"})
 
-    assert isinstance(by_memory, Fits)
-    assert isinstance(by_arena, Fits)
+    assert isinstance(by_memory, PlanFits)
+    assert isinstance(by_arena, PlanFits)
     assert by_memory.plan.slots > by_arena.plan.slots

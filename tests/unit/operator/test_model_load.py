@@ -11,9 +11,9 @@ from mamba_api.v1alpha1 import Status
 from mamba_operator.model_load import REPORT_LAG, RETRY
 from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.plan import make_plan
+from mamba_operator.plan_verdict import PlanDoesNotFit, PlanFits, PlanUnknown
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.status import summarize
-from mamba_operator.verdict import DoesNotFit, Fits, Unknown
 from mamba_planner.model_report import ModelReport
 from model_loads import COMMIT, REPORT, cached, grown, job_of, loaded, loader_pod, loading, with_status
 from operator_objects import NOW, TOKEN, applied, nano_config, planned, running, snapshot, without
@@ -58,7 +58,7 @@ def test_nobody_downloads_before_there_is_a_volume_and_no_engine_starts_before_t
     status, reason, message = condition(status_of(of, loading(of)), "Progressing")
     assert (status, reason) == ("True", "DownloadingModel")
     assert "hf://org/model to PersistentVolumeClaim nano-model, attempt 1 of 7" in message
-    assert isinstance(planned(of, loading(of)).verdict, Unknown)
+    assert isinstance(planned(of, loading(of)).verdict, PlanUnknown)
 
 
 def test_the_report_makes_the_plan_before_any_engine_runs() -> None:
@@ -66,7 +66,7 @@ def test_the_report_makes_the_plan_before_any_engine_runs() -> None:
     children = with_status(loading(of), "Complete")
     pods = (loader_pod(job_of(children), "Succeeded", REPORT.text()),)
     plan = planned(of, children, pods=pods)
-    assert isinstance(plan.verdict, Fits)
+    assert isinstance(plan.verdict, PlanFits)
     assert plan.verdict.plan.ledger[0].bytes == 17_778_000_000, "the files' own size, not a guess"
     assert made(plan) >= {ENGINE, Ref("ConfigMap", "nano-model"), Ref("ConfigMap", "nano-engine")}
     assert condition(status_of(of, children, pods=pods), "Planned")[:2] == ("True", "PlanComputed")
@@ -78,7 +78,7 @@ def test_what_was_found_outlives_the_pod_and_the_job() -> None:
     assert planned(of, children).applies == ()
     bare = without(children, "Job", ref(job_of(children)).name)
     plan = planned(of, bare)
-    assert isinstance(plan.verdict, Fits)
+    assert isinstance(plan.verdict, PlanFits)
     assert (plan.applies, plan.load) == ((), None)
 
 
@@ -193,7 +193,7 @@ def test_the_status_says_how_many_bytes_are_there_where_the_loader_tells(
     of = cached()
     children = loading(of)
     pods = (loader_pod(job_of(children), "Running", name="nano-load-z"),)
-    seen = snapshot(of, children, pods=pods, fetched=fetched)
+    seen = snapshot(of, children, pods=pods, downloads=fetched)
     status = summarize(seen, make_plan(seen, now=NOW, new_token=lambda: TOKEN), (), now=NOW)
     assert status is not None
     assert words in condition(status, "Progressing")[2]
@@ -250,7 +250,7 @@ def test_engines_plan_for_themselves_where_the_report_tells_nothing() -> None:
     of = cached()
     children = with_status(loading(of), "Complete")
     plan = planned(of, children, pods=(loader_pod(job_of(children), "Succeeded", "cut off"),))
-    assert isinstance(plan.verdict, Unknown)
+    assert isinstance(plan.verdict, PlanUnknown)
     assert ENGINE in made(plan)
 
 
@@ -258,7 +258,7 @@ def test_a_model_that_does_not_fit_keeps_its_report() -> None:
     of = cached(memory={"deviceMemory": "16Gi"})
     children = with_status(loading(of), "Complete")
     plan = planned(of, children, pods=(loader_pod(job_of(children), "Succeeded", REPORT.text()),))
-    assert isinstance(plan.verdict, DoesNotFit)
+    assert isinstance(plan.verdict, PlanDoesNotFit)
     assert made(plan) == {Ref("ConfigMap", "nano-model")}
 
 

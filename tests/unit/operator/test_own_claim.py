@@ -85,7 +85,7 @@ def test_the_loader_keeps_the_restricted_pod_security_standard() -> None:
 def test_the_status_says_who_downloads_and_how_far_it_is() -> None:
     pods = [engine_pod({"running": {}})]
 
-    found = condition(own(), pods, ConditionType.PROGRESSING, fetched={ENGINE: (1 << 30, 4 << 30)})
+    found = condition(own(), pods, ConditionType.PROGRESSING, downloads={ENGINE: (1 << 30, 4 << 30)})
     assert found[:2] == ("True", Reason.DOWNLOADING_MODEL)
     assert f"pod {ENGINE}: 1.0Gi of 4.0Gi" in found[2]
     assert ENGINE in condition(own(), pods, ConditionType.PROGRESSING)[2]

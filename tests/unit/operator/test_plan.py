@@ -12,7 +12,7 @@ from mamba_operator.changes import Change
 from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.placement import Node
 from mamba_operator.plan import WAITING_PERIOD, make_plan
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown
+from mamba_operator.plan_verdict import ModelNotServed, PlanDoesNotFit, PlanFits, PlanUnknown, SpecInvalid
 from operator_objects import (
     CONFIGS,
     NOW,
@@ -262,7 +262,7 @@ def test_a_child_on_its_way_out_is_waited_for_instead_of_being_written_to() -> N
 def test_plan_mode_computes_the_plan_and_touches_nothing() -> None:
     plan = planned(fitting_owner(mode="Plan"))
 
-    assert isinstance(plan.verdict, Fits)
+    assert isinstance(plan.verdict, PlanFits)
     assert (plan.applies, plan.deletes) == ((), ())
 
 
@@ -278,7 +278,7 @@ def test_plan_mode_leaves_what_runs_alone() -> None:
 def test_a_plan_that_cannot_fit_makes_no_pods_and_says_the_numbers() -> None:
     plan = planned(fitting_owner(memory={"deviceMemory": "16Gi"}))
 
-    assert isinstance(plan.verdict, DoesNotFit)
+    assert isinstance(plan.verdict, PlanDoesNotFit)
     assert "16.0Gi" in plan.verdict.message
     assert plan.applies == ()
 
@@ -298,14 +298,14 @@ def test_a_model_no_engine_serves_starts_nothing_and_tears_nothing_down() -> Non
 
     for children in ([], applied(fitting_owner())):
         plan = planned(unserved, children)
-        assert isinstance(plan.verdict, NotServed)
+        assert isinstance(plan.verdict, ModelNotServed)
         assert (plan.applies, plan.deletes) == ((), ())
 
 
 def test_without_the_models_configuration_engines_start_and_plan_for_themselves() -> None:
     plan = planned(owner())
 
-    assert isinstance(plan.verdict, Unknown)
+    assert isinstance(plan.verdict, PlanUnknown)
     assert plan.verdict.reason is Reason.MODEL_UNKNOWN
     assert {ref(change.manifest) for change in plan.applies} == ALL
 
@@ -315,15 +315,15 @@ def test_without_a_known_gpu_memory_the_plan_is_unknown_and_node_labels_settle_i
 
     unknown, known = planned(of), planned(of, nodes=(Node({"nvidia.com/gpu.memory": "81920"}),))
 
-    assert isinstance(unknown.verdict, Unknown)
+    assert isinstance(unknown.verdict, PlanUnknown)
     assert unknown.verdict.reason is Reason.DEVICE_MEMORY_UNKNOWN
-    assert isinstance(known.verdict, Fits)
+    assert isinstance(known.verdict, PlanFits)
 
 
 def test_the_chosen_strategy_reaches_the_engine() -> None:
     plan = planned(fitting_owner())
 
-    assert isinstance(plan.verdict, Fits)
+    assert isinstance(plan.verdict, PlanFits)
     [settings] = [
         one.manifest for one in plan.applies if ref(one.manifest) == Ref("ConfigMap", "nano-engine")
     ]
@@ -352,7 +352,7 @@ def test_a_broken_spec_is_a_verdict_that_names_the_field(broken: dict[str, Any],
 
     plan = planned(of)
 
-    assert isinstance(plan.verdict, Invalid)
+    assert isinstance(plan.verdict, SpecInvalid)
     assert named in plan.verdict.message
     assert (plan.applies, plan.deletes) == ((), ())
 
@@ -368,7 +368,7 @@ def test_a_broken_spec_is_a_verdict_that_names_the_field(broken: dict[str, Any],
 def test_what_cannot_be_built_is_refused_before_anything_is_changed(spec: dict[str, Any], named: str) -> None:
     plan = planned(owner(**spec))
 
-    assert isinstance(plan.verdict, Invalid)
+    assert isinstance(plan.verdict, SpecInvalid)
     assert named in plan.verdict.message
     assert plan.applies == ()
 
@@ -376,7 +376,7 @@ def test_what_cannot_be_built_is_refused_before_anything_is_changed(spec: dict[s
 def test_a_configuration_nobody_can_read_is_a_verdict_too() -> None:
     plan = planned(fitting_owner(model={"uri": "builtin://a", "config": {"architectures": ["Nothing"]}}))
 
-    assert isinstance(plan.verdict, Invalid)
+    assert isinstance(plan.verdict, SpecInvalid)
     assert "Nothing" in plan.verdict.message
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, metadata
 from mamba_operator.plan import make_plan
+from mamba_operator.plan_verdict import SpecInvalid
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.status import summarize
-from mamba_operator.verdict import Invalid
 from operator_objects import NOW, applied, owner, planned, snapshot
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,7 +47,7 @@ PODS = st.fixed_dictionaries(
 def check(of: Manifest, plan: ReconcilePlan) -> None:
     """The promises of every plan."""
     assert plan.verdict is not None
-    if isinstance(plan.verdict, Invalid):
+    if isinstance(plan.verdict, SpecInvalid):
         assert plan.verdict.message
         assert (plan.applies, plan.deletes) == ((), ())
     for change in plan.applies:
@@ -68,7 +68,7 @@ def test_any_pod_template_is_merged_or_refused_with_its_path(template: dict[str,
         of = owner(**spec)
         plan = planned(of)
         check(of, plan)
-        if isinstance(plan.verdict, Invalid):
+        if isinstance(plan.verdict, SpecInvalid):
             assert plan.verdict.message.startswith(f"spec.{path}")
 
 

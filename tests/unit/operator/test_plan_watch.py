@@ -13,7 +13,7 @@ from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.plan_watch import AGAIN, PlanWatch
-from mamba_operator.snapshot import Reported
+from mamba_operator.snapshot import ReportedPlan
 from mamba_operator.status import summarize
 from operator_objects import (
     NOW,
@@ -32,7 +32,7 @@ KEY = Key("models", "nano")
 HUB = {"model": {"uri": "hf://org/model"}}
 
 
-def with_status(of: Manifest, children: list[Manifest], told: Reported | None = None) -> Manifest:
+def with_status(of: Manifest, children: list[Manifest], told: ReportedPlan | None = None) -> Manifest:
     """The object after a pass."""
     seen = snapshot(of, children, reported=told)
     status = summarize(seen, planned(of, children, reported=told), (), now=NOW)
@@ -71,7 +71,7 @@ class World:
             "status": {"phase": "Running", "podIP": name, "conditions": [condition]},
         }
 
-    async def look(self) -> Reported | None:
+    async def look(self) -> ReportedPlan | None:
         deployments = [one for one in self.children if one["kind"] == "Deployment"]
         self._indices.take(
             {

@@ -7,9 +7,9 @@ from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile
 from mamba_operator.changes import Change
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.plan import make_plan
+from mamba_operator.plan_verdict import PlanFits, SpecInvalid
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.status import summarize
-from mamba_operator.verdict import Fits, Invalid
 from mamba_planner.shipped_profiles import SHIPPED
 from operator_objects import NOW, TOKEN, nano_config, owner, snapshot
 
@@ -67,7 +67,7 @@ def test_the_plan_is_known_before_a_node_is_seen_and_the_condition_tells_what_ca
     of = named("nvidia-h100-80gb")
     plan = seen(of, SHIPPED)
 
-    assert isinstance(plan.verdict, Fits)
+    assert isinstance(plan.verdict, PlanFits)
     status, reason, message = finding(of, plan)
     assert (status, reason) == ("True", Reason.PLAN_COMPUTED)
     assert "with the profile nvidia-h100-80gb: gpus 1" in message
@@ -81,7 +81,7 @@ def test_a_profile_that_is_not_there_is_said_and_what_serves_is_left_alone() -> 
 
     plan = seen(of, SHIPPED, served)
 
-    assert isinstance(plan.verdict, Invalid)
+    assert isinstance(plan.verdict, SpecInvalid)
     assert (plan.applies, plan.deletes, plan.replicas) == ((), (), None)
     status, reason, message = finding(of, plan)
     assert (status, reason) == ("False", Reason.INVALID_SPEC)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster, Watched
-from mamba_operator import comparison
+from mamba_operator import child_comparison
 from mamba_operator.drift import drift
 from mamba_operator.objects.errors import ClusterError, Conflict, NameTaken
 from mamba_operator.objects.manifest import Key, Manifest
@@ -141,7 +141,7 @@ async def test_only_a_child_that_changed_is_compared_field_by_field(monkeypatch:
         compared.append(desired["metadata"]["name"])
         return drift(desired, observed)
 
-    monkeypatch.setattr(comparison, "drift", counted)
+    monkeypatch.setattr(child_comparison, "drift", counted)
     await again(KEY)
     assert compared == []
 
@@ -285,7 +285,7 @@ async def test_what_came_out_as_it_was_sent_is_not_compared_again_when_a_watch_s
     await again(KEY)
     compared: list[str] = []
     monkeypatch.setattr(
-        comparison, "drift", lambda wanted, seen: compared.append(wanted["kind"]) or drift(wanted, seen)
+        child_comparison, "drift", lambda wanted, seen: compared.append(wanted["kind"]) or drift(wanted, seen)
     )
 
     await again(KEY)

@@ -12,8 +12,8 @@ from mamba_operator.objects.errors import (
     Forbidden,
     NameTaken,
     NotFound,
+    ObjectRejected,
     OperatorError,
-    Refused,
     Terminating,
     Unreachable,
     of_status,
@@ -94,10 +94,10 @@ async def test_an_object_that_is_going_is_left_alone() -> None:
 async def test_one_refused_child_does_not_keep_the_others_from_being_made() -> None:
     cluster = FakeCluster(fitting_owner())
     cluster.fault = lambda verb, kind, name: (
-        Refused("spec.x: invalid", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
+        ObjectRejected("spec.x: invalid", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
     )
 
-    with pytest.raises(Refused):
+    with pytest.raises(ObjectRejected):
         await reconciler(cluster)(KEY)
 
     assert cluster.find("Deployment", "nano-engine") is not None
@@ -124,7 +124,7 @@ async def test_a_mistyped_field_of_a_pod_template_is_named_and_the_rest_is_made(
         of_status(500, TYPO.format(name=of)) if (verb, kind, of) == ("make", "Deployment", name) else None
     )
 
-    with pytest.raises(Refused):
+    with pytest.raises(ObjectRejected):
         await reconciler(cluster)(KEY)
 
     made = {of for kind, _, of in cluster.objects if kind == "Deployment"}
@@ -264,7 +264,7 @@ async def test_the_smallest_gpu_of_the_nodes_that_qualify_is_planned_for() -> No
 
 
 FAULTS: list[ClusterError] = [
-    Unreachable("away", status=503), Conflict("changed", status=409), Refused("no", status=422),
+    Unreachable("away", status=503), Conflict("changed", status=409), ObjectRejected("no", status=422),
     Forbidden("no", status=403), NotFound("gone", status=404),
 ]  # fmt: skip
 

@@ -15,9 +15,9 @@ from mamba_operator.findings import Failure
 from mamba_operator.objects.manifest import Manifest, ref
 from mamba_operator.placement import Node
 from mamba_operator.plan import make_plan
-from mamba_operator.render.tuning import Refusal, Tune
+from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 from mamba_operator.status import summarize
-from mamba_operator.workload.measured_workload import Measured
+from mamba_operator.workload.measured_workload import MeasuredWorkload
 from model_loads import loaded, loading, with_status
 from operator_objects import (
     CONFIGS,
@@ -56,7 +56,7 @@ def announced() -> Status:
     }  # fmt: skip
     seen = snapshot(
         {**of, "status": {"workload": shown}}, running(applied(of)),
-        measured=Measured(16_000.0, 200.0, 0.9, 8.0, 900.0),
+        measured=MeasuredWorkload(16_000.0, 200.0, 0.9, 8.0, 900.0),
     )  # fmt: skip
     plan = make_plan(seen, now=NOW, new_token=lambda: TOKEN, key_id="a")
     status = summarize(seen, plan, (), now=NOW)
@@ -67,9 +67,11 @@ def announced() -> Status:
 def told(*, answers: bool) -> Status:
     """The status while an engine has not taken over its new settings."""
     children = running(applied(OF))
-    tune = Tune("nano-engine-1", "run", "10.0.0.1", "hash", {"strategy": "NoBuffer"})
+    tune = SettingsUpdate("nano-engine-1", "run", "10.0.0.1", "hash", {"strategy": "NoBuffer"})
     plan = replace(
-        planned(OF, children), tunes=(tune,), refusals=(Refusal(tune, "needs 12 slots", final=answers),)
+        planned(OF, children),
+        settings_updates=(tune,),
+        rejected_updates=(RejectedUpdate(tune, "needs 12 slots", final=answers),),
     )
     status = summarize(snapshot(OF, children), plan, (), now=NOW)
     assert status is not None

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.objects.errors import Conflict, Forbidden, NameTaken, OperatorError, Refused, Unreachable
+from mamba_operator.objects.errors import (
+    Conflict,
+    Forbidden,
+    NameTaken,
+    ObjectRejected,
+    OperatorError,
+    Unreachable,
+)
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
@@ -170,11 +177,11 @@ async def test_a_refused_child_is_told_with_the_servers_words_and_forgotten_when
     cluster = FakeCluster(fitting_owner())
     again = reconciler(cluster)
     cluster.fault = lambda verb, kind, _: (
-        Refused("admission webhook denied: no policies on Fridays", status=422)
+        ObjectRejected("admission webhook denied: no policies on Fridays", status=422)
         if (verb, kind) == ("make", "NetworkPolicy")
         else None
     )
-    with pytest.raises(Refused):
+    with pytest.raises(ObjectRejected):
         await again(KEY)
     assert "no policies on Fridays" in condition(cluster, "Degraded")["message"]
 
@@ -214,10 +221,10 @@ async def test_what_the_server_said_decides_before_what_only_needs_time() -> Non
     cluster = FakeCluster(
         fitting_owner(), {"kind": "ConfigMap", "metadata": {"name": "nano-engine", "namespace": "models"}}
     )
-    busy = Refused("no", status=422, retry_after=30.0)
+    busy = ObjectRejected("no", status=422, retry_after=30.0)
     cluster.fault = lambda verb, kind, _: busy if (verb, kind) == ("make", "NetworkPolicy") else None
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ObjectRejected) as caught:
         await reconciler(cluster)(KEY)
 
     assert caught.value.retry_after == 30.0
@@ -324,7 +331,7 @@ async def test_a_name_that_is_taken_is_a_fault_until_it_is_free() -> None:
 async def test_what_was_made_before_the_server_went_away_is_announced_and_its_wish_to_wait_is_kept() -> None:
     cluster = FakeCluster(fitting_owner())
     answers = {
-        "ConfigMap": Refused("no", status=422),
+        "ConfigMap": ObjectRejected("no", status=422),
         "NetworkPolicy": Unreachable("busy", status=429, retry_after=30.0),
     }
     cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "make" else None
@@ -346,10 +353,10 @@ async def test_an_object_whose_status_the_api_server_refuses_is_told_in_an_event
     cluster = FakeCluster(fitting_owner())
     again = reconciler(cluster)
     says = 'MambaDeployment "nano" is invalid: spec: spec.replicas is above scaling.maxReplicas'
-    cluster.fault = lambda verb, *_: Refused(says, status=422) if verb == "apply/status" else None
+    cluster.fault = lambda verb, *_: ObjectRejected(says, status=422) if verb == "apply/status" else None
 
     for _ in range(3):
-        with pytest.raises(Refused):
+        with pytest.raises(ObjectRejected):
             await again(KEY)
         await again.events.flush()
 

@@ -8,8 +8,8 @@ from mamba_api import names
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.workload.shown import SELDOM, shown_workload
 from mamba_operator.workload.watch import FRESH, PERIOD, WorkloadWatch
+from mamba_operator.workload.workload_status import SELDOM, workload_status
 from metrics_of_pods import CountingEngine
 from operator_objects import NOW, fitting_owner
 
@@ -123,7 +123,7 @@ async def test_another_operator_goes_on_with_what_is_shown() -> None:
     world = World(pod("a"))
     await world.looks(40)
     before = world.watch.measured(KEY)
-    shown = shown_workload(None, before, NOW)
+    shown = workload_status(None, before, NOW)
     assert before is not None
     assert shown is not None
     world.owner["status"] = {"workload": shown.manifest()}

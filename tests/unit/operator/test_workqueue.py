@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_operator.process.workqueue import REST, Backoff, WorkQueue
+from mamba_operator.process.workqueue import REST, RetryPolicy, WorkQueue
 from virtual_time import in_virtual_time
 
 
@@ -129,7 +129,7 @@ def failing(times: int, error: Exception) -> Callable[[str], float | None]:
 
 @in_virtual_time
 async def test_failures_come_back_later_each_time_and_success_forgets_them() -> None:
-    queue: WorkQueue[str] = WorkQueue(Backoff(first=1, most=60, jitter=0.5), random_unit=lambda: 0.0)
+    queue: WorkQueue[str] = WorkQueue(RetryPolicy(first=1, most=60, jitter=0.5), random_unit=lambda: 0.0)
     queue.add("a")
     work = Work(outcome=failing(3, ValueError("no")))
 
@@ -141,7 +141,7 @@ async def test_failures_come_back_later_each_time_and_success_forgets_them() -> 
 
 @in_virtual_time
 async def test_a_failing_key_that_is_woken_while_it_runs_still_backs_off() -> None:
-    queue: WorkQueue[str] = WorkQueue(Backoff(first=5), random_unit=lambda: 0.0)
+    queue: WorkQueue[str] = WorkQueue(RetryPolicy(first=5), random_unit=lambda: 0.0)
     queue.add("a")
     work = Work(seconds=1.0, outcome=failing(1, ValueError("no")))
     asyncio.get_running_loop().call_later(0.5, queue.add, "a")
@@ -153,7 +153,7 @@ async def test_a_failing_key_that_is_woken_while_it_runs_still_backs_off() -> No
 
 @in_virtual_time
 async def test_a_wake_from_outside_ends_the_back_off_because_something_changed() -> None:
-    queue: WorkQueue[str] = WorkQueue(Backoff(first=50), random_unit=lambda: 0.0)
+    queue: WorkQueue[str] = WorkQueue(RetryPolicy(first=50), random_unit=lambda: 0.0)
     queue.add("a")
     work = Work(outcome=failing(1, ValueError("no")))
     asyncio.get_running_loop().call_later(2, queue.add, "a")
@@ -165,7 +165,7 @@ async def test_a_wake_from_outside_ends_the_back_off_because_something_changed()
 
 @in_virtual_time
 async def test_a_wake_right_after_a_failure_waits_for_the_pause_and_many_of_them_are_one_run() -> None:
-    queue: WorkQueue[str] = WorkQueue(Backoff(first=50), random_unit=lambda: 0.0)
+    queue: WorkQueue[str] = WorkQueue(RetryPolicy(first=50), random_unit=lambda: 0.0)
     queue.add("a")
     work = Work(outcome=failing(1, ValueError("no")))
     for moment in (0.1, 0.2, 0.9):
@@ -178,7 +178,7 @@ async def test_a_wake_right_after_a_failure_waits_for_the_pause_and_many_of_them
 
 @in_virtual_time
 async def test_the_pause_is_over_with_the_next_success() -> None:
-    queue: WorkQueue[str] = WorkQueue(Backoff(first=50), random_unit=lambda: 0.0)
+    queue: WorkQueue[str] = WorkQueue(RetryPolicy(first=50), random_unit=lambda: 0.0)
     queue.add("a")
     work = Work(outcome=failing(1, ValueError("no")))
     for moment in (0.5, 1.1, 1.2):
@@ -191,7 +191,7 @@ async def test_the_pause_is_over_with_the_next_success() -> None:
 
 @in_virtual_time
 async def test_a_key_that_fails_and_is_woken_all_the_time_does_not_keep_the_others_waiting() -> None:
-    queue: WorkQueue[str] = WorkQueue(Backoff(first=0.001), random_unit=lambda: 0.0)
+    queue: WorkQueue[str] = WorkQueue(RetryPolicy(first=0.001), random_unit=lambda: 0.0)
     work = Work(seconds=0.01, outcome=lambda key: failing(1, ValueError("no"))(key) if key == "bad" else None)
     loop = asyncio.get_running_loop()
     for number in range(200):
@@ -272,7 +272,7 @@ async def test_an_endless_wish_to_wait_still_lets_a_wake_through() -> None:
     class Busy(Exception):
         retry_after = float("inf")
 
-    queue: WorkQueue[str] = WorkQueue(Backoff(first=1), random_unit=lambda: 0.0)
+    queue: WorkQueue[str] = WorkQueue(RetryPolicy(first=1), random_unit=lambda: 0.0)
     queue.add("a")
     work = Work(outcome=failing(1, Busy()))
     asyncio.get_running_loop().call_later(500, queue.add, "a")
@@ -287,7 +287,7 @@ async def test_the_servers_wish_to_wait_is_granted() -> None:
     class Busy(Exception):
         retry_after = 30.0
 
-    queue: WorkQueue[str] = WorkQueue(Backoff(first=1), random_unit=lambda: 0.0)
+    queue: WorkQueue[str] = WorkQueue(RetryPolicy(first=1), random_unit=lambda: 0.0)
     queue.add("a")
     work = Work(outcome=failing(1, Busy()))
 
@@ -310,6 +310,6 @@ async def test_a_hanging_key_is_seen() -> None:
 
 @given(st.integers(1, 10_000), st.floats(0, 0.999))
 def test_the_back_off_is_bounded_and_never_zero(failures: int, random_unit: float) -> None:
-    backoff = Backoff(first=0.5, most=60, jitter=0.5)
+    backoff = RetryPolicy(first=0.5, most=60, jitter=0.5)
 
     assert 0.25 <= backoff.delay(failures, random_unit) <= 60

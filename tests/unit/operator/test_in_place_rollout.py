@@ -10,7 +10,7 @@ from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.rollout.in_place import InPlace
+from mamba_operator.rollout.in_place_rollout import InPlaceRollout
 from operator_objects import NOW, applied, fitting_owner, planned, running
 
 GPU = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match node selector."
@@ -145,7 +145,7 @@ def test_without_an_old_engine_that_could_go_nothing_is_replaced() -> None:
 
 def test_the_default_waits_two_minutes() -> None:
     assert MambaDeployment.model_validate(fitting_owner()).spec.rollout.in_place_after.seconds == 120
-    assert InPlace() == InPlace(now=False, again_in=None)
+    assert InPlaceRollout() == InPlaceRollout(now=False, again_in=None)
 
 
 def restarted(name: str, revision: str, template: str, **status: Any) -> Manifest:

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from mamba_api.v1alpha1 import WorkloadStatus
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.objects.moment import moment
-from mamba_operator.workload.measured_workload import Measured
+from mamba_operator.objects.timestamp import parse_timestamp
+from mamba_operator.workload.measured_workload import MeasuredWorkload
 
 SELDOM = 300.0
 """Seconds between two changes of what is shown."""
@@ -21,12 +21,14 @@ CROWDED = 0.25
 """By how much the concurrency has to differ: it is what swings most."""
 
 
-def shown_workload(
-    old: WorkloadStatus | None, measured: Measured | None, now: datetime
+def workload_status(
+    old: WorkloadStatus | None, measured: MeasuredWorkload | None, now: datetime
 ) -> WorkloadStatus | None:
     """What to show, without a proposal; what was shown, while nothing is measured or nothing has moved."""
     kept = old.model_copy(update={"proposed": None}) if old is not None else None
-    if measured is None or (old is not None and not (_due(old, now) and moved(measured_in(old), measured))):
+    if measured is None or (
+        old is not None and not (_due(old, now) and differs_clearly(recorded_workload(old), measured))
+    ):
         return kept
     ratio = measured.shared_prefix_ratio
     return WorkloadStatus(
@@ -40,7 +42,7 @@ def shown_workload(
     )
 
 
-def moved(before: Measured, now: Measured) -> bool:
+def differs_clearly(before: MeasuredWorkload, now: MeasuredWorkload) -> bool:
     """Whether the difference matters."""
     ratios = (before.shared_prefix_ratio, now.shared_prefix_ratio)
     if (ratios[0] is None) != (ratios[1] is None):
@@ -55,9 +57,9 @@ def moved(before: Measured, now: Measured) -> bool:
     )
 
 
-def measured_in(shown: WorkloadStatus) -> Measured:
+def recorded_workload(shown: WorkloadStatus) -> MeasuredWorkload:
     """What is shown, as it was measured."""
-    return Measured(
+    return MeasuredWorkload(
         float(shown.prompt_tokens),
         float(shown.output_tokens),
         shown.shared_prefix_ratio,
@@ -68,7 +70,7 @@ def measured_in(shown: WorkloadStatus) -> Measured:
 
 def _due(old: WorkloadStatus, now: datetime) -> bool:
     """Also after the clock was set back."""
-    written = moment(old.time)
+    written = parse_timestamp(old.time)
     return written is None or not timedelta() <= now - written < timedelta(seconds=SELDOM)
 
 

@@ -9,16 +9,16 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, ScalingChange, ScalingStatus
 from mamba_api.v1alpha1.status import HISTORY
-from mamba_operator.autoscale.config import Config, history_of
-from mamba_operator.autoscale.decided import Decided
+from mamba_operator.autoscale.config import AutoscalerConfig, history_of
+from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.moment import moment
+from mamba_operator.objects.timestamp import parse_timestamp
 
 MOST_REPLICAS = 10_000
 """What spec.replicas may be at most."""
 
 
-def autoscaling(deployment: MambaDeployment) -> Config | None:
+def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
     """What the autoscaler is to hold; None where spec.replicas is what runs.
 
     Without a range there may still be nothing to do: engines then stop, and start, all together.
@@ -28,7 +28,7 @@ def autoscaling(deployment: MambaDeployment) -> Config | None:
     if scaling.automatic:
         assert scaling.min_replicas is not None
         assert scaling.max_replicas is not None
-        return Config(
+        return AutoscalerConfig(
             min_replicas=scaling.min_replicas,
             max_replicas=scaling.max_replicas,
             ttft_target=scaling.ttft_target.seconds if scaling.ttft_target else None,
@@ -38,7 +38,7 @@ def autoscaling(deployment: MambaDeployment) -> Config | None:
         )
     if spec.replicas == 0 or (scaling.mode == "Internal" and scaling.min_replicas == 0):
         engines = max(spec.replicas, 1)
-        return Config(
+        return AutoscalerConfig(
             min_replicas=0,
             max_replicas=engines,
             first=engines,
@@ -48,13 +48,13 @@ def autoscaling(deployment: MambaDeployment) -> Config | None:
     return None
 
 
-def advising(deployment: MambaDeployment) -> Config | None:
+def advisory_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
     """What the autoscaler works with where somebody else decides by its numbers; None in any other case."""
     scaling = deployment.spec.scaling
-    if scaling.mode != "External" or autoscaling(deployment) is not None:
+    if scaling.mode != "External" or autoscaler_config(deployment) is not None:
         return None
     delay = scaling.scale_down_delay.seconds
-    return Config(
+    return AutoscalerConfig(
         min_replicas=1 if scaling.min_replicas is None else scaling.min_replicas,
         max_replicas=scaling.max_replicas or MOST_REPLICAS,
         scale_down_delay=delay,
@@ -67,7 +67,7 @@ def scaling_status(
     old: ScalingStatus | None,
     engine: Manifest | None,
     woken: str | None,
-    decided: Decided | None,
+    latest_decision: LatestDecision | None,
     now: datetime,
 ) -> ScalingStatus | None:
     """What `status.scaling` shall say; None where spec.replicas is what runs.
@@ -81,7 +81,7 @@ def scaling_status(
             left out: it has been carried out, or was overtaken.
         now: the time.
     """
-    config = autoscaling(deployment)
+    config = autoscaler_config(deployment)
     if config is None:
         return None
     start = deployment.spec.replicas
@@ -94,18 +94,26 @@ def scaling_status(
         )
     if old.desired == 0 and woken is not None and woken != old.answered_wake:
         return _changed(kept, config.lowest, "a gateway holds a request", "wake", woken, now)
-    if decided is not None and decided.asked == old.desired and decided.start == start:
-        target = _bounded(decided.decision.target, config)
+    if (
+        latest_decision is not None
+        and latest_decision.asked == old.desired
+        and latest_decision.start == start
+    ):
+        target = _bounded(latest_decision.decision.target, config)
         if target != old.desired:
-            made = decided.decision
-            return _changed(kept, target, made.reason, made.binding, woken, now, decided.record)
+            made = latest_decision.decision
+            return _changed(kept, target, made.reason, made.binding, woken, now, latest_decision.record)
     if (bounded := _bounded(old.desired, config)) != old.desired:
         return _changed(kept, bounded, "the bounds were changed", "bounds", woken, now)
     return kept
 
 
 def _begun(
-    deployment: MambaDeployment, config: Config, engine: Manifest | None, woken: str | None, now: datetime
+    deployment: MambaDeployment,
+    config: AutoscalerConfig,
+    engine: Manifest | None,
+    woken: str | None,
+    now: datetime,
 ) -> ScalingStatus:
     """The first number: what runs goes on, unless the spec says that nothing shall."""
     start = deployment.spec.replicas
@@ -126,13 +134,13 @@ def _begun(
     )
 
 
-def _asks(woken: str | None, config: Config, now: datetime) -> bool:
+def _asks(woken: str | None, config: AutoscalerConfig, now: datetime) -> bool:
     """Whether a gateway asked so lately that somebody may still wait."""
-    when = moment(woken) if woken is not None else None
+    when = parse_timestamp(woken) if woken is not None else None
     return when is not None and (now - when).total_seconds() < config.scale_down_delay
 
 
-def _bounded(engines: int, config: Config) -> int:
+def _bounded(engines: int, config: AutoscalerConfig) -> int:
     """Within the bounds; none at all, or as many as a first request starts."""
     if engines == 0 and config.min_replicas == 0:
         return 0
@@ -170,10 +178,10 @@ def wake_text(request: Manifest | None) -> str | None:
     data = request.get("data") if request else None
     text = data.get(names.WAKE_KEY) if isinstance(data, Mapping) else None
     # Gateways are not trusted with more than this: a text that is no time wakes nothing.
-    return text if isinstance(text, str) and len(text) <= 64 and moment(text) is not None else None
+    return text if isinstance(text, str) and len(text) <= 64 and parse_timestamp(text) is not None else None
 
 
 def woken_at(request: Manifest | None) -> datetime | None:
     """The same as a time."""
     text = wake_text(request)
-    return moment(text) if text is not None else None
+    return parse_timestamp(text) if text is not None else None

@@ -6,9 +6,9 @@ of a step is paid once, however many sequences and prompts share it, and bounds 
 
 import msgspec
 
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.memory import Memory, StepFit
-from mamba_operator.autoscale.observation import Load
+from mamba_operator.autoscale.config import AutoscalerConfig
+from mamba_operator.autoscale.memory import AutoscalerMemory, StepFit
+from mamba_operator.autoscale.observation import EngineLoad
 
 STEP_MEMORY = 0.98
 """Weight of what was known of steps, at each look."""
@@ -20,7 +20,7 @@ UNSEEN_SLOPE = 0.3
 """Share of a step that grows with its batch, before steps of different batches were seen."""
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
+class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Of one engine."""
 
     prompt_token: float
@@ -32,15 +32,15 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     capacity: float
     """Seconds of such work that one engine does in a second."""
 
-    def prefill(self, load: Load) -> float:
+    def prefill(self, load: EngineLoad) -> float:
         """Seconds of prompts per second that came."""
         return max(load.prompt_rate - load.cached_rate, 0.0) * self.prompt_token
 
-    def decode(self, load: Load) -> float:
+    def decode(self, load: EngineLoad) -> float:
         """Seconds of generation per second."""
         return load.output_rate * self.output_token
 
-    def usable(self, config: Config, use: float, prompts: float) -> float:
+    def usable(self, config: AutoscalerConfig, use: float, prompts: float) -> float:
         """Share of an engine that may be used, so that `use` and the target per token are kept.
 
         `prompts` is the share of the work that is prompts: steps wait for those, not for one another.
@@ -51,11 +51,11 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         return max(min(use, (1.0 - self.step / config.tpot_target) / prompts), 0.1)
 
 
-def costs(memory: Memory, load: Load | None) -> Costs:
+def engine_costs(memory: AutoscalerMemory, load: EngineLoad | None) -> EngineCosts:
     """What is known of an engine; before its speed was learned, what this look says of it."""
     speed = memory.speed or (load.prefill_speed if load else 0.0)
     step, slope = _line(memory.step)
-    return Costs(
+    return EngineCosts(
         prompt_token=1.0 / speed if speed > 0 else 0.0,
         output_token=slope,
         step=step,
@@ -63,7 +63,7 @@ def costs(memory: Memory, load: Load | None) -> Costs:
     )
 
 
-def learn_step(fit: StepFit, load: Load | None) -> StepFit:
+def learn_step(fit: StepFit, load: EngineLoad | None) -> StepFit:
     """With one look more at how long steps take."""
     if load is None or load.decode_step <= 0 or load.running <= 0 or load.engines <= 0:
         return fit
@@ -77,7 +77,7 @@ def learn_step(fit: StepFit, load: Load | None) -> StepFit:
     )
 
 
-def learn_efficiency(memory: Memory, load: Load | None, costs: Costs) -> float:
+def learn_efficiency(memory: AutoscalerMemory, load: EngineLoad | None, costs: EngineCosts) -> float:
     """What engines do that never lack work, by what they should do."""
     if load is None or not load.saturated:
         return memory.efficiency

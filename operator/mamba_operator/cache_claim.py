@@ -4,7 +4,7 @@ from mamba_api.quantity import parse_quantity
 from mamba_operator.objects.manifest import Manifest, metadata
 
 
-def kept(wanted: Manifest, observed: Manifest) -> str | None:
+def why_unchanged(wanted: Manifest, observed: Manifest) -> str | None:
     """Why the claim that is there stays as it is, and what to do; None when it can be made what is wanted.
 
     Class and access modes of a claim never change, its size only grows, and that only once it is bound. To

@@ -1,11 +1,11 @@
 """Events: past tense, one per thing that happened, in the words of the conditions, counted, not piled up."""
 
 from mamba_api.v1alpha1 import Status
-from mamba_operator.announce import Announcement, announce
-from mamba_operator.apply import Done
+from mamba_operator.apply import AppliedChange
 from mamba_operator.changes import Change
-from mamba_operator.event_log import event_manifest, said_of
+from mamba_operator.event_recorder import event_manifest, pending_event
 from mamba_operator.objects.manifest import Manifest, Ref
+from mamba_operator.pass_events import EventContent, pass_events
 from mamba_operator.status import summarize
 from operator_objects import NOW, applied, fitting_owner, planned, running, snapshot
 
@@ -20,29 +20,29 @@ def status(children: list[Manifest], of: Manifest = OF) -> Status:
 
 def test_what_was_done_to_children_is_one_event_per_kind_of_change() -> None:
     done = [
-        Done(Ref("Service", "nano"), Change.MISSING),
-        Done(Ref("Deployment", "nano"), Change.MISSING),
-        Done(Ref("Deployment", "nano-engine"), Change.DRIFTED, "spec.replicas"),
-        Done(Ref("ConfigMap", "old"), Change.NOT_NEEDED),
+        AppliedChange(Ref("Service", "nano"), Change.MISSING),
+        AppliedChange(Ref("Deployment", "nano"), Change.MISSING),
+        AppliedChange(Ref("Deployment", "nano-engine"), Change.DRIFTED, "spec.replicas"),
+        AppliedChange(Ref("ConfigMap", "old"), Change.NOT_NEEDED),
     ]
 
-    assert announce(Status(), None, done) == [
-        Announcement("Normal", "Created", "Created Service nano, Deployment nano"),
-        Announcement("Normal", "Repaired", "Repaired Deployment nano-engine (spec.replicas)"),
-        Announcement("Normal", "Deleted", "Deleted ConfigMap old"),
+    assert pass_events(Status(), None, done) == [
+        EventContent("Normal", "Created", "Created Service nano, Deployment nano"),
+        EventContent("Normal", "Repaired", "Repaired Deployment nano-engine (spec.replicas)"),
+        EventContent("Normal", "Deleted", "Deleted ConfigMap old"),
     ]
 
 
 def test_a_pass_that_changed_nothing_says_nothing() -> None:
     made = status(running(applied(OF)))
 
-    assert announce(made, made, []) == []
+    assert pass_events(made, made, []) == []
 
 
 def test_a_condition_that_flips_is_told_with_its_own_reason() -> None:
     before, after = status(running(applied(OF), engines=0)), status(running(applied(OF)))
 
-    found = {one.reason: one for one in announce(before, after, [])}
+    found = {one.reason: one for one in pass_events(before, after, [])}
 
     assert set(found) == {"ReplicasAvailable", "UpToDate", "Serving"}
     assert found["Serving"].message.startswith("Ready became True")
@@ -51,7 +51,7 @@ def test_a_condition_that_flips_is_told_with_its_own_reason() -> None:
 def test_a_fault_is_one_warning_however_many_conditions_carry_it() -> None:
     broken = fitting_owner(memory={"deviceMemory": "16Gi"})
 
-    [event] = announce(Status(), status([], broken), [])
+    [event] = pass_events(Status(), status([], broken), [])
 
     assert (event.type, event.reason) == ("Warning", "PlanDoesNotFit")
 
@@ -62,11 +62,11 @@ def test_the_same_news_in_a_new_message_is_no_news() -> None:
         update={"conditions": [one.model_copy(update={"message": "other words"}) for one in made.conditions]}
     )
 
-    assert announce(made, reworded, []) == []
+    assert pass_events(made, reworded, []) == []
 
 
 def event(message: str = "Created Service nano") -> Manifest:
-    return event_manifest(said_of(OF, Announcement("Normal", "Created", message), NOW), reporter="me")
+    return event_manifest(pending_event(OF, EventContent("Normal", "Created", message), NOW), reporter="me")
 
 
 def test_an_event_points_at_its_object_and_is_named_by_what_it_says() -> None:

@@ -1,4 +1,4 @@
-"""`engines_of`: the revision that engines run, how they come to it, and who is told settings. Pure.
+"""`engine_rollout`: the revision that engines run, how they come to it, and who is told settings. Pure.
 
 Called by `plan` once it is decided how many engines there are and what is planned for them.
 """
@@ -9,23 +9,23 @@ from datetime import datetime
 from mamba_operator.objects.manifest import Ref
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine import engine_revision
+from mamba_operator.render.live_settings import LiveSettings, SettingsUpdate, live_settings, pending_updates
 from mamba_operator.render.revision import EngineRevision, revision_in
-from mamba_operator.render.tuning import Tune, Tuning, to_tell, tuning
-from mamba_operator.rollout.in_place import InPlace, replaced_in_place
-from mamba_operator.rollout.rollback import Choice, choose_revision
+from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout
+from mamba_operator.rollout.rollback import RevisionChoice, choose_revision
 from mamba_operator.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class EngineRollout:
     """What engines run."""
 
     context: Context
     """As it was given, with the revision and how it comes about filled in."""
     revision: EngineRevision
-    choice: Choice
-    in_place: InPlace
-    tunes: tuple[Tune, ...]
+    choice: RevisionChoice
+    in_place: InPlaceRollout
+    settings_updates: tuple[SettingsUpdate, ...]
     """Those to be told settings that they take over while they serve."""
     last_ready: EngineRevision | None
     """The revision that is recorded as having been ready."""
@@ -33,7 +33,7 @@ class Engines:
     """What engines are made of and with, where that waits for their model; empty otherwise."""
 
 
-def engines_of(context: Context, snapshot: Snapshot, now: datetime, *, loading: bool) -> Engines:
+def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loading: bool) -> EngineRollout:
     """What engines are to run now.
 
     Args:
@@ -49,14 +49,14 @@ def engines_of(context: Context, snapshot: Snapshot, now: datetime, *, loading: 
     engine = snapshot.child("Deployment", context.children.engine)
     recorded = revision_in(snapshot.child("ConfigMap", context.children.last_ready))
     revision = engine_revision(context)
-    choice = Choice(recorded) if loading else choose_revision(
+    choice = RevisionChoice(recorded) if loading else choose_revision(
         revision, recorded, engine, snapshot.pods,
         attempts=snapshot.attempts, paused=rollout.pause, now=now,
     )  # fmt: skip
     revision = choice.instead or revision
-    in_place = replaced_in_place(engine, snapshot.pods, revision.label, rollout, now)
+    in_place = in_place_rollout(engine, snapshot.pods, revision.label, rollout, now)
     tuned = _tuned(context, snapshot, revision, now)
-    return Engines(
+    return EngineRollout(
         replace(
             context,
             revision=revision,
@@ -67,18 +67,20 @@ def engines_of(context: Context, snapshot: Snapshot, now: datetime, *, loading: 
         revision,
         choice,
         in_place,
-        to_tell(snapshot.pods, tuned, revision.label, snapshot.told) if tuned is not None else (),
+        pending_updates(snapshot.pods, tuned, revision.label, snapshot.told) if tuned is not None else (),
         recorded,
         _made_later(context) if loading and choice.instead is None else frozenset(),
     )
 
 
-def _tuned(context: Context, snapshot: Snapshot, revision: EngineRevision, now: datetime) -> Tuning | None:
+def _tuned(
+    context: Context, snapshot: Snapshot, revision: EngineRevision, now: datetime
+) -> LiveSettings | None:
     """The settings that running engines take over; None where they cannot be told."""
     if not context.key_id:
         return None
     engine = snapshot.child("Deployment", context.children.engine)
-    return tuning(revision.document, snapshot.child("ConfigMap", context.children.engine), engine, now)
+    return live_settings(revision.document, snapshot.child("ConfigMap", context.children.engine), engine, now)
 
 
 def _made_later(context: Context) -> frozenset[Ref]:

@@ -1,4 +1,5 @@
-"""`Decided`: a decision with the number it was made about, and its record for `status.scaling.history`.
+"""`LatestDecision`: a decision with the number it was made about, and its record for
+`status.scaling.history`.
 
 A record is the compressed JSON of all that went into one decision, and of what came out. Pure.
 """
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.decide import Decision, decide
-from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.config import AutoscalerConfig
+from mamba_operator.autoscale.decide import ScalingDecision, decide
+from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.observation import Observation
 
 LONGEST = 16_384
@@ -25,13 +26,13 @@ class RecordInvalid(ValueError):
     """A record cannot be read; the message says why."""
 
 
-class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One decision, whole."""
 
-    config: Config
+    config: AutoscalerConfig
     observation: Observation
-    memory: Memory
-    decision: Decision
+    memory: AutoscalerMemory
+    decision: ScalingDecision
 
     def to_json(self) -> bytes:
         """The same for the same decision, always."""
@@ -42,20 +43,20 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
         text = base64.b64encode(zlib.compress(self.to_json(), 9)).decode()
         return text if len(text) <= LONGEST else ""
 
-    def replayed(self) -> Decision:
+    def replayed(self) -> ScalingDecision:
         """The decision, made again."""
         return decide(self.observation, self.config, self.memory)
 
 
-def from_json(text: bytes | str) -> DecisionRecord:
+def from_json(text: bytes | str) -> ScalingRecord:
     """Raises RecordInvalid."""
     try:
-        return msgspec.json.decode(text, type=DecisionRecord)
+        return msgspec.json.decode(text, type=ScalingRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordInvalid(f"not a recorded decision: {error}") from error
 
 
-def from_text(text: str) -> DecisionRecord:
+def from_text(text: str) -> ScalingRecord:
     """Of `status.scaling.history`. Raises RecordInvalid."""
     try:
         unpacker = zlib.decompressobj()
@@ -66,13 +67,13 @@ def from_text(text: str) -> DecisionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class LatestDecision:
     """What the autoscaler last decided about one deployment."""
 
     asked: int
     """Engines that were asked for."""
     start: int
     """spec.replicas at that time."""
-    decision: Decision
+    decision: ScalingDecision
     record: str
     """For the history; empty while the number stays."""

@@ -15,16 +15,16 @@ from mamba_operator.gpu_memory import smallest_gpu
 from mamba_operator.memory_plan import PlannerInput, depends_on_nodes, plan_memory, planned, planner_input
 from mamba_operator.objects.manifest import Manifest, annotation, digest
 from mamba_operator.placement import Node
+from mamba_operator.plan_verdict import ModelNotServed, PlanUnknown, PlanVerdict, SpecInvalid
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_pod_template
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.verdict import Invalid, NotServed, Unknown, Verdict
 from mamba_planner.byte_size import binary_size
 from mamba_planner.model_report import ModelReport
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFor:
+class PlanPin:
     """A revision of the engine pods, and the GPU its plan was made for."""
 
     revision: str
@@ -37,13 +37,13 @@ class PlannedFor:
         return json.dumps({"revision": self.revision, "gpuMemory": self.gpu_memory})
 
 
-def plan_for(
+def pin_for(
     deployment: MambaDeployment,
     kept: Iterable[Manifest | None],
     nodes: Iterable[Node],
     key_id: str,
     loaded: ModelReport | None = None,
-) -> tuple[PlannedFor, int | None]:
+) -> tuple[PlanPin, int | None]:
     """What to plan for, and the memory that node labels tell of now.
 
     Args:
@@ -60,11 +60,11 @@ def plan_for(
     pod = template.get("spec")
     now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
     revision = digest(template)
-    found = (recorded_for(one, revision) for one in kept)
-    return next(filter(None, found), PlannedFor(revision, now)), now
+    found = (recorded_pin(one, revision) for one in kept)
+    return next(filter(None, found), PlanPin(revision, now)), now
 
 
-def recorded_for(engine: Manifest | None, revision: str) -> PlannedFor | None:
+def recorded_pin(engine: Manifest | None, revision: str) -> PlanPin | None:
     """What the serving revision was planned for; None: there is none, or its pods are to be replaced."""
     text = annotation(engine, names.ANNOTATION_PLANNED_FOR) if engine is not None else None
     try:
@@ -75,14 +75,14 @@ def recorded_for(engine: Manifest | None, revision: str) -> PlannedFor | None:
         return None
     memory = told.get("gpuMemory")
     known = type(memory) is int and memory > 0
-    return PlannedFor(revision, memory if known else None) if known or memory is None else None
+    return PlanPin(revision, memory if known else None) if known or memory is None else None
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class PinnedVerdict:
     """What the planner says, and of what."""
 
-    verdict: Verdict
+    verdict: PlanVerdict
     given: PlannerInput | None
     """What it was planned from; None where there was not enough."""
     annotation: str | None = None
@@ -91,13 +91,13 @@ class Judged:
     """What would be planned for today's nodes, where that is another plan."""
 
 
-def verdict_for(
+def pinned_verdict(
     deployment: MambaDeployment,
     engine: Manifest | None,
     snapshot: Snapshot,
     key_id: str,
     loaded: ModelReport | None,
-) -> Judged:
+) -> PinnedVerdict:
     """For the nodes that what serves was planned for.
 
     `loaded` is as in `Context`. Raises InvalidPatch when `spec.podTemplate` cannot be merged.
@@ -105,10 +105,10 @@ def verdict_for(
     config = loaded.config if loaded is not None else snapshot.model_config
     weights = loaded.weights if loaded is not None else None
     if not depends_on_nodes(deployment):
-        return _judged(planner_input(deployment, None, config, weights))
+        return _verdict(planner_input(deployment, None, config, weights))
     last = snapshot.child("ConfigMap", names.Children(deployment.name).last_ready)
-    for_, now = plan_for(deployment, (engine, last), snapshot.nodes, key_id, loaded)
-    judged = _judged(planner_input(deployment, for_.gpu_memory, config, weights))
+    for_, now = pin_for(deployment, (engine, last), snapshot.nodes, key_id, loaded)
+    judged = _verdict(planner_input(deployment, for_.gpu_memory, config, weights))
     differs = None
     # A pool that an autoscaler has emptied tells nothing, and takes nothing from what serves.
     if now is not None and now != for_.gpu_memory:
@@ -123,5 +123,9 @@ def verdict_for(
     return replace(judged, annotation=for_.annotation(), differs=differs)
 
 
-def _judged(given: PlannerInput | Unknown | Invalid | NotServed) -> Judged:
-    return Judged(planned(given), given) if isinstance(given, PlannerInput) else Judged(given, None)
+def _verdict(given: PlannerInput | PlanUnknown | SpecInvalid | ModelNotServed) -> PinnedVerdict:
+    return (
+        PinnedVerdict(planned(given), given)
+        if isinstance(given, PlannerInput)
+        else PinnedVerdict(given, None)
+    )

@@ -14,7 +14,7 @@ from mamba_operator.objects.errors import ClusterError, Forbidden
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
-from mamba_operator.render.tuning import Tuning, to_tell
+from mamba_operator.render.live_settings import LiveSettings, pending_updates
 from operator_objects import NOW, UID, fitting_owner
 
 KEY = Key("models", "nano")
@@ -250,10 +250,10 @@ async def test_without_a_key_a_change_of_strategy_replaces_the_pods() -> None:
 
 
 def test_engines_that_chose_for_themselves_keep_their_strategy() -> None:
-    tuned = Tuning({"strategy": "Auto", "track_interval": 512}, NOW.isoformat())
+    tuned = LiveSettings({"strategy": "Auto", "track_interval": 512}, NOW.isoformat())
 
     assert tuned.body() == {"trackInterval": 512}
-    assert to_tell([{"metadata": {}}, {}], tuned, "r", {}) == ()
+    assert pending_updates([{"metadata": {}}, {}], tuned, "r", {}) == ()
 
 
 async def test_the_key_is_made_once_and_found_again() -> None:

@@ -15,7 +15,7 @@ from mamba_operator.render.engine_key import mounts_key
 
 
 @dataclass(frozen=True, slots=True)
-class EngineKey:
+class KeyRollout:
     """Who has the key now."""
 
     shown: bool = False
@@ -26,9 +26,9 @@ class EngineKey:
     """Engines are to ask, and gateways are left that show none."""
 
 
-def engine_key(
+def key_rollout(
     wanted: bool, engine: Manifest | None, gateway: Manifest | None, pods: Sequence[Manifest]
-) -> EngineKey:
+) -> KeyRollout:
     """Who is to have it next.
 
     Args:
@@ -38,10 +38,10 @@ def engine_key(
     """
     living = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
     if not wanted:
-        return EngineKey(shown=has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living))
+        return KeyRollout(shown=has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living))
     doors = [pod for pod in living if is_gateway(pod)]
     asked = engine is None or has_key(engine) or _all_show(gateway, doors)
-    return EngineKey(shown=True, asked=asked, waits=not asked)
+    return KeyRollout(shown=True, asked=asked, waits=not asked)
 
 
 def _all_show(gateway: Manifest | None, pods: Sequence[Manifest]) -> bool:

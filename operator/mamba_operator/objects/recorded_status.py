@@ -8,7 +8,7 @@ from mamba_api.v1alpha1 import Condition, Status
 from mamba_operator.objects.manifest import Manifest
 
 
-def recorded(owner: Manifest) -> Status:
+def recorded_status(owner: Manifest) -> Status:
     """The recorded status; what cannot be read is left out, field by field, and computed anew."""
     raw = owner.get("status")
     if not isinstance(raw, dict):
@@ -22,10 +22,10 @@ def recorded(owner: Manifest) -> Status:
         return Status.model_validate({**readable, "conditions": kept}, by_alias=True, by_name=False)
 
 
-def readable(owner: Manifest) -> Manifest:
+def with_readable_status(owner: Manifest) -> Manifest:
     """The object with its status as far as it can be read: a broken status must not stop the serving."""
     rest = {key: value for key, value in owner.items() if key != "status"}
-    return {**rest, "status": recorded(owner).manifest()} if owner.get("status") else rest
+    return {**rest, "status": recorded_status(owner).manifest()} if owner.get("status") else rest
 
 
 def _reads(key: str, value: Any) -> bool:

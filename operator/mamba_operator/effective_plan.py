@@ -1,4 +1,4 @@
-"""`in_force`: the strategy planned for the declared workload, or one chosen for measured traffic. Pure.
+"""`effective_plan`: the strategy planned for the declared workload, or one chosen for measured traffic. Pure.
 
 A choice that was taken is an annotation of the engine Deployment: engines that are made later begin with it.
 What stands in the status only led to it. It changes nothing that needs new pods.
@@ -15,11 +15,11 @@ from mamba_api.strategy import Strategy
 from mamba_api.v1alpha1 import MambaDeployment, ProposedStrategy, WorkloadStatus
 from mamba_operator.memory_plan import PlannerInput, planned
 from mamba_operator.objects.manifest import Manifest, annotation
-from mamba_operator.planned_for import Judged
-from mamba_operator.verdict import Fits, Verdict
+from mamba_operator.plan_pin import PinnedVerdict
+from mamba_operator.plan_verdict import PlanFits, PlanVerdict
 from mamba_operator.workload.change import MARGIN, gained, workload_change
-from mamba_operator.workload.measured_workload import Measured
-from mamba_operator.workload.shown import shown_workload
+from mamba_operator.workload.measured_workload import MeasuredWorkload
+from mamba_operator.workload.workload_status import workload_status
 from mamba_planner import UnusableInput, Workload
 from mamba_planner.candidates import STATE_DTYPES
 from mamba_planner.constraints import StateDtype
@@ -27,7 +27,7 @@ from mamba_planner.rival import Rival, rival
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenFor:
+class StrategyChoice:
     """A strategy, and the traffic that it was chosen for."""
 
     strategy: Strategy
@@ -39,10 +39,10 @@ class ChosenFor:
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
+class EffectivePlan:
     """What engines are to serve with."""
 
-    verdict: Verdict
+    verdict: PlanVerdict
     annotation: str | None = None
     """`chosen-for`; None where the strategy is that of the declared workload, or of the spec."""
     workload: WorkloadStatus | None = None
@@ -55,15 +55,15 @@ class InForce:
     """Seconds until time alone changes it."""
 
 
-def in_force(
+def effective_plan(
     deployment: MambaDeployment,
-    judged: Judged,
+    judged: PinnedVerdict,
     engine: Manifest | None,
-    measured: Measured | None,
+    measured: MeasuredWorkload | None,
     now: datetime,
     *,
     tunable: bool,
-) -> InForce:
+) -> EffectivePlan:
     """What holds now.
 
     Args:
@@ -75,40 +75,40 @@ def in_force(
         tunable: whether engines can be told a strategy at all.
     """
     old = deployment.status.workload if deployment.status is not None else None
-    shown = shown_workload(old, measured, now)
+    shown = workload_status(old, measured, now)
     spec, given, base = deployment.spec, judged.given, judged.verdict
     pinned = spec.workload_source == "Declared" or spec.state_cache.strategy != "Auto" or not tunable
-    if pinned or given is None or not isinstance(base, Fits):
-        return InForce(base, workload=shown)
-    chosen, verdict = chosen_for(engine), base
+    if pinned or given is None or not isinstance(base, PlanFits):
+        return EffectivePlan(base, workload=shown)
+    chosen, verdict = recorded_choice(engine), base
     if chosen is not None:
         kept = _planned_as(chosen, given, base)
         chosen, verdict = (chosen, kept) if kept is not None else (None, base)
     note = chosen.annotation() if chosen is not None else None
     if shown is None:
-        return InForce(verdict, note)
+        return EffectivePlan(verdict, note)
     traffic = traffic_of(deployment, shown)
     plan = verdict.plan
-    best = _rival(given, traffic, verdict, (plan.state_dtype,))
+    best = _best_alternative(given, traffic, verdict, (plan.state_dtype,))
     # Engines that went back to an older revision are left as that was.
     settled = engine is not None and annotation(engine, names.ANNOTATION_FAILED_REVISION) is None
     proposed = old.proposed if old is not None else None
     change = workload_change(proposed, best, measured=measured is not None, now=now, may_take=settled)
     if change.take and best is not None:
-        taken = ChosenFor(best.strategy, traffic)
+        taken = StrategyChoice(best.strategy, traffic)
         if (other := _planned_as(taken, given, base)) is not None:
-            return InForce(other, taken.annotation(), shown)
-    return InForce(
+            return EffectivePlan(other, taken.annotation(), shown)
+    return EffectivePlan(
         verdict,
         note,
         shown.model_copy(update={"proposed": change.proposed}),
         _announced(change.proposed, plan.strategy, traffic),
-        _differs(_rival(given, traffic, verdict, STATE_DTYPES), verdict, traffic),
+        _differs(_best_alternative(given, traffic, verdict, STATE_DTYPES), verdict, traffic),
         change.again_in,
     )
 
 
-def chosen_for(engine: Manifest | None) -> ChosenFor | None:
+def recorded_choice(engine: Manifest | None) -> StrategyChoice | None:
     """What the Deployment notes; None where there is nothing that can be read."""
     text = annotation(engine, names.ANNOTATION_CHOSEN_FOR) if engine is not None else None
     try:
@@ -125,7 +125,7 @@ def chosen_for(engine: Manifest | None) -> ChosenFor | None:
         and isinstance(ratio, int | float)
         and 0 <= ratio <= 1
     )
-    return ChosenFor(strategy, replace(traffic, declared=True, measured=True)) if usable else None
+    return StrategyChoice(strategy, replace(traffic, declared=True, measured=True)) if usable else None
 
 
 def traffic_of(deployment: MambaDeployment, shown: WorkloadStatus) -> Workload:
@@ -148,22 +148,25 @@ def traffic_of(deployment: MambaDeployment, shown: WorkloadStatus) -> Workload:
     )
 
 
-def _planned_as(chosen: ChosenFor, given: PlannerInput, base: Fits) -> Fits | None:
+def _planned_as(chosen: StrategyChoice, given: PlannerInput, base: PlanFits) -> PlanFits | None:
     """The plan with that strategy and the state type that pods have; None where it does not fit."""
     told = base.plan.state_dtype
     made = planned(given, chosen.traffic)
-    if not isinstance(made, Fits) or (made.plan.strategy, made.plan.state_dtype) != (chosen.strategy, told):
+    if not isinstance(made, PlanFits) or (made.plan.strategy, made.plan.state_dtype) != (
+        chosen.strategy,
+        told,
+    ):
         # With reasons for what is, though the planner would choose otherwise by now.
         update = {"strategy": chosen.strategy, "state_dtype": told}
         made = planned(replace(given, settings=given.settings.model_copy(update=update)), chosen.traffic)
-    if not isinstance(made, Fits):
+    if not isinstance(made, PlanFits):
         return None
-    words = f"chosen for the traffic that engines measured, {_said(chosen.traffic)}: {made.plan.reason}"
+    words = f"chosen for the traffic that engines measured, {_in_words(chosen.traffic)}: {made.plan.reason}"
     return replace(made, plan=made.plan.model_copy(update={"reason": words[:4096]}))
 
 
-def _rival(
-    given: PlannerInput, traffic: Workload, now: Fits, state_dtypes: tuple[StateDtype, ...]
+def _best_alternative(
+    given: PlannerInput, traffic: Workload, now: PlanFits, state_dtypes: tuple[StateDtype, ...]
 ) -> Rival | None:
     try:
         return rival(
@@ -178,23 +181,23 @@ def _announced(proposed: ProposedStrategy | None, now: str, traffic: Workload) -
     if proposed is None or proposed.takes_effect is None:
         return None
     return (
-        f"engines measured {_said(traffic)}, for which {proposed.strategy} is expected to do better than "
+        f"engines measured {_in_words(traffic)}, for which {proposed.strategy} is expected to do better than "
         f"{now} ({proposed.gain}): running engines are told at {proposed.takes_effect}, no pod is replaced; "
         f"to keep {now}, name it in spec.stateCache.strategy"
     )
 
 
-def _differs(best: Rival | None, now: Fits, traffic: Workload) -> str | None:
+def _differs(best: Rival | None, now: PlanFits, traffic: Workload) -> str | None:
     if best is None or best.state_dtype == now.plan.state_dtype or best.gain < MARGIN:
         return None
     return (
-        f"engines measured {_said(traffic)}, for which {best.strategy} with {best.state_dtype} states is "
+        f"engines measured {_in_words(traffic)}, for which {best.strategy} with {best.state_dtype} states is "
         f"expected to do better ({gained(best)}); that needs new pods and is not done by itself: set "
         f"spec.stateCache.stateDtype to {best.state_dtype} to have it"
     )
 
 
-def _said(traffic: Workload) -> str:
+def _in_words(traffic: Workload) -> str:
     return (
         f"prompts of {traffic.prompt_tokens:,} and outputs of {traffic.output_tokens:,} tokens, "
         f"{traffic.shared_prefix_ratio:.0%} of prompts shared, {traffic.concurrency} at once"

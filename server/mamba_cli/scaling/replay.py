@@ -9,21 +9,21 @@ import msgspec
 import yaml
 
 from mamba_cli.errors import InvalidInput
-from mamba_operator.autoscale.decide import Decision
-from mamba_operator.autoscale.decided import DecisionRecord, RecordInvalid, from_json, from_text
+from mamba_operator.autoscale.decide import ScalingDecision
+from mamba_operator.autoscale.scaling_record import RecordInvalid, ScalingRecord, from_json, from_text
 
 LARGEST = 64 << 20
 """Bytes of a file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedDecision:
     """One decision, and the same made again."""
 
     where: str
     """Time, or place in the file."""
-    recorded: DecisionRecord
-    again: Decision
+    recorded: ScalingRecord
+    again: ScalingDecision
 
     @property
     def same(self) -> bool:
@@ -37,7 +37,7 @@ class Replay:
         return {"where": self.where, "same": self.same, **found, "again": msgspec.to_builtins(self.again)}
 
 
-def replayed_file(path: Path) -> list[Replay]:
+def replayed_file(path: Path) -> list[ReplayedDecision]:
     """All of a file: one record a line, or MambaDeployments as `kubectl get -o yaml` prints them.
 
     Raises `InvalidInput` when there is no record in it that can be read.
@@ -59,7 +59,7 @@ def replayed_file(path: Path) -> list[Replay]:
     return [replay for one in objects for replay in replayed_object(one, str(path))]
 
 
-def replayed_object(manifest: dict[str, Any], source: str) -> list[Replay]:
+def replayed_object(manifest: dict[str, Any], source: str) -> list[ReplayedDecision]:
     """What stands in `status.scaling.history`. Raises `InvalidInput` when that is no recorded decision."""
     status = manifest.get("status")
     scaling = status.get("scaling") if isinstance(status, dict) else None
@@ -68,12 +68,12 @@ def replayed_object(manifest: dict[str, Any], source: str) -> list[Replay]:
     return [_replay(str(one.get("time")), source, from_text, str(one["record"])) for one in changes]
 
 
-def _replay(where: str, source: str, read: Any, text: str) -> Replay:
+def _replay(where: str, source: str, read: Any, text: str) -> ReplayedDecision:
     try:
-        record: DecisionRecord = read(text)
+        record: ScalingRecord = read(text)
     except RecordInvalid as error:
         raise InvalidInput(f"{source}, {where}: {error}") from error
-    return Replay(where, record, record.replayed())
+    return ReplayedDecision(where, record, record.replayed())
 
 
 def _objects(document: Any) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""`side_by_side`: the same work for many objects at the same time, of which one must not keep the others."""
+"""`run_concurrently`: the same work for many objects at the same time, of which one must not keep the
+others."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping
@@ -10,7 +11,7 @@ from mamba_operator.objects.manifest import Key
 log = structlog.get_logger(__name__)
 
 
-async def side_by_side(work: Mapping[Key, Awaitable[None]], broken: str) -> None:
+async def run_concurrently(work: Mapping[Key, Awaitable[None]], broken: str) -> None:
     """All of it. What fails is logged as event `broken`, with the key and the error."""
     done = await asyncio.gather(*work.values(), return_exceptions=True)
     for key, error in zip(work, done, strict=True):

@@ -13,8 +13,8 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import timestamp
 from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata
-from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import serves
+from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.render.revision import pod_revision
 from mamba_planner.live_settings import LIVE
 
@@ -25,7 +25,7 @@ AGAIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class LiveSettings:
     """The settings in force, and since when."""
 
     settings: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Tune:
+class SettingsUpdate:
     """Tell one engine."""
 
     pod: str
@@ -61,43 +61,43 @@ class Tune:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RejectedUpdate:
     """An engine that did not take it."""
 
-    tune: Tune
+    update: SettingsUpdate
     message: str
     final: bool
     """It answered no; otherwise it gave no answer."""
 
 
-def unlike(document: Mapping[str, Any]) -> dict[str, Any]:
+def restart_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that need a new pod."""
     return {name: value for name, value in document.items() if name not in LIVE}
 
 
-def tuning(
+def live_settings(
     document: Mapping[str, Any], config: Manifest | None, engine: Manifest | None, now: datetime
-) -> Tuning:
+) -> LiveSettings:
     """What is in force by the settings `document`, given the ConfigMap and the Deployment that are there."""
-    made = Tuning({name: document.get(name) for name in LIVE}, None)
+    made = LiveSettings({name: document.get(name) for name in LIVE}, None)
     if engine is None:
         return made
     told = _told(config)
     changed = told.get("changed") if told.get("settings") == made.digest else timestamp(now)
-    return Tuning(made.settings, changed if isinstance(changed, str) else None)
+    return LiveSettings(made.settings, changed if isinstance(changed, str) else None)
 
 
-def to_tell(
-    pods: Iterable[Manifest], tuned: Tuning, revision: str, told: Mapping[str, str]
-) -> tuple[Tune, ...]:
+def pending_updates(
+    pods: Iterable[Manifest], tuned: LiveSettings, revision: str, told: Mapping[str, str]
+) -> tuple[SettingsUpdate, ...]:
     """Ready engines of that revision that started before the change, less those that were `told` of it."""
-    changed = moment(tuned.changed) if tuned.changed is not None else None
+    changed = parse_timestamp(tuned.changed) if tuned.changed is not None else None
     if changed is None:
         return ()
     found = []
     for pod in pods:
         meta, status = metadata(pod), pod.get("status") or {}
-        started = moment(str(meta.get("creationTimestamp")))
+        started = parse_timestamp(str(meta.get("creationTimestamp")))
         run = _run(pod)
         if (
             serves(pod)
@@ -106,7 +106,9 @@ def to_tell(
             and (started is None or (started - changed).total_seconds() < MOUNT_LAG)
             and told.get(run) != tuned.digest
         ):
-            found.append(Tune(str(meta.get("name")), run, str(status["podIP"]), tuned.digest, tuned.body()))
+            found.append(
+                SettingsUpdate(str(meta.get("name")), run, str(status["podIP"]), tuned.digest, tuned.body())
+            )
     return tuple(sorted(found, key=lambda one: one.pod))
 
 

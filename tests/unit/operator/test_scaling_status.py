@@ -7,13 +7,19 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
-from mamba_operator.autoscale.decide import Decision
-from mamba_operator.autoscale.decided import Decided
+from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.demand import Demand
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.scale import advising, autoscaling, scaling_status, wake_text, woken_at
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.scaling_record import LatestDecision
+from mamba_operator.autoscale.scaling_status import (
+    advisory_config,
+    autoscaler_config,
+    scaling_status,
+    wake_text,
+    woken_at,
+)
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.record import readable
+from mamba_operator.objects.recorded_status import with_readable_status
 from operator_objects import NOW, owner
 from scaled_fleet import LOOK, Fleet
 
@@ -21,7 +27,7 @@ Given = tuple[MambaDeployment, str | None]
 
 
 def deployment(*, wake: Any = None, **spec: Any) -> Given:
-    of = MambaDeployment.model_validate(readable(owner(**spec)), by_alias=True, by_name=False)
+    of = MambaDeployment.model_validate(with_readable_status(owner(**spec)), by_alias=True, by_name=False)
     return of, wake_text({"kind": "ConfigMap", "data": {names.WAKE_KEY: wake}} if wake is not None else None)
 
 
@@ -37,15 +43,17 @@ def wanted(given: Given, old: ScalingStatus | None = None, **more: Any) -> int:
 
 def status(
     given: Given, old: ScalingStatus | None = None, *, running: int | None = None,
-    decided: Decided | None = None, now: datetime = NOW,
+    latest_decision: LatestDecision | None = None, now: datetime = NOW,
 ) -> ScalingStatus | None:  # fmt: skip
     of, wake = given
-    return scaling_status(of, old, None if running is None else engine(running), wake, decided, now)
+    return scaling_status(of, old, None if running is None else engine(running), wake, latest_decision, now)
 
 
-def decision(target: int, *, asked: int, start: int = 1) -> Decided:
-    made = Decision(target=target, reason="because", binding="slots", demand=Demand(), memory=Memory())
-    return Decided(asked, start, made, "a record")
+def decision(target: int, *, asked: int, start: int = 1) -> LatestDecision:
+    made = ScalingDecision(
+        target=target, reason="because", binding="slots", demand=Demand(), memory=AutoscalerMemory()
+    )
+    return LatestDecision(asked, start, made, "a record")
 
 
 RECENT = (NOW - timedelta(seconds=100)).isoformat()
@@ -120,28 +128,30 @@ def old(desired: int, **more: Any) -> ScalingStatus:
 def test_a_decision_is_carried_out_once_and_told_with_its_record() -> None:
     given = deployment(scaling=RANGE)
 
-    made = status(given, old(2), decided=decision(4, asked=2))
+    made = status(given, old(2), latest_decision=decision(4, asked=2))
 
     assert made is not None
     assert (made.desired, made.reason, made.binding) == (4, "because", "slots")
     assert made.last_change == NOW.isoformat(timespec="seconds")
     assert [(one.before, one.after, one.record) for one in made.history] == [(2, 4, "a record")]
-    assert status(given, made, decided=decision(4, asked=2), now=NOW + timedelta(seconds=5)) == made
+    assert status(given, made, latest_decision=decision(4, asked=2), now=NOW + timedelta(seconds=5)) == made
 
 
 def test_a_decision_about_another_number_is_left_out() -> None:
-    assert wanted(deployment(scaling=RANGE), old(3), decided=decision(2, asked=5)) == 3
-    assert wanted(deployment(scaling=RANGE), old(3), decided=decision(2, asked=3, start=4)) == 3
+    assert wanted(deployment(scaling=RANGE), old(3), latest_decision=decision(2, asked=5)) == 3
+    assert wanted(deployment(scaling=RANGE), old(3), latest_decision=decision(2, asked=3, start=4)) == 3
 
 
 def test_the_bounds_hold_whatever_was_decided() -> None:
-    assert wanted(deployment(scaling=RANGE), old(3), decided=decision(50, asked=3)) == 5
+    assert wanted(deployment(scaling=RANGE), old(3), latest_decision=decision(50, asked=3)) == 5
     assert wanted(deployment(scaling=RANGE), old(9)) == 5
     assert wanted(deployment(scaling=RANGE), old(0)) == 2
 
 
 def test_another_number_in_the_spec_is_where_it_starts_anew() -> None:
-    made = status(deployment(scaling=RANGE, replicas=5), old(2, start=1), decided=decision(3, asked=2))
+    made = status(
+        deployment(scaling=RANGE, replicas=5), old(2, start=1), latest_decision=decision(3, asked=2)
+    )
 
     assert made is not None
     assert (made.desired, made.start, made.binding) == (5, 5, "spec")
@@ -153,7 +163,7 @@ def test_a_wake_starts_engines_once_and_is_answered_when_they_stop() -> None:
     assert awake is not None
     assert (awake.desired, awake.binding) == (1, "wake")
 
-    asleep = status(given, awake, decided=decision(0, asked=1))
+    asleep = status(given, awake, latest_decision=decision(0, asked=1))
     assert asleep is not None
     assert (asleep.desired, asleep.answered_wake) == (0, RECENT)
     assert wanted(given, asleep) == 0
@@ -169,7 +179,7 @@ def test_time_alone_never_stops_an_engine(age: int) -> None:
 
 
 def test_engines_without_a_range_start_and_stop_together() -> None:
-    config = autoscaling(deployment(scaling=TOGETHER, replicas=3)[0])
+    config = autoscaler_config(deployment(scaling=TOGETHER, replicas=3)[0])
 
     assert config is not None
     assert (config.min_replicas, config.lowest, config.max_replicas) == (0, 3, 3)
@@ -179,7 +189,9 @@ def test_the_history_is_bounded_and_keeps_the_newest() -> None:
     made: ScalingStatus | None = old(2)
     for number in range(20):
         assert made is not None
-        made = status(deployment(scaling=RANGE), made, decided=decision(3 + number % 2, asked=made.desired))
+        made = status(
+            deployment(scaling=RANGE), made, latest_decision=decision(3 + number % 2, asked=made.desired)
+        )
 
     assert made is not None
     assert len(made.history) == 8
@@ -221,15 +233,15 @@ def test_numbers_are_made_for_others_within_the_bounds_of_the_object(
     spec: dict[str, Any], bounds: tuple[int, int] | None
 ) -> None:
     given, _ = deployment(**spec)
-    config = advising(given)
+    config = advisory_config(given)
     assert (config and (config.min_replicas, config.max_replicas)) == bounds
-    assert config is None or autoscaling(given) is None
+    assert config is None or autoscaler_config(given) is None
 
 
 @pytest.mark.parametrize(("delay", "left"), [("20s", 1), ("300s", 4)])
 def test_a_shorter_delay_forgets_a_burst_sooner(delay: str, left: int) -> None:
     given, _ = deployment(scaling={"minReplicas": 1, "maxReplicas": 8, "scaleDownDelay": delay})
-    config = autoscaling(given)
+    config = autoscaler_config(given)
     assert config is not None
     fleet = Fleet(config, start=20.0)
     # One engine does 5 requests a second.
@@ -243,7 +255,7 @@ def test_a_shorter_delay_forgets_a_burst_sooner(delay: str, left: int) -> None:
 
 def test_without_a_delay_a_fleet_shrinks_at_once() -> None:
     given, _ = deployment(scaling={"minReplicas": 1, "maxReplicas": 8, "scaleDownDelay": "0s"})
-    config = autoscaling(given)
+    config = autoscaler_config(given)
     assert config is not None
     fleet = Fleet(config, start=20.0)
     fleet.run([20.0] * 12)

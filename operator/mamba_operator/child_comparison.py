@@ -1,4 +1,4 @@
-"""`compare`: the children that are wanted beside those that are there. Pure; called by `plan`.
+"""`compare_children`: the children that are wanted beside those that are there. Pure; called by `plan`.
 
 A child is compared by the hash of what was applied and then field by field, unless this very version of it
 was found to be what is wanted before.
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mamba_api import names
+from mamba_operator.cache_claim import why_unchanged
 from mamba_operator.changes import Apply, Change, Delete
-from mamba_operator.claim import kept
 from mamba_operator.drift import drift, made_of
 from mamba_operator.objects.kinds import CLAIM
 from mamba_operator.objects.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref
@@ -17,37 +17,37 @@ from mamba_operator.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ChildComparison:
     """What came of it."""
 
     applies: tuple[Apply, ...]
     """In the order of the children."""
-    as_wanted: dict[str, str]
-    """As `Snapshot.as_wanted`, of those that are as wanted now."""
+    up_to_date: dict[str, str]
+    """As `Snapshot.up_to_date`, of those that are as wanted now."""
     cache_kept: str | None
     """Why the claim of the model cache stays as it is though another is wanted: it is no apply then."""
 
 
-def compare(wanted: Sequence[Manifest], snapshot: Snapshot) -> Comparison:
+def compare_children(wanted: Sequence[Manifest], snapshot: Snapshot) -> ChildComparison:
     """What to do about each child that is wanted."""
     cache_kept = _cache_kept(wanted, snapshot)
-    as_wanted: dict[str, str] = {}
+    up_to_date: dict[str, str] = {}
     applies = [
         apply
         for manifest in wanted
         if not (cache_kept and manifest["kind"] == CLAIM.kind)
-        and (apply := _compare(manifest, snapshot, as_wanted)) is not None
+        and (apply := _compare(manifest, snapshot, up_to_date)) is not None
     ]
-    return Comparison(tuple(applies), as_wanted, cache_kept)
+    return ChildComparison(tuple(applies), up_to_date, cache_kept)
 
 
 def _cache_kept(wanted: Iterable[Manifest], snapshot: Snapshot) -> str | None:
     claims = [(one, snapshot.children.get(ref(one))) for one in wanted if one["kind"] == CLAIM.kind]
-    return next((said for one, there in claims if there and (said := kept(one, there))), None)
+    return next((said for one, there in claims if there and (said := why_unchanged(one, there))), None)
 
 
-def _compare(manifest: Manifest, snapshot: Snapshot, as_wanted: dict[str, str]) -> Apply | None:
-    """What to do about one child; `as_wanted` gets it if that is nothing."""
+def _compare(manifest: Manifest, snapshot: Snapshot, up_to_date: dict[str, str]) -> Apply | None:
+    """What to do about one child; `up_to_date` gets it if that is nothing."""
     observed = snapshot.children.get(ref(manifest))
     if observed is None:
         return Apply(manifest, Change.MISSING)
@@ -55,27 +55,27 @@ def _compare(manifest: Manifest, snapshot: Snapshot, as_wanted: dict[str, str]) 
     if annotation(observed, names.ANNOTATION_SPEC_HASH) != wanted:
         return Apply(manifest, Change.OUTDATED)
     uid = str(metadata(observed).get("uid"))
-    both = in_version(manifest, observed)
-    if snapshot.as_wanted.get(uid) != both:
+    both = version_hash(manifest, observed)
+    if snapshot.up_to_date.get(uid) != both:
         fields = drift(manifest, observed)
-        if fields and snapshot.settled.get(uid) != made_of(manifest, observed):
+        if fields and snapshot.accepted.get(uid) != made_of(manifest, observed):
             return Apply(manifest, Change.DRIFTED, ", ".join(fields))
-    as_wanted[uid] = both
+    up_to_date[uid] = both
     return None
 
 
-def in_version(wanted: Manifest, observed: Manifest) -> str:
-    """What `Snapshot.as_wanted` says of a child that is, in this version, what was wanted."""
+def version_hash(wanted: Manifest, observed: Manifest) -> str:
+    """What `Snapshot.up_to_date` says of a child that is, in this version, what was wanted."""
     return f"{metadata(observed).get('resourceVersion')} {annotation(wanted, names.ANNOTATION_SPEC_HASH)}"
 
 
-def terminates(one: Ref, snapshot: Snapshot) -> bool:
+def is_being_deleted(one: Ref, snapshot: Snapshot) -> bool:
     """Whether the child is there and on its way out."""
     child = snapshot.children.get(one)
     return child is not None and is_terminating(child)
 
 
-def not_needed(snapshot: Snapshot, keep: set[Ref]) -> tuple[Delete, ...]:
+def unneeded_children(snapshot: Snapshot, keep: set[Ref]) -> tuple[Delete, ...]:
     """Removal of the children that are not to be kept."""
     return tuple(
         Delete(one, str(child["metadata"]["uid"]))

@@ -2,15 +2,15 @@
 
 import msgspec
 
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.config import AutoscalerConfig
+from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.observation import Observation
 
 LEARNING = 0.5
 """Weight of one start."""
 
 
-class Starts(msgspec.Struct, frozen=True, kw_only=True):
+class PodStarts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of them at one moment."""
 
     starting: tuple[tuple[str, float], ...]
@@ -27,7 +27,9 @@ class Starts(msgspec.Struct, frozen=True, kw_only=True):
     """How many of them are worth another pod: none while no pod starts at all."""
 
 
-def starts(memory: Memory, seen: Observation, config: Config, elapsed: float) -> Starts:
+def pod_starts(
+    memory: AutoscalerMemory, seen: Observation, config: AutoscalerConfig, elapsed: float
+) -> PodStarts:
     """With one observation more."""
     before = dict(memory.starting)
     now = {name: before.get(name, elapsed) for name in seen.pending}
@@ -44,7 +46,7 @@ def starts(memory: Memory, seen: Observation, config: Config, elapsed: float) ->
     stuck = [since for since in now.values() if elapsed - since >= patience]
     # Where nothing starts, more pods would not either: the fleet would grow without end.
     cluster_starts = bool(stuck) and started > min(stuck)
-    return Starts(
+    return PodStarts(
         starting=tuple(sorted(now.items())),
         seconds=seconds,
         learned=learned,

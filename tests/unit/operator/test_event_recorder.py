@@ -5,29 +5,43 @@ import asyncio
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator import event_log
-from mamba_operator.announce import Announcement
-from mamba_operator.event_log import LAST_SECONDS, PATIENCE, EventLog, Said, event_manifest, said_of
-from mamba_operator.objects.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
+from mamba_operator import event_recorder
+from mamba_operator.event_recorder import (
+    LAST_SECONDS,
+    PATIENCE,
+    EventRecorder,
+    PendingEvent,
+    event_manifest,
+    pending_event,
+)
+from mamba_operator.objects.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    ObjectRejected,
+    Unreachable,
+)
 from mamba_operator.objects.manifest import Manifest
+from mamba_operator.pass_events import EventContent
 from operator_objects import NOW, fitting_owner
 from virtual_time import in_virtual_time
 
 OF = fitting_owner()
 
 
-def event(message: str = "Created Service nano", of: Manifest = OF) -> Said:
-    return said_of(of, Announcement("Normal", "Created", message), NOW)
+def event(message: str = "Created Service nano", of: Manifest = OF) -> PendingEvent:
+    return pending_event(of, EventContent("Normal", "Created", message), NOW)
 
 
-class Log(EventLog):
+class Log(EventRecorder):
     """Writes at once."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         super().__init__(cluster, reporter="me")
 
-    async def post(self, said: Said) -> None:
-        self.say(said)
+    async def post(self, said: PendingEvent) -> None:
+        self.record(said)
         await self.flush()
 
 
@@ -55,16 +69,16 @@ async def test_the_same_thing_said_again_counts_up() -> None:
 @in_virtual_time
 async def test_who_says_something_does_not_wait_until_it_is_written() -> None:
     cluster = FakeCluster()
-    log = EventLog(cluster, reporter="me")
+    log = EventRecorder(cluster, reporter="me")
     running = asyncio.create_task(log.run())
     for number in range(3):
-        log.say(event(str(number)))
+        log.record(event(str(number)))
     before = counts(cluster)
     await asyncio.sleep(1)
     later = counts(cluster)
 
     # What was said last, before the operator ends.
-    log.say(event("last"))
+    log.record(event("last"))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -74,11 +88,11 @@ async def test_who_says_something_does_not_wait_until_it_is_written() -> None:
 @in_virtual_time
 async def test_passes_that_are_due_come_first_for_a_minute_and_no_longer() -> None:
     cluster, due = FakeCluster(), [True]
-    log = EventLog(cluster, reporter="me", busy=lambda: bool(due))
+    log = EventRecorder(cluster, reporter="me", busy=lambda: bool(due))
     running = asyncio.create_task(log.run())
-    log.say(event("first"))
+    log.record(event("first"))
     await asyncio.sleep(PATIENCE - 1)
-    log.say(event("second"))
+    log.record(event("second"))
     early = counts(cluster)
     await asyncio.sleep(2)
     after_a_minute = counts(cluster)
@@ -91,9 +105,9 @@ async def test_passes_that_are_due_come_first_for_a_minute_and_no_longer() -> No
 
 @in_virtual_time
 async def test_an_api_server_that_never_answers_keeps_no_operator_from_its_end() -> None:
-    log = EventLog(SilentCluster(), reporter="me")
+    log = EventRecorder(SilentCluster(), reporter="me")
     running = asyncio.create_task(log.run())
-    log.say(event())
+    log.record(event())
     await asyncio.sleep(1)
     began = asyncio.get_running_loop().time()
     running.cancel()
@@ -103,11 +117,11 @@ async def test_an_api_server_that_never_answers_keeps_no_operator_from_its_end()
 
 
 async def test_events_that_nobody_can_write_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_log, "MOST_WAITING", 5)
+    monkeypatch.setattr(event_recorder, "MOST_WAITING", 5)
     cluster = FakeCluster()
-    log = EventLog(cluster, reporter="me")
+    log = EventRecorder(cluster, reporter="me")
     for number in range(8):
-        log.say(event(str(number)))
+        log.record(event(str(number)))
 
     await log.flush()
 
@@ -140,7 +154,7 @@ async def test_an_event_that_the_cluster_dropped_after_its_hour_begins_anew() ->
 async def test_what_was_forgotten_for_want_of_memory_is_counted_from_the_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_log, "REMEMBERED", 3)
+    monkeypatch.setattr(event_recorder, "REMEMBERED", 3)
     cluster = FakeCluster()
     log = Log(cluster)
     for _ in range(4):
@@ -167,7 +181,7 @@ async def test_the_same_words_about_two_objects_are_two_events() -> None:
 
 FAULTS: list[ClusterError] = [
     Unreachable("away"), Conflict("changed", status=409), Forbidden("no", status=403),
-    NotFound("no namespace", status=404), Refused("no", status=422),
+    NotFound("no namespace", status=404), ObjectRejected("no", status=422),
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from mamba_api.v1alpha1.conditions import Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Fits:
+class PlanFits:
     """A strategy fits."""
 
     plan: PlanStatus
@@ -18,7 +18,7 @@ class Fits:
 
 
 @dataclass(frozen=True, slots=True)
-class DoesNotFit:
+class PlanDoesNotFit:
     """The memory cannot hold the weights and one sequence."""
 
     message: str
@@ -26,7 +26,7 @@ class DoesNotFit:
 
 
 @dataclass(frozen=True, slots=True)
-class NotServed:
+class ModelNotServed:
     """The planner knows the model and this version's engines cannot serve it. Nothing is changed."""
 
     message: str
@@ -34,7 +34,7 @@ class NotServed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class PlanUnknown:
     """Something the planner needs is not known yet; engines may start and plan for themselves."""
 
     reason: Reason
@@ -42,10 +42,10 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
-class Invalid:
+class SpecInvalid:
     """The spec breaks the contract in a way the API server did not see. Nothing is changed."""
 
     message: str
 
 
-Verdict = Fits | DoesNotFit | NotServed | Unknown | Invalid
+PlanVerdict = PlanFits | PlanDoesNotFit | ModelNotServed | PlanUnknown | SpecInvalid

@@ -4,12 +4,12 @@ import math
 
 import msgspec
 
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.demand import Demand, waiting_requests
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.observation import Load, Observation
-from mamba_operator.autoscale.virtual_fleets import Arrivals, advance, served, sizes
-from mamba_operator.autoscale.work import Costs, learn_efficiency, learn_step
+from mamba_operator.autoscale.engine_costs import EngineCosts, learn_efficiency, learn_step
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.observation import EngineLoad, Observation
+from mamba_operator.autoscale.virtual_fleets import IntervalArrivals, advance, simulated_interval, sizes
 
 SPEED = 0.2
 """Weight of one look at how fast prompts are computed."""
@@ -19,9 +19,14 @@ GAIN = 0.5
 """How far the correction moves for a difference of all requests, each minute."""
 
 
-def learned(
-    memory: Memory, seen: Observation, config: Config, costs: Costs, asks: Demand, passed: float
-) -> Memory:
+def updated_estimates(
+    memory: AutoscalerMemory,
+    seen: Observation,
+    config: AutoscalerConfig,
+    costs: EngineCosts,
+    asks: Demand,
+    passed: float,
+) -> AutoscalerMemory:
     """The memory with one look more; times and recommendations are the caller's."""
     load = seen.load
     memory = msgspec.structs.replace(memory, work_fast=asks.work_fast, work_slow=asks.work_slow)
@@ -45,7 +50,7 @@ def learned(
     )
 
 
-def _prompt(memory: Memory, load: Load) -> float:
+def _prompt(memory: AutoscalerMemory, load: EngineLoad) -> float:
     """Mean of tokens to compute per request."""
     if load.arrivals <= 0:
         return memory.prompt_tokens
@@ -53,7 +58,9 @@ def _prompt(memory: Memory, load: Load) -> float:
     return mean if memory.prompt_tokens <= 0 else memory.prompt_tokens + 0.1 * (mean - memory.prompt_tokens)
 
 
-def _arrivals(memory: Memory, seen: Observation, costs: Costs, load: Load, passed: float) -> Arrivals:
+def _arrivals(
+    memory: AutoscalerMemory, seen: Observation, costs: EngineCosts, load: EngineLoad, passed: float
+) -> IntervalArrivals:
     """What came since the last look, at what the correction says it costs."""
     prompt = _prompt(memory, load) * costs.prompt_token
     prefill = costs.prefill(load)
@@ -61,7 +68,7 @@ def _arrivals(memory: Memory, seen: Observation, costs: Costs, load: Load, passe
         # Requests that no engine has yet are not in what engines count.
         prefill += waiting_requests(seen.traffic) * prompt / max(passed, 1.0) if not load.arrivals else 0.0
     requests = max(load.arrivals, seen.traffic.arrivals if seen.traffic is not None else 0.0)
-    return Arrivals(
+    return IntervalArrivals(
         seconds=passed,
         requests=requests,
         prefill=prefill * memory.correction,
@@ -70,7 +77,7 @@ def _arrivals(memory: Memory, seen: Observation, costs: Costs, load: Load, passe
     )
 
 
-def _unsettled(memory: Memory, seen: Observation, config: Config) -> bool:
+def _unsettled(memory: AutoscalerMemory, seen: Observation, config: AutoscalerConfig) -> bool:
     """Whether the real fleet may have a queue from when it was smaller, which the virtual one never had."""
     since = memory.elapsed - max(memory.started, 0.0)
     return (
@@ -81,8 +88,13 @@ def _unsettled(memory: Memory, seen: Observation, config: Config) -> bool:
 
 
 def _corrected(
-    memory: Memory, seen: Observation, config: Config, costs: Costs, came: Arrivals, load: Load
-) -> Memory:
+    memory: AutoscalerMemory,
+    seen: Observation,
+    config: AutoscalerConfig,
+    costs: EngineCosts,
+    came: IntervalArrivals,
+    load: EngineLoad,
+) -> AutoscalerMemory:
     """Compares what the virtual fleet of the real size would have done with what was measured."""
     counted, late = load.first_tokens, load.first_tokens_late
     if load.finished > 0 and load.finished_slow / load.finished > late / max(counted, 1.0):
@@ -93,7 +105,7 @@ def _corrected(
     if len(memory.backlog) != len(fleets) or _unsettled(memory, seen, config):
         return memory
     index = max((at for at, one in enumerate(fleets) if one <= seen.ready), default=0)
-    _, share = served(fleets[index], memory.backlog[index], config, costs, came)
+    _, share = simulated_interval(fleets[index], memory.backlog[index], config, costs, came)
     keep = math.exp(-came.seconds / config.history)
     measured = memory.measured * keep + late
     foreseen = memory.foreseen * keep + counted * (1.0 - share)

@@ -11,8 +11,8 @@ from typing import Any
 
 from mamba_api.v1alpha1 import Rollout
 from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
-from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_engine
+from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.render.revision import label_of, pod_revision
 
 NO_ROOM = ("Insufficient ", "Too many pods")
@@ -21,7 +21,7 @@ _PLACE = ("nodeSelector", "affinity", "priorityClassName", "runtimeClassName")
 
 
 @dataclass(frozen=True, slots=True)
-class InPlace:
+class InPlaceRollout:
     """How engines are replaced now."""
 
     now: bool = False
@@ -30,9 +30,9 @@ class InPlace:
     """Seconds until a pod has waited for room for long enough."""
 
 
-def replaced_in_place(
+def in_place_rollout(
     engine: Manifest | None, pods: Sequence[Manifest], label: str, rollout: Rollout, now: datetime
-) -> InPlace:
+) -> InPlaceRollout:
     """Whether engines are replaced in place.
 
     Only where the pod that waits asks for what one that is to go has: then there is room once that is gone.
@@ -46,11 +46,11 @@ def replaced_in_place(
         now: the time, with a time zone.
     """
     if engine is None or rollout.pause or rollout.max_surge == 0 or label_of(engine) != label:
-        return InPlace()
+        return InPlaceRollout()
     engines = [pod for pod in pods if is_engine(pod)]
     mixed = len(set(map(_template, engines))) > 1 or any(pod_revision(pod) != label for pod in engines)
     if mixed and _without_surge(engine):
-        return InPlace(now=True)
+        return InPlaceRollout(now=True)
     left: list[float] = []
     for pod in engines:
         old = [one for one in engines if _template(one) != _template(pod) and not is_terminating(one)]
@@ -58,8 +58,8 @@ def replaced_in_place(
         if since is not None and any(_fits_in_place_of(pod, other) for other in old):
             left.append(rollout.in_place_after.seconds - (now - since).total_seconds())
     if not left:
-        return InPlace()
-    return InPlace(now=True) if min(left) <= 0 else InPlace(again_in=min(left))
+        return InPlaceRollout()
+    return InPlaceRollout(now=True) if min(left) <= 0 else InPlaceRollout(again_in=min(left))
 
 
 def _template(pod: Manifest) -> tuple[str | None, str | None]:
@@ -81,7 +81,7 @@ def _without_room(pod: Manifest) -> datetime | None:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             words = str(condition.get("message") or "")
             room = any(said in words for said in NO_ROOM)
-            return moment(str(condition.get("lastTransitionTime"))) if room else None
+            return parse_timestamp(str(condition.get("lastTransitionTime"))) if room else None
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from mamba_api.v1alpha1 import Condition, Status
 from mamba_api.v1alpha1.conditions import ConditionType, find_condition
-from mamba_operator.apply import Done
+from mamba_operator.apply import AppliedChange
 from mamba_operator.changes import Change
 
 TROUBLE = {ConditionType.PLANNED: "False", ConditionType.DEGRADED: "True"}
@@ -31,7 +31,7 @@ WORDS: dict[Change, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class EventContent:
     """One Kubernetes event before it is written."""
 
     type: Literal["Normal", "Warning"]
@@ -39,35 +39,35 @@ class Announcement:
     message: str
 
 
-def announce(old: Status, new: Status | None, done: Sequence[Done]) -> list[Announcement]:
+def pass_events(old: Status, new: Status | None, done: Sequence[AppliedChange]) -> list[EventContent]:
     """Events of one pass, past tense, at most one per kind of change and one per condition that changed."""
     if new is None:
         return _of_children(done)
     return [*_of_children(done), *_of_scaling(old, new), *_of_conditions(old, new)]
 
 
-def _of_children(done: Sequence[Done]) -> list[Announcement]:
-    made: list[Announcement] = []
+def _of_children(done: Sequence[AppliedChange]) -> list[EventContent]:
+    made: list[EventContent] = []
     for change, (reason, verb) in WORDS.items():
         those = [one for one in done if one.change is change]
         if those:
             what = ", ".join(f"{one.ref} ({one.detail})" if one.detail else str(one.ref) for one in those)
-            made.append(Announcement("Normal", reason, f"{verb} {what}"))
+            made.append(EventContent("Normal", reason, f"{verb} {what}"))
     return made
 
 
-def _of_scaling(old: Status, new: Status) -> list[Announcement]:
+def _of_scaling(old: Status, new: Status) -> list[EventContent]:
     """That the number of engines was decided anew."""
     before, after = old.scaling, new.scaling
     if before is None or after is None or before.desired == after.desired:
         return []
     word = "ScaledUp" if after.desired > before.desired else "ScaledDown"
     message = f"Asked for {after.desired} engines instead of {before.desired}: {after.reason}"
-    return [Announcement("Normal", word, message[:MAX_WORDS])]
+    return [EventContent("Normal", word, message[:MAX_WORDS])]
 
 
-def _of_conditions(old: Status, new: Status) -> list[Announcement]:
-    made: dict[str, Announcement] = {}
+def _of_conditions(old: Status, new: Status) -> list[EventContent]:
+    made: dict[str, EventContent] = {}
     for type_ in ANNOUNCED:
         before, after = find_condition(old.conditions, type_), find_condition(new.conditions, type_)
         if after is None or _same(before, after):
@@ -79,7 +79,7 @@ def _of_conditions(old: Status, new: Status) -> list[Announcement]:
         message = f"{type_} became {after.status}: {after.message}"
         # Several conditions carry the same cause; one event of it is enough, a warning before a note.
         if trouble or after.reason not in made:
-            made[after.reason] = Announcement("Warning" if trouble else "Normal", after.reason, message)
+            made[after.reason] = EventContent("Warning" if trouble else "Normal", after.reason, message)
     return list(made.values())
 
 

@@ -16,11 +16,11 @@ import structlog
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.announce import Announcement
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Conflict
 from mamba_operator.objects.kinds import EVENT
 from mamba_operator.objects.manifest import Manifest, digest
+from mamba_operator.pass_events import EventContent
 
 MAX_MESSAGE = 1024
 """Longest message of an event."""
@@ -38,48 +38,48 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PendingEvent:
     """One event about one object, before it is written."""
 
     name: str
     namespace: str
     uid: str
     version: str
-    announcement: Announcement
+    content: EventContent
     at: datetime
 
 
-def said_of(owner: Mapping[str, Any], announcement: Announcement, now: datetime) -> Said:
+def pending_event(owner: Mapping[str, Any], content: EventContent, now: datetime) -> PendingEvent:
     """An event about `owner`, of which little is kept."""
     meta = owner["metadata"]
     version = meta.get("resourceVersion", "")
-    return Said(meta["name"], meta["namespace"], meta["uid"], version, announcement, now)
+    return PendingEvent(meta["name"], meta["namespace"], meta["uid"], version, content, now)
 
 
-def event_manifest(said: Said, *, reporter: str) -> Manifest:
+def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
     """The Event object. Pure."""
-    announcement = said.announcement
-    words = [said.uid, announcement.type, announcement.reason, announcement.message]
-    when = timestamp(said.at)
+    content = event.content
+    words = [event.uid, content.type, content.reason, content.message]
+    when = timestamp(event.at)
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "metadata": {
-            "name": f"{said.name}.{digest(words)}",
-            "namespace": said.namespace,
-            "labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_INSTANCE: said.name},
+            "name": f"{event.name}.{digest(words)}",
+            "namespace": event.namespace,
+            "labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_INSTANCE: event.name},
         },
         "involvedObject": {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
-            "name": said.name,
-            "namespace": said.namespace,
-            "uid": said.uid,
-            "resourceVersion": said.version,
+            "name": event.name,
+            "namespace": event.namespace,
+            "uid": event.uid,
+            "resourceVersion": event.version,
         },
-        "type": announcement.type,
-        "reason": announcement.reason,
-        "message": announcement.message[:MAX_MESSAGE],
+        "type": content.type,
+        "reason": content.reason,
+        "message": content.message[:MAX_MESSAGE],
         "firstTimestamp": when,
         "lastTimestamp": when,
         "count": 1,
@@ -89,7 +89,7 @@ def event_manifest(said: Said, *, reporter: str) -> Manifest:
     }
 
 
-class EventLog:
+class EventRecorder:
     """Writes events one after the other, beside the passes, and remembers how often each was said, for as
     many as fit into its memory.
 
@@ -103,16 +103,16 @@ class EventLog:
         self._reporter = reporter
         self._busy = busy
         self._counts: OrderedDict[str, int] = OrderedDict()
-        self._waiting: deque[tuple[float, Said]] = deque()
+        self._waiting: deque[tuple[float, PendingEvent]] = deque()
         """With the time of the loop at which each was said."""
         self._wakeup = asyncio.Event()
 
-    def say(self, said: Said) -> None:
+    def record(self, event: PendingEvent) -> None:
         """Have the event written when those before it are: nobody waits for that."""
         if len(self._waiting) >= MOST_WAITING:
-            _lost(said, f"{MOST_WAITING} others wait to be written")
+            _lost(event, f"{MOST_WAITING} others wait to be written")
             return
-        self._waiting.append((asyncio.get_running_loop().time(), said))
+        self._waiting.append((asyncio.get_running_loop().time(), event))
         self._wakeup.set()
 
     async def run(self) -> None:
@@ -144,29 +144,32 @@ class EventLog:
 
     async def _next(self) -> None:
         if self._waiting:
-            _, said = self._waiting.popleft()
-            await self._post(said)
+            _, event = self._waiting.popleft()
+            await self._post(event)
 
-    async def _post(self, said: Said) -> None:
+    async def _post(self, event: PendingEvent) -> None:
         """Create the event, or count it up when it was written before."""
-        event = event_manifest(said, reporter=self._reporter)
-        name = event["metadata"]["name"]
+        manifest = event_manifest(event, reporter=self._reporter)
+        name = manifest["metadata"]["name"]
         count = self._counts.get(name, 0) + 1
         self._remember(name, count)
         try:
             try:
-                await self._client.create(event)
+                await self._client.create(manifest)
             except Conflict:
-                patch = {"count": await self._counted(event, count), "lastTimestamp": event["lastTimestamp"]}
-                await self._client.merge(EVENT, said.namespace, name, patch)
+                patch = {
+                    "count": await self._counted(manifest, count),
+                    "lastTimestamp": manifest["lastTimestamp"],
+                }
+                await self._client.merge(EVENT, event.namespace, name, patch)
         except ClusterError as error:
-            _lost(said, str(error))
+            _lost(event, str(error))
 
-    async def _counted(self, event: Manifest, count: int) -> int:
+    async def _counted(self, manifest: Manifest, count: int) -> int:
         """`count`, or one more than is recorded when an operator before us, or we long ago, said it first."""
         if count > 1:
             return count
-        meta = event["metadata"]
+        meta = manifest["metadata"]
         posted = await self._client.get(EVENT, meta["namespace"], meta["name"]) or {}
         count = int(posted.get("count") or 1) + 1
         self._remember(meta["name"], count)
@@ -179,10 +182,10 @@ class EventLog:
             self._counts.popitem(last=False)
 
 
-def _lost(said: Said, error: str) -> None:
+def _lost(event: PendingEvent, error: str) -> None:
     log.warning(
         "event_lost",
-        reason=said.announcement.reason,
-        message=said.announcement.message[:MAX_MESSAGE],
+        reason=event.content.reason,
+        message=event.content.message[:MAX_MESSAGE],
         error=error,
     )
