@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.samples import Sample
 
 
@@ -25,12 +25,12 @@ class Baseline:
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
         self._model: Any = loaded.to(device).eval()
 
-    def outputs(self, prompt: Prompt) -> list[int]:
+    def outputs(self, prompt: LoadPrompt) -> list[int]:
         """The greedy tokens of one prompt."""
         made, _ = self._generate([prompt])
         return [int(token) for token in made[0][len(prompt.token_ids) :]]
 
-    def run(self, prompts: Sequence[Prompt], batch: int) -> list[Sample]:
+    def run(self, prompts: Sequence[LoadPrompt], batch: int) -> list[Sample]:
         """Serve the prompts, which have equal lengths, in batches of `batch`, one batch after the other.
 
         Every request waits from the start of its batch: the time before that is the client's (closed loop).
@@ -54,7 +54,7 @@ class Baseline:
             ]
         return samples
 
-    def _generate(self, prompts: Sequence[Prompt]) -> tuple[Any, list[float]]:
+    def _generate(self, prompts: Sequence[LoadPrompt]) -> tuple[Any, list[float]]:
         torch, times = self._torch, list[float]()
 
         def clock(_ids: Any, scores: Any) -> Any:

@@ -25,7 +25,7 @@ from benchmarks.engine import running_engine
 from benchmarks.machine import facts
 from benchmarks.serve import TINY, Load, engine_outputs, engine_samples, same_tokens
 
-from mamba_cli.bench.samples import Sample, Slo, report
+from mamba_cli.bench.samples import LatencyLimits, Sample, report
 
 ROOT = Path(__file__).parent
 LEVELS = (1, 8, 32)
@@ -76,7 +76,7 @@ def rate(samples: Sequence[Sample]) -> float:
     """Output tokens per second. Raises RuntimeError when a request failed."""
     if failed := {sample.error for sample in samples if sample.error}:
         raise RuntimeError(f"requests failed: {failed}")
-    return float(report(list(samples), Slo())["rates"]["output_tokens_per_second"])
+    return float(report(list(samples), LatencyLimits())["rates"]["output_tokens_per_second"])
 
 
 def take_turns(

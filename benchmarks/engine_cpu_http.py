@@ -26,7 +26,7 @@ from benchmarks.http_cpu_processes import end_children_on_sigterm, started
 from benchmarks.machine import facts
 from benchmarks.serve import TINY, engine_samples
 
-from mamba_cli.bench.prompts import Lengths, random_prompts
+from mamba_cli.bench.prompts import LengthRange, random_prompts
 from mamba_cli.bench.samples import Sample
 
 DECODED = 128
@@ -63,7 +63,7 @@ def children(pid: int) -> list[int]:
 
 def through_http(pid: int, url: str, level: int, turn: int) -> dict[str, float]:
     """Seconds of a step, and of processor by the API process and by the engine for a token of each stream."""
-    lengths = Lengths(CONTEXT - DECODED // 2), Lengths(DECODED)
+    lengths = LengthRange(CONTEXT - DECODED // 2), LengthRange(DECODED)
     prompts = list(random_prompts(level, *lengths, 256, seed=level + 1000 * turn))
     engines = children(pid)
 

@@ -25,16 +25,16 @@ from benchmarks.other_load import PERIOD, OtherLoad, cpu_seconds, tree
 from benchmarks.routing_processes import Fleet, fleet
 
 from mamba_cli.bench.client import LoadClient
-from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.samples import Sample
 from mamba_cli.bench.traces import Arrival
-from mamba_cli.fleet.conditions import Conditions
+from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.fixed_size import FixedSize
-from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.prompt_blocks import BLOCK as TRACE_BLOCK
 from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Asked, Workload
+from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 
 BLOCK = 48
 """Tokens that a block of the trace becomes: those of a chunk on a CPU, where checkpoints may lie."""
@@ -53,7 +53,7 @@ LEAST_QUIET = 0.3
 TARGET = 0.15
 
 
-def trace_of(seconds: float, rate: float, seed: int) -> Asked:
+def trace_of(seconds: float, rate: float, seed: int) -> RequestStream:
     """Shared documents and conversations that go on, in the size of the model; Poisson arrivals."""
     rng = Random(f"live {seed}")
     at, made = 0.0, []
@@ -61,7 +61,7 @@ def trace_of(seconds: float, rate: float, seed: int) -> Asked:
         at += rng.expovariate(rate)
         tokens = max(1, round(each.input_tokens * BLOCK / TRACE_BLOCK))
         made.append(Arrival(at, tokens, max(2, each.output_tokens // 8), each.block_ids))
-    return Asked(Workload("generated", BLOCK, made), True)
+    return RequestStream(TraceWorkload("generated", BLOCK, made), True)
 
 
 def tokens_of(arrival: Arrival) -> list[int]:
@@ -94,7 +94,7 @@ async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Cal
         async def ask(prompts: Sequence[tuple[int, ...]]) -> None:
             for each in rng.sample(prompts, len(prompts)):
                 await asyncio.sleep(rng.expovariate(1 / pause))
-                alone.append(await door.send(Prompt(each, OUTPUTS, 0.0), 0.0))
+                alone.append(await door.send(LoadPrompt(each, OUTPUTS, 0.0), 0.0))
 
         async def used(work: Awaitable[None]) -> tuple[float, float]:
             begun, before = time.monotonic(), cpu_seconds(own)
@@ -109,7 +109,7 @@ async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Cal
                 for prompts in (new, [prompt + tokens(more) for prompt in new for more in MORE]):
                     taken, passed = await used(ask(prompts))
                     busy += taken - passed * resting / rest
-                wide = [Prompt(tokens(NEW[0]), 64, 0.0) for _ in range(WIDE)]
+                wide = [LoadPrompt(tokens(NEW[0]), 64, 0.0) for _ in range(WIDE)]
                 together += await asyncio.gather(*(direct.send(each, 0.0) for each in wide))
             await asyncio.sleep(2 * PERIOD)
     asked = sum(each.e2e for each in alone)
@@ -131,10 +131,10 @@ def _calm(sample: Sample, others: OtherLoad, start: float) -> bool:
     return sample.ttft is not None and others.most(begin, begin + sample.ttft) <= QUIET
 
 
-async def play(door: str, asked: Asked) -> tuple[list[Sample], OtherLoad, float]:
+async def play(door: str, asked: RequestStream) -> tuple[list[Sample], OtherLoad, float]:
     """Each request at its second, whatever the others do; also what else used the cores, and the start."""
     connector = aiohttp.TCPConnector(limit=0)
-    prompts = [Prompt(tuple(tokens_of(a)), a.output_tokens, a.at) for a in asked.workload.arrivals]
+    prompts = [LoadPrompt(tuple(tokens_of(a)), a.output_tokens, a.at) for a in asked.workload.arrivals]
     others = OtherLoad()
     async with aiohttp.ClientSession(connector=connector) as session:
         client = LoadClient(session, door, MODEL)
@@ -142,7 +142,7 @@ async def play(door: str, asked: Asked) -> tuple[list[Sample], OtherLoad, float]
             await asyncio.sleep(2 * PERIOD)
             start = time.monotonic()
 
-            async def one(prompt: Prompt) -> Sample:
+            async def one(prompt: LoadPrompt) -> Sample:
                 await asyncio.sleep(start + (prompt.at or 0.0) - time.monotonic())
                 return await client.send(prompt, start)
 
@@ -177,11 +177,11 @@ def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) ->
 
 
 def simulated(
-    asked: Asked, fit: Fit, engines: int, seed: int, kept: Collection[int] | None = None
+    asked: RequestStream, fit: Fit, engines: int, seed: int, kept: Collection[int] | None = None
 ) -> dict[str, float]:
     """The same requests to a simulated fleet of such engines; times of those whose numbers are `kept`."""
-    around = Conditions(least=engines, most=engines, initial=engines, machine=fit.machine)
-    run = Simulation(asked, fit.profile, Gateway, FixedSize(engines), Slo(), around, seed)
+    around = FleetEnvironment(least=engines, most=engines, initial=engines, machine=fit.machine)
+    run = Simulation(asked, fit.profile, SimulatedGateway, FixedSize(engines), Slo(), around, seed)
     run.run()
     done = [each for each in run.requests if each.first is not None and each.ended is not None]
     return figures(

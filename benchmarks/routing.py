@@ -23,16 +23,16 @@ from mamba_cli.bench.traces import Arrival, parse
 from mamba_cli.fleet.cache_index import Knowledge
 from mamba_cli.fleet.cache_size import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK, usable
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 
 ALL: tuple[Knowledge, ...] = ("load", "attention", "own", "resumable")
 
 
-def _questions(requests: int, seed: int) -> Workload:
-    return Workload("generated", BLOCK, generated(requests, seed))
+def _questions(requests: int, seed: int) -> TraceWorkload:
+    return TraceWorkload("generated", BLOCK, generated(requests, seed))
 
 
-MADE: dict[str, Callable[[int, int], Workload]] = {
+MADE: dict[str, Callable[[int, int], TraceWorkload]] = {
     "generated": _questions,
     **{make.__name__: make for make in GENERATED},
 }
@@ -40,7 +40,7 @@ MADE: dict[str, Callable[[int, int], Workload]] = {
 
 
 def compare(
-    workload: Workload,
+    workload: TraceWorkload,
     slots: int,
     kv: int,
     engines: int,
@@ -90,7 +90,7 @@ _COLUMNS = (
 HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
 
 
-def workloads(asked: argparse.Namespace) -> Iterator[tuple[int, Workload]]:
+def workloads(asked: argparse.Namespace) -> Iterator[tuple[int, TraceWorkload]]:
     """Each with its seed; of a trace one part after the other."""
     if asked.trace is not None:
         with asked.trace.open(encoding="utf-8") as lines:
@@ -98,7 +98,7 @@ def workloads(asked: argparse.Namespace) -> Iterator[tuple[int, Workload]]:
         size = asked.requests or len(arrivals)
         for seed in asked.seeds:
             if part := arrivals[seed * size : (seed + 1) * size]:
-                yield seed, Workload(asked.trace.stem, BLOCK, _from_zero(part))
+                yield seed, TraceWorkload(asked.trace.stem, BLOCK, _from_zero(part))
     for name in asked.workload:
         for seed in asked.seeds:
             yield seed, MADE[name](asked.requests or 2000, seed)

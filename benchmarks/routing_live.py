@@ -25,7 +25,7 @@ from benchmarks.routing_processes import Way, fleet
 
 from mamba_cli.bench.traces import Arrival, parse
 from mamba_cli.fleet.prompt_blocks import BLOCK, usable
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 
 WAYS: tuple[Way, ...] = ("one", "load", "attention", "resumable")
 Row = dict[str, Any]
@@ -156,7 +156,7 @@ async def play(
     return outcome
 
 
-def requests_of(workload: Workload, rate: float) -> list[tuple[float, list[int], int]]:
+def requests_of(workload: TraceWorkload, rate: float) -> list[tuple[float, list[int], int]]:
     """(second, prompt, answered tokens) of each: in the workload's rhythm, so many a second on average."""
     first, last = workload.arrivals[0].at, workload.arrivals[-1].at
     pace = len(workload.arrivals) / rate / max(last - first, 1e-9)
@@ -168,7 +168,7 @@ def requests_of(workload: Workload, rate: float) -> list[tuple[float, list[int],
 
 
 def measure(
-    workloads: Sequence[Workload], way: Way, shape: tuple[int, int, int], rate: float, at_once: int
+    workloads: Sequence[TraceWorkload], way: Way, shape: tuple[int, int, int], rate: float, at_once: int
 ) -> list[Row]:
     """One row for each workload, by one fleet that begins each with empty caches. `shape`: engines, gateways,
     bytes of an engine. `rate` requests a second, or `at_once` under way at all times."""
@@ -250,10 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     end_children_on_sigterm()
     made = (make(asked.requests) for make in GENERATED if make.__name__ in asked.workload)
-    workloads = [Workload(each.name, each.block, each.arrivals[: asked.requests]) for each in made]
+    workloads = [TraceWorkload(each.name, each.block, each.arrivals[: asked.requests]) for each in made]
     if asked.trace is not None:
         with asked.trace.open(encoding="utf-8") as lines:
-            workloads.append(Workload(asked.trace.stem, BLOCK, usable(parse(lines))[: asked.requests]))
+            workloads.append(TraceWorkload(asked.trace.stem, BLOCK, usable(parse(lines))[: asked.requests]))
     shape = (asked.engines, asked.gateways, asked.arena_bytes)
     rows = compared(
         [row for way in asked.way for row in measure(workloads, way, shape, asked.rate, asked.at_once)]

@@ -21,9 +21,9 @@ from benchmarks.machine import facts
 from benchmarks.summary import markdown
 
 from mamba_cli.bench.client import LoadClient
-from mamba_cli.bench.drive import closed_loop
-from mamba_cli.bench.prompts import Lengths, Prompt, random_prompts
-from mamba_cli.bench.samples import Sample, Slo, report
+from mamba_cli.bench.load_loops import closed_loop
+from mamba_cli.bench.prompts import LengthRange, LoadPrompt, random_prompts
+from mamba_cli.bench.samples import LatencyLimits, Sample, report
 
 ROOT = Path(__file__).parent
 CACHE = ROOT.parent / ".work" / "benchmarks"
@@ -40,21 +40,21 @@ class Load:
     """Requests of each level: so many times its concurrency."""
     levels: tuple[int, ...] = (1, 8, 32)
 
-    def prompts(self, level: int, turn: int = 0) -> list[Prompt]:
+    def prompts(self, level: int, turn: int = 0) -> list[LoadPrompt]:
         """The prompts of one level; those of another turn have nothing in common with them."""
         count = max(4, self.rounds * level)
-        lengths = Lengths(self.input_tokens), Lengths(self.output_tokens)
+        lengths = LengthRange(self.input_tokens), LengthRange(self.output_tokens)
         return list(random_prompts(count, *lengths, 256, seed=level + 1000 * turn))
 
 
-async def engine_samples(url: str, prompts: Sequence[Prompt], level: int) -> list[Sample]:
+async def engine_samples(url: str, prompts: Sequence[LoadPrompt], level: int) -> list[Sample]:
     """Measure the engine."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         client = LoadClient(session, url, await _model_name(session, url), timeout=3600)
         return await closed_loop(prompts, client.send, level, asyncio.Event(), lambda _: None)
 
 
-async def engine_outputs(url: str, prompt: Prompt) -> list[int]:
+async def engine_outputs(url: str, prompt: LoadPrompt) -> list[int]:
     """The greedy tokens of one prompt, none of which ends the answer: `Baseline.outputs` chooses so, too."""
     async with aiohttp.ClientSession() as session:
         body = {
@@ -102,14 +102,17 @@ def measure(
     for level, prompts in levels.items():
         theirs = baseline.run(prompts, level)
         say(model, "transformers", level, theirs)
-        reports = {"engine": report(ours[level], Slo()), "transformers": report(theirs, Slo())}
+        reports = {
+            "engine": report(ours[level], LatencyLimits()),
+            "transformers": report(theirs, LatencyLimits()),
+        }
         found["levels"].append({"concurrency": level, **reports})
     return found
 
 
 def say(model: Path, who: str, level: int, samples: list[Sample]) -> None:
     """One line of progress."""
-    rate = report(samples, Slo())["rates"]["output_tokens_per_second"]
+    rate = report(samples, LatencyLimits())["rates"]["output_tokens_per_second"]
     failed = {sample.error for sample in samples if sample.error}
     print(f"{model.name}: {who} at {level}: {rate} tokens/s {failed or ''}", flush=True)
 

@@ -22,7 +22,7 @@ from benchmarks.queue_balance import (
 from mamba_cli.fleet.cache_index import CacheIndex, Knowledge
 from mamba_cli.fleet.cache_size import CacheSize
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.pool import Pool, Report, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
@@ -84,7 +84,7 @@ class SimulatedFleet:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: TraceWorkload,
         size: CacheSize,
         engines: int,
         gateways: int,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mamba_cli.fleet.cache_size import CAP, CacheSize
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -29,7 +29,7 @@ class Driven:
     evicted: int
 
 
-def cache_of(size: CacheSize, workload: Workload, policy: Policy) -> StateCache:
+def cache_of(size: CacheSize, workload: TraceWorkload, policy: Policy) -> StateCache:
     """The product's cache of that size, pages as long as the workload's blocks."""
     longest = max((arrival.input_tokens for arrival in workload.arrivals), default=0)
     return StateCache(
@@ -42,7 +42,9 @@ def cache_of(size: CacheSize, workload: Workload, policy: Policy) -> StateCache:
     )
 
 
-def drive(workload: Workload, cache: StateCache, progress: Callable[[int], None] = lambda _: None) -> Driven:
+def drive(
+    workload: TraceWorkload, cache: StateCache, progress: Callable[[int], None] = lambda _: None
+) -> Driven:
     """Run every request to its end. One that could never fit is counted, not served."""
     total = saved = refused = 0
     for number, arrival in enumerate(workload.arrivals):

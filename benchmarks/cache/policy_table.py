@@ -23,12 +23,12 @@ from benchmarks.cache.workloads import GENERATED
 from mamba_cli.bench.traces import parse
 from mamba_cli.fleet.cache_size import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK, usable
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 
 SLOTS = (50, 400, 1600)
 
 
-def cell(workload: Workload, history: History, slots: int, kv: int) -> dict[str, Any]:
+def cell(workload: TraceWorkload, history: History, slots: int, kv: int) -> dict[str, Any]:
     """One row: the share of prompt tokens that each policy saves, and the ratios to what it is judged by."""
     size = CacheSize(slots, kv, STATE_TOKENS if kv else 0)
 
@@ -80,13 +80,13 @@ HEAD = (
 )
 
 
-def workloads(names: Sequence[str], trace: Path | None, requests: int | None = None) -> list[Workload]:
+def workloads(names: Sequence[str], trace: Path | None, requests: int | None = None) -> list[TraceWorkload]:
     """The generated ones of those names (none: all) with so many requests each, then the recorded trace."""
     chosen = [make for make in GENERATED if not names or make.__name__ in names]
     made = [make() if requests is None else make(requests) for make in chosen]
     if trace is not None:
         with trace.open(encoding="utf-8") as lines:
-            made.append(Workload(trace.stem, BLOCK, usable(parse(lines))))
+            made.append(TraceWorkload(trace.stem, BLOCK, usable(parse(lines))))
     return made
 
 

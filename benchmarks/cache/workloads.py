@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from mamba_cli.bench.traces import Arrival
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 
 PAGE = 256
 Segment = tuple[int, int]
@@ -69,10 +69,10 @@ class _Writer:
             ids.append(self._blocks.setdefault((*pieces, (-1, len(self._timed))), len(self._blocks)))
         return total, outputs, tuple(ids)
 
-    def workload(self, name: str, requests: int) -> Workload:
+    def workload(self, name: str, requests: int) -> TraceWorkload:
         """The first `requests` in order of time."""
         first = heapq.nsmallest(requests, self._timed)
-        return Workload(name, PAGE, [arrival for _, _, arrival in first])
+        return TraceWorkload(name, PAGE, [arrival for _, _, arrival in first])
 
 
 def _starts(rng: random.Random, rate: float, seconds: float) -> Iterator[float]:
@@ -82,7 +82,7 @@ def _starts(rng: random.Random, rate: float, seconds: float) -> Iterator[float]:
         yield at
 
 
-def chat(requests: int = 8000, seed: int = 0) -> Workload:
+def chat(requests: int = 8000, seed: int = 0) -> TraceWorkload:
     """Conversations whose history grows, behind the system prompts of a few applications.
 
     Published: inputs of 12,035 and outputs of 343 tokens on average (conversation trace of Mooncake, Qin et
@@ -107,7 +107,7 @@ def chat(requests: int = 8000, seed: int = 0) -> Workload:
     return it.workload("chat", requests)
 
 
-def documents(requests: int = 3000, seed: int = 0) -> Workload:
+def documents(requests: int = 3000, seed: int = 0) -> TraceWorkload:
     """One document, many questions: each reader asks several about one document.
 
     Published: documents of some 20,000 tokens (LooGLE, Li et al., 2023). Assumed: four questions a reader, a
@@ -125,7 +125,7 @@ def documents(requests: int = 3000, seed: int = 0) -> Workload:
     return it.workload("documents", requests)
 
 
-def agents(requests: int = 6000, seed: int = 0) -> Workload:
+def agents(requests: int = 6000, seed: int = 0) -> TraceWorkload:
     """Agents in loops: a call and its result are appended; some steps are tried again, some fork.
 
     Published: inputs of 8,596 and outputs of 182 tokens on average (tool and agent trace of Mooncake, Qin et
@@ -156,7 +156,7 @@ def agents(requests: int = 6000, seed: int = 0) -> Workload:
     return it.workload("agents", requests)
 
 
-def retrieval(requests: int = 6000, seed: int = 0) -> Workload:
+def retrieval(requests: int = 6000, seed: int = 0) -> TraceWorkload:
     """Retrieved chunks in the order of their relevance, then a question: only the first ones are ever shared.
 
     Published: three in a hundred documents draw about sixty per cent of the requests (RAGCache, Jin et al.,
@@ -174,4 +174,4 @@ def retrieval(requests: int = 6000, seed: int = 0) -> Workload:
     return it.workload("retrieval", requests)
 
 
-GENERATED: tuple[Callable[..., Workload], ...] = (chat, documents, agents, retrieval)
+GENERATED: tuple[Callable[..., TraceWorkload], ...] = (chat, documents, agents, retrieval)

@@ -33,9 +33,9 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from mamba_cli.bench.traces import TraceError
-from mamba_cli.fleet.conditions import Conditions
+from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Asked, Format, flat, read, scaled, spliced
+from mamba_cli.fleet.workload import Format, RequestStream, flat, read, scaled, spliced
 
 STEPS = 10
 """Lines of progress where there is no terminal."""
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _sources(asked: argparse.Namespace) -> list[Asked]:
+def _sources(asked: argparse.Namespace) -> list[RequestStream]:
     if asked.trace:
         return [_trace(asked.trace, asked.format)]
     if asked.holdout:
@@ -168,7 +168,7 @@ def _sources(asked: argparse.Namespace) -> list[Asked]:
     return [generated(asked.workload, asked.requests, asked.seed)]
 
 
-def _trace(path: Path, expected: Format | None) -> Asked:
+def _trace(path: Path, expected: Format | None) -> RequestStream:
     """With a line on standard error that shows in which unit its times were taken to be."""
     found = read(path, expected)
     count = len(found.workload.arrivals)
@@ -178,7 +178,7 @@ def _trace(path: Path, expected: Format | None) -> Asked:
     return found
 
 
-def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Experiment:
+def _experiment(asked: argparse.Namespace, source: RequestStream, scale: float) -> Experiment:
     initial = asked.min if asked.initial is None else asked.initial
     if not 1 <= asked.min <= initial <= asked.max:
         raise ValueError(
@@ -189,7 +189,7 @@ def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Exper
     whole = scaled(source, scale, asked.hours, day if asked.diurnal else flat, asked.seed)
     if not whole.workload.arrivals:
         raise ValueError("no request is left at this load scale: take a larger one, or more hours")
-    conditions = Conditions(
+    conditions = FleetEnvironment(
         asked.cold_start,
         failures=asked.failures,
         spot=asked.spot,

@@ -12,13 +12,13 @@ from benchmarks.fleet.scalers.own import Own
 from benchmarks.fleet.scalers.wva import Wva
 from benchmarks.fleet.score import Score, score
 
-from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.fixed_size import FixedSize
 from mamba_cli.fleet.request import Request, requests_of
 from mamba_cli.fleet.simulation import Scaler, Simulation
 from mamba_cli.fleet.slo import GOAL, Slo
-from mamba_cli.fleet.workload import Asked
+from mamba_cli.fleet.workload import RequestStream
 
 ScalerName = Literal["ours", "fixed", "hpa-queue", "hpa-kv", "kpa", "wva", "oracle"]
 SCALERS: tuple[ScalerName, ...] = get_args(ScalerName)
@@ -36,10 +36,10 @@ def silent(share: float) -> None:
 class Experiment:
     """What all runs of a comparison have in common."""
 
-    asked: Asked
+    asked: RequestStream
     profile: EngineProfile
     slo: Slo
-    conditions: Conditions
+    conditions: FleetEnvironment
     seed: int = 0
 
     def run(self, router: RouterName, scaler: ScalerName, progress: Progress = silent) -> Score:
@@ -88,7 +88,7 @@ class Experiment:
         self,
         router: RouterName,
         scaler: Scaler,
-        conditions: Conditions,
+        conditions: FleetEnvironment,
         progress: Progress,
         *,
         hopeless: bool = False,

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from benchmarks.fleet.hours import Lengths, named, plain
 from benchmarks.fleet.shapes import HOUR, bursts, constant, drift, evening, on_off, spiked
 
-from mamba_cli.fleet.workload import Asked
+from mamba_cli.fleet.workload import RequestStream
 
 SEED = 9101
 
-HOLDOUTS: dict[str, Callable[[], Asked]] = {
+HOLDOUTS: dict[str, Callable[[], RequestStream]] = {
     "drift": lambda: plain(drift(SEED), 14.0, Lengths(2200, 180), SEED),
     "short-bursts": lambda: plain(bursts(SEED + 1, 0.25, 240, 20, 60), 16.0, Lengths(1800, 120), SEED + 1),
     "heavy-tails": lambda: plain(
@@ -34,6 +34,6 @@ HOLDOUTS: dict[str, Callable[[], Asked]] = {
 """By name."""
 
 
-def holdout(name: str) -> Asked:
+def holdout(name: str) -> RequestStream:
     """The one of that name."""
     return named(name, HOLDOUTS, "holdout")

@@ -8,7 +8,7 @@ from random import Random
 from benchmarks.fleet.shapes import HOUR
 
 from mamba_cli.bench.traces import Arrival
-from mamba_cli.fleet.workload import PLAIN_BLOCK, Asked, Shape, Workload, scaled
+from mamba_cli.fleet.workload import PLAIN_BLOCK, RateShape, RequestStream, TraceWorkload, scaled
 
 LONGEST = 32_000
 """Tokens of a prompt, at most."""
@@ -37,14 +37,14 @@ def _lognormal(rng: Random, mean: float, sigma: float) -> float:
 
 
 def plain(
-    shape: Shape,
+    shape: RateShape,
     peak: float,
     lengths: Lengths,
     seed: int,
     *,
     others: Lengths | None = None,
-    share: Shape = lambda _: 0.0,
-) -> Asked:
+    share: RateShape = lambda _: 0.0,
+) -> RequestStream:
     """Prompts that begin alike nowhere; Poisson arrivals, `peak` a second at the busiest.
 
     At each second, `share` of the requests have lengths of the `others`.
@@ -55,16 +55,18 @@ def plain(
         if rng.random() < shape(at):
             kind = others if others is not None and rng.random() < share(at) else lengths
             made.append(Arrival(at, *kind.draw(rng), ()))
-    return Asked(Workload("plain", PLAIN_BLOCK, made), False)
+    return RequestStream(TraceWorkload("plain", PLAIN_BLOCK, made), False)
 
 
-def cut(workload: Workload, shape: Shape, seed: int) -> Asked:
+def cut(workload: TraceWorkload, shape: RateShape, seed: int) -> RequestStream:
     """An hour of a generated workload, in that shape."""
-    whole = Asked(workload, True)
+    whole = RequestStream(workload, True)
     return scaled(whole, 1.0, min(1.0, whole.seconds / HOUR), shape, seed)
 
 
-def named(name: str, hours: dict[str, Callable[[], Asked]], prefix: str) -> Asked:
+def named(name: str, hours: dict[str, Callable[[], RequestStream]], prefix: str) -> RequestStream:
     """The one of that name among `hours`, called `prefix` and its name."""
     found = hours[name]()
-    return Asked(Workload(f"{prefix}-{name}", found.workload.block, found.workload.arrivals), found.identity)
+    return RequestStream(
+        TraceWorkload(f"{prefix}-{name}", found.workload.block, found.workload.arrivals), found.identity
+    )

@@ -10,13 +10,13 @@ from benchmarks.cache.workloads import agents, chat
 from benchmarks.fleet.hours import Lengths, cut, named, plain
 from benchmarks.fleet.shapes import HOUR, bursts, constant, on_off, ramp, spiked
 
-from mamba_cli.fleet.workload import Asked
+from mamba_cli.fleet.workload import RequestStream
 
 SEED = 7001
 PEAK = 8.0
 """Requests a second at the busiest."""
 
-PRACTICE: dict[str, Callable[[], Asked]] = {
+PRACTICE: dict[str, Callable[[], RequestStream]] = {
     "ramp": lambda: plain(ramp, PEAK, Lengths(3000, 250), SEED),
     "day-with-spikes": lambda: plain(spiked(SEED), PEAK, Lengths(2000, 400), SEED + 1),
     "on-off": lambda: plain(on_off(SEED), PEAK, Lengths(4000, 60), SEED + 2),
@@ -33,6 +33,6 @@ PRACTICE: dict[str, Callable[[], Asked]] = {
 the lengths that were published of them. In `longer` four prompts of ten are long from half-way on."""
 
 
-def practice(name: str) -> Asked:
+def practice(name: str) -> RequestStream:
     """The one of that name."""
     return named(name, PRACTICE, "practice")

@@ -5,7 +5,7 @@ The gateway's pool and its reports, up to a second old, are the product's for al
 
 from typing import Literal, get_args
 
-from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.request import Request
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import available
@@ -18,19 +18,19 @@ BOUND = 1.25
 """Load of an engine by the mean, above which consistent hashing goes on to the next (as KubeAI's default)."""
 
 
-class LeastLoad(Gateway):
+class LeastLoad(SimulatedGateway):
     """By load alone."""
 
     prefix_weight = 0.0
 
 
-class AttentionPrefix(Gateway):
+class AttentionPrefix(SimulatedGateway):
     """By the pages of attention that an engine has, resumable or not."""
 
     knowledge = "attention"
 
 
-class ConsistentHash(Gateway):
+class ConsistentHash(SimulatedGateway):
     """By the beginning of the prompt, with bounded loads."""
 
     prefix_weight = 0.0
@@ -52,8 +52,8 @@ class ConsistentHash(Gateway):
         return mixed_one(request.number)
 
 
-GATEWAYS: dict[RouterName, type[Gateway]] = {
-    "ours": Gateway,
+GATEWAYS: dict[RouterName, type[SimulatedGateway]] = {
+    "ours": SimulatedGateway,
     "least-load": LeastLoad,
     "attention-prefix": AttentionPrefix,
     "consistent-hash": ConsistentHash,

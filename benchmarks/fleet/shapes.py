@@ -5,12 +5,12 @@ from bisect import bisect_right
 from collections.abc import Callable
 from random import Random
 
-from mamba_cli.fleet.workload import Shape
+from mamba_cli.fleet.workload import RateShape
 
 HOUR = 3600.0
 
 
-def constant(share: float) -> Shape:
+def constant(share: float) -> RateShape:
     """The same all the time."""
     return lambda _: share
 
@@ -25,7 +25,7 @@ def evening(at: float) -> float:
     return min(1.0, max(1 / 7, 1.0 - (at - 0.25 * HOUR) / (0.5 * HOUR)))
 
 
-def spiked(seed: int, days: int = 1) -> Shape:
+def spiked(seed: int, days: int = 1) -> RateShape:
     """So many days in an hour, from a tenth to six tenths and back; and six spikes of a minute or two."""
     rng = Random(f"spikes {seed}")
     spikes = [(rng.uniform(0, HOUR), rng.uniform(60, 120)) for _ in range(6)]
@@ -39,13 +39,13 @@ def spiked(seed: int, days: int = 1) -> Shape:
 
 def on_off(
     seed: int, shortest: float = 150, longest: float = 500, off: float = 0.05, *, begins: bool = False
-) -> Shape:
+) -> RateShape:
     """All of it and `off` of it in turns of so many seconds. `begins`: with all of it."""
     turns = _turns(Random(f"on and off {seed}"), lambda rng: rng.uniform(shortest, longest))
     return lambda at: 1.0 if (bisect_right(turns, at) + begins) % 2 == 0 else off
 
 
-def bursts(seed: int, base: float, mean_gap: float, shortest: float, longest: float) -> Shape:
+def bursts(seed: int, base: float, mean_gap: float, shortest: float, longest: float) -> RateShape:
     """`base`, and after gaps of `mean_gap` seconds on average all of it for so long."""
     rng = Random(f"bursts {seed}")
     times, at = list[float](), 0.0
@@ -54,7 +54,7 @@ def bursts(seed: int, base: float, mean_gap: float, shortest: float, longest: fl
     return lambda now: 1.0 if bisect_right(times, now) % 2 else base
 
 
-def drift(seed: int, step: float = 60.0, sigma: float = 0.12) -> Shape:
+def drift(seed: int, step: float = 60.0, sigma: float = 0.12) -> RateShape:
     """A random walk of the load's logarithm, between a fifth and all of it, a step each `step` seconds."""
     rng = Random(f"drift {seed}")
     walk, level = list[float](), math.log(0.5)

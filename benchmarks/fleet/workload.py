@@ -4,13 +4,13 @@ import math
 
 from benchmarks.cache.workloads import GENERATED
 
-from mamba_cli.fleet.workload import Asked
+from mamba_cli.fleet.workload import RequestStream
 
 
-def generated(name: str, requests: int, seed: int) -> Asked:
+def generated(name: str, requests: int, seed: int) -> RequestStream:
     """One of the cache benchmarks' workloads, by name."""
     make = next(each for each in GENERATED if each.__name__ == name)
-    return Asked(make(requests, seed), True)
+    return RequestStream(make(requests, seed), True)
 
 
 def day(at: float) -> float:

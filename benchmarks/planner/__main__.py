@@ -16,7 +16,7 @@ from benchmarks.fleet.__main__ import shown
 from benchmarks.planner.case import cases
 from benchmarks.planner.comparison import Judged, judge
 
-from mamba_planner.errors import DoesNotFit
+from mamba_planner.errors import InsufficientMemory
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 ALLOWED = 0.05
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, case in enumerate(cases(asked.cases, asked.seed), 1):
             try:
                 judged.append(judge(case, length=asked.length))
-            except DoesNotFit:
+            except InsufficientMemory:
                 refused += 1
             progress(number / asked.cases)
     found = {"cases": asked.cases, "seed": asked.seed, "refused": refused, "rows": [row(j) for j in judged]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.planner.step_time import Gpu
 from benchmarks.planner.traffic import Shape, declared
 
-from mamba_planner.candidates import shape_of
+from mamba_planner.candidates import slab_geometry
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.families.registry import model_config_from_hf
 from mamba_planner.memory import Device, MemoryBudget
@@ -73,7 +73,7 @@ def drawn(number: int, seed: int) -> Case:
     workload = declared(shape, seed + number, longest)
     constraints = Constraints(max_model_len=longest)
     # From what barely runs, through what runs them all, to room for a large cache.
-    sized = shape_of(model, constraints, "float32")
+    sized = slab_geometry(model, constraints, "float32")
     whole = sized.slabs(shape.concurrency, 1, workload.tokens)
     slabs = max(2 + sized.slabs(1, 3, longest), round(whole * 0.6 * 20 ** rng.random()) + 1)
     budget = MemoryBudget.of(model, constraints, Device("cuda", ROOMY))

@@ -13,7 +13,7 @@ from benchmarks.planner.engine import Served, engine, served
 from benchmarks.planner.step_time import StepTime
 from benchmarks.planner.traffic import Traffic
 
-from mamba_planner.errors import DoesNotFit
+from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.planner import plan
 from mamba_planner.strategy import MOST_ROBUST_FIRST
@@ -42,7 +42,7 @@ class Judged:
 def judge(case: Case, *, length: float = 1.0) -> Judged:
     """Plan the case and run all strategies on the same traffic; `length`: of a run, times the usual.
 
-    Raises DoesNotFit where the planner refuses the case.
+    Raises InsufficientMemory where the planner refuses the case.
     """
     chosen = plan(case.model, case.constraints, case.device, None, case.workload)
     plans, found = {}, {}
@@ -50,7 +50,7 @@ def judge(case: Case, *, length: float = 1.0) -> Judged:
         fixed = replace(case.constraints, strategy=name, state_dtype=chosen.state_dtype)
         try:
             made = plan(case.model, fixed, case.device, None, case.workload)
-        except DoesNotFit:
+        except InsufficientMemory:
             continue
         core, gpu = engine(made, fixed, StepTime(case.model, made, case.gpu))
         traffic = Traffic(case.shape, case.number, case.longest)

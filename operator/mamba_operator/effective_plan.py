@@ -21,9 +21,9 @@ from mamba_operator.workload.change import MARGIN, gained, workload_change
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_operator.workload.workload_status import workload_status
 from mamba_planner import UnusableInput, Workload
+from mamba_planner.alternative import Alternative, best_alternative
 from mamba_planner.candidates import STATE_DTYPES
 from mamba_planner.constraints import StateDtype
-from mamba_planner.rival import Rival, rival
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +167,13 @@ def _planned_as(chosen: StrategyChoice, given: PlannerInput, base: PlanFits) -> 
 
 def _best_alternative(
     given: PlannerInput, traffic: Workload, now: PlanFits, state_dtypes: tuple[StateDtype, ...]
-) -> Rival | None:
+) -> Alternative | None:
     try:
-        return rival(
+        return best_alternative(
             given.model, given.settings, given.device, given.weights_bytes, traffic,
             now.plan.strategy, now.plan.state_dtype, state_dtypes=state_dtypes,
         )  # fmt: skip
-    except (mamba_planner.DoesNotFit, UnusableInput):
+    except (mamba_planner.InsufficientMemory, UnusableInput):
         return None
 
 
@@ -187,7 +187,7 @@ def _announced(proposed: ProposedStrategy | None, now: str, traffic: Workload) -
     )
 
 
-def _differs(best: Rival | None, now: PlanFits, traffic: Workload) -> str | None:
+def _differs(best: Alternative | None, now: PlanFits, traffic: Workload) -> str | None:
     if best is None or best.state_dtype == now.plan.state_dtype or best.gain < MARGIN:
         return None
     return (

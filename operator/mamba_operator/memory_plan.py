@@ -21,7 +21,7 @@ from mamba_operator.plan_verdict import (
 )
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import ModelConfigError, model_config_from_hf
-from mamba_planner.families.served import why_not_served
+from mamba_planner.families.support import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.spec_settings import engine_settings
 from mamba_planner.weights_size import WeightsSize
@@ -111,7 +111,7 @@ def planned(
         )
     except mamba_planner.UnusableInput as error:
         return SpecInvalid(str(error))
-    except mamba_planner.DoesNotFit as error:
+    except mamba_planner.InsufficientMemory as error:
         return PlanDoesNotFit(str(error))
     message = (
         f"{made.strategy} with {made.state_dtype} states: {made.max_running_requests} "

@@ -1,20 +1,20 @@
 """The planner: how an engine spends its memory. Torch-free and pure; see `planner.plan_engine`."""
 
 from mamba_planner.constraints import Constraints, StateDtype, Workload
-from mamba_planner.errors import BudgetError, DoesNotFit, UnusableInput
+from mamba_planner.errors import BudgetError, InsufficientMemory, UnusableInput
 from mamba_planner.memory import Device, MemoryBudget
-from mamba_planner.memory_plan import LedgerLine, MemoryPlan, Rejected
+from mamba_planner.memory_plan import LedgerLine, MemoryPlan, RejectedCandidate
 from mamba_planner.planner import plan, plan_engine
 
 __all__ = [
     "BudgetError",
     "Constraints",
     "Device",
-    "DoesNotFit",
+    "InsufficientMemory",
     "LedgerLine",
     "MemoryBudget",
     "MemoryPlan",
-    "Rejected",
+    "RejectedCandidate",
     "StateDtype",
     "UnusableInput",
     "Workload",

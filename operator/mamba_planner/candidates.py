@@ -15,7 +15,7 @@ from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, MemoryBudget
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
-from mamba_planner.throughput import Traffic, expected_saved, expected_throughput
+from mamba_planner.throughput import StepTraffic, expected_saved, expected_throughput
 
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
 CACHED_PER_RUNNING = 2
@@ -25,7 +25,7 @@ CHECKPOINTS_PER_PATH = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SlabGeometry:
     """Sizes of one state dtype, on one device. Bytes."""
 
     state: int
@@ -58,17 +58,17 @@ class Shape:
         return slabs * self.pages_per_slab // (self.pages(tokens) + slots * self.pages_per_slab)
 
 
-def shape_of(model: ModelConfig, constraints: Constraints, state_dtype: StateDtype) -> Shape:
+def slab_geometry(model: ModelConfig, constraints: Constraints, state_dtype: StateDtype) -> SlabGeometry:
     """Raises `UnusableInput` when tensor parallelism does not divide the model."""
     dtype = constraints.dtype or model.dtype
     state = state_bytes(model, state_dtype, dtype, constraints.tensor_parallel).total
     kv = kv_bytes_per_token(model, dtype, constraints.tensor_parallel)
     page = kv * constraints.page_size
-    return Shape(state, kv, constraints.page_size, page, slab_bytes(state, page))
+    return SlabGeometry(state, kv, constraints.page_size, page, slab_bytes(state, page))
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OperatingPoint:
     """So many sequences at once, and what that leaves for the cache."""
 
     score: float
@@ -89,7 +89,7 @@ class Candidate:
 
     strategy: Strategy
     state_dtype: StateDtype
-    shape: Shape
+    shape: SlabGeometry
     slots_each: int
     slabs: int
     """All slabs of the arena, padding included."""
@@ -107,7 +107,7 @@ class Candidate:
     misfit: str = ""
     need: int = 0
     """Arena bytes that one sequence would need."""
-    half: Load | None = None
+    half: OperatingPoint | None = None
     """Where the best trade leaves no checkpoint: what half as many sequences would be."""
 
     @property
@@ -139,7 +139,7 @@ def evaluate(
     state_dtype: StateDtype,
 ) -> Candidate:
     """Largest concurrency, checkpoints left, expected savings and throughput of one choice."""
-    shape = shape_of(model, constraints, state_dtype)
+    shape = slab_geometry(model, constraints, state_dtype)
     reserved = reservation(strategy, overlap=constraints.overlaps(budget.device.kind))
     slots = reserved.slots_per_sequence
     limit = constraints.max_running_requests or MOST_RUNNING[budget.device.kind]
@@ -165,12 +165,12 @@ def evaluate(
     planned = min(running, workload.concurrency) if workload.concurrency else None
     loads = [planned] if planned else range(1, running + 1)
 
-    def at(load: int) -> Load:
+    def at(load: int) -> OperatingPoint:
         rest = free - shape.slabs(load, slots, shaped.tokens)
         paths = shape.most(rest, CHECKPOINTS_PER_PATH, shaped.tokens) if constraints.prefix_caching else 0
         saved = expected_saved(reserved, constraints, shaped, load, paths)
-        traffic = Traffic(load, shape.state, shape.kv, budget.weights)
-        return Load(expected_throughput(model, shaped, traffic, saved), load, paths, saved)
+        traffic = StepTraffic(load, shape.state, shape.kv, budget.weights)
+        return OperatingPoint(expected_throughput(model, shaped, traffic, saved), load, paths, saved)
 
     best = max((at(load) for load in loads), key=lambda load: (load.score, load.running))
     half = at(best.running // 2) if best.running > 1 and not best.cached_paths else None
@@ -181,7 +181,7 @@ def evaluate(
 
 
 def _arena_slabs(
-    shape: Shape, budget: MemoryBudget, constraints: Constraints, slots: int, limit: int, longest: int
+    shape: SlabGeometry, budget: MemoryBudget, constraints: Constraints, slots: int, limit: int, longest: int
 ) -> int:
     slabs = budget.arena // shape.slab
     if not budget.arena_limited:

@@ -2,7 +2,7 @@
 
 from mamba_planner.candidates import Candidate
 from mamba_planner.constraints import Constraints, Workload
-from mamba_planner.memory_plan import Rejected
+from mamba_planner.memory_plan import RejectedCandidate
 from mamba_planner.strategy import MOST_ROBUST_FIRST, reservation
 
 _MODEL = " by a byte-count model, not measured"
@@ -54,10 +54,12 @@ def reject(
     constraints: Constraints,
     workload: Workload,
     hint: str | None,
-) -> tuple[Rejected, ...]:
+) -> tuple[RejectedCandidate, ...]:
     """Every candidate but the chosen one, with why not."""
     return tuple(
-        Rejected(each.strategy, each.state_dtype, _why_not(each, chosen, constraints, workload, hint))
+        RejectedCandidate(
+            each.strategy, each.state_dtype, _why_not(each, chosen, constraints, workload, hint)
+        )
         for each in candidates
         if each is not chosen
     )

@@ -13,7 +13,7 @@ from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Work
 from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
-from mamba_planner.trace_choices import TraceChoices
+from mamba_planner.trace_settings import TraceSettings
 
 
 def _default(model: type[BaseModel], name: str) -> Any:
@@ -21,13 +21,13 @@ def _default(model: type[BaseModel], name: str) -> Any:
     return model.model_fields[name].default
 
 
-class Group(BaseModel):
+class SettingsGroup(BaseModel):
     """Settings that are shown together, under the docstring of their class."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class Model(Group):
+class ModelSettings(SettingsGroup):
     """Model."""
 
     model: str
@@ -46,7 +46,7 @@ class Model(Group):
     """Seed of requests that bring none."""
 
 
-class Server(Group):
+class ServerSettings(SettingsGroup):
     """HTTP."""
 
     host: str = "127.0.0.1"
@@ -67,7 +67,7 @@ class Server(Group):
     """Largest request body; larger ones get 413."""
 
 
-class Scheduler(Group):
+class SchedulerSettings(SettingsGroup):
     """Scheduler."""
 
     max_running_requests: int | None = Field(None, ge=1)
@@ -93,7 +93,7 @@ class Scheduler(Group):
         return self.step_time
 
 
-class MemoryBudget(Group):
+class MemorySettings(SettingsGroup):
     """Memory."""
 
     utilization: float = Field(_default(Memory, "utilization"), gt=0, le=1)
@@ -104,7 +104,7 @@ class MemoryBudget(Group):
     """Size of the state and KV arena; default: what the planner computes from the memory."""
 
 
-class ExpectedTraffic(Group):
+class TrafficSettings(SettingsGroup):
     """Expected traffic."""
 
     workload_prompt_tokens: int | None = Field(None, ge=1, le=16_777_216)
@@ -127,7 +127,7 @@ class ExpectedTraffic(Group):
         return Workload(**declared) if declared else None
 
 
-class PrefixSharing(Group):
+class PrefixIndexSettings(SettingsGroup):
     """Prefix index."""
 
     redis_url: str | None = None
@@ -139,7 +139,7 @@ class PrefixSharing(Group):
     """Name that the engines and gateways of one index share; default: the served model's name."""
 
 
-class Life(Group):
+class ProcessSettings(SettingsGroup):
     """Process."""
 
     drain_timeout: float = Field(_default(Rollout, "drain_timeout").seconds, ge=0)
@@ -151,8 +151,8 @@ class Life(Group):
 
 
 class EngineSettings(
-    Model, Server, BrowserOrigins, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic,
-    PrefixSharing, TraceChoices, Life,
+    ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, SchedulerSettings, StateCache, MemorySettings,
+    TrafficSettings, PrefixIndexSettings, TraceSettings, ProcessSettings,
 ):  # fmt: skip
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 

@@ -1,8 +1,8 @@
 """What planning can fail with.
 
 BudgetError
-├── UnusableInput   exit 2, condition reason InvalidSpec: an input the planner cannot use, named
-└── DoesNotFit      exit 3, condition reason DoesNotFit: the memory is too small; the message has the numbers
+├── UnusableInput       exit 2, condition reason InvalidSpec: an input the planner cannot use, named
+└── InsufficientMemory  exit 3, condition reason DoesNotFit: the memory is too small; the message says by how much
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class UnusableInput(BudgetError):
     condition_reason = "InvalidSpec"
 
 
-class DoesNotFit(BudgetError):
+class InsufficientMemory(BudgetError):
     """Weights, workspace and one sequence need more than the budget. `need` and `have` are bytes.
 
     `sizes` says of larger GPUs which would do; None = not looked at, as without a GPU.
@@ -56,6 +56,6 @@ class DoesNotFit(BudgetError):
         self.sizes = sizes
         super().__init__(message if sizes is None else f"{message}. {sizes.words()}")
 
-    def among(self, sizes: FittingSize) -> "DoesNotFit":
+    def among(self, sizes: FittingSize) -> "InsufficientMemory":
         """The same, with what larger GPUs would do."""
-        return DoesNotFit(self.message, self.need, self.have, sizes)
+        return InsufficientMemory(self.message, self.need, self.have, sizes)

@@ -11,7 +11,7 @@ from typing import Literal
 from mamba_planner.arithmetic import weights_bytes
 from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import Constraints
-from mamba_planner.errors import DoesNotFit
+from mamba_planner.errors import InsufficientMemory
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import CHUNK, workspace_bytes
 
@@ -67,8 +67,8 @@ class MemoryBudget:
         what the worst step was seen to take; None = by arithmetic.
 
         With `constraints.arena_bytes` the budget is what that arena needs, and only main memory that was
-        measured is looked at. Raises `DoesNotFit` when weights and workspace alone are too much, or when this
-        machine has no room for the arena beside them.
+        measured is looked at. Raises `InsufficientMemory` when weights and workspace alone are too much, or
+        when this machine has no room for the arena beside them.
         """
         dtype = constraints.dtype or model.dtype
         ways = constraints.tensor_parallel
@@ -88,7 +88,7 @@ class MemoryBudget:
             total = held + workspace + arena
             if device.kind == "cpu" and not device.told and total > device.memory:
                 # The kernel would promise it, and end this process or another one when it is touched.
-                raise DoesNotFit(
+                raise InsufficientMemory(
                     f"weights {binary_size(held)}, workspace {binary_size(workspace)} and the arena of "
                     f"{binary_size(arena)} need {binary_size(total)} of main memory, of which "
                     f"{binary_size(device.memory)} are free: make the arena smaller",
@@ -99,7 +99,7 @@ class MemoryBudget:
         share = int(device.memory * constraints.utilization)
         total = share if device.free is None else min(share, device.free)
         if (left := total - held - workspace) <= 0:
-            raise DoesNotFit(
+            raise InsufficientMemory(
                 f"weights {binary_size(held)} and workspace {binary_size(workspace)} need "
                 f"{binary_size(held + workspace)}; {binary_size(device.memory)} at utilization "
                 f"{constraints.utilization:g} gives {binary_size(total)}"

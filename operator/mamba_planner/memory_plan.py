@@ -21,7 +21,7 @@ class LedgerLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedCandidate:
     """A choice that was not taken, and why, with numbers."""
 
     strategy: Strategy
@@ -73,7 +73,7 @@ class MemoryPlan:
     budget_bytes: int
     ledger: tuple[LedgerLine, ...]
     """Sums to `budget_bytes`."""
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedCandidate, ...]
     notes: tuple[str, ...] = ()
     """What the planner assumed or lowered."""
     one_size_down: OtherSize | None = None

@@ -16,10 +16,10 @@ from mamba_planner.candidates import (
 from mamba_planner.choice import choose, enough_in_full_precision, reject, why
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.errors import DoesNotFit, FittingSize
+from mamba_planner.errors import FittingSize, InsufficientMemory
 from mamba_planner.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, Device, MemoryBudget
-from mamba_planner.memory_plan import OUTSIDE, LedgerLine, MemoryPlan, Rejected
+from mamba_planner.memory_plan import OUTSIDE, LedgerLine, MemoryPlan, RejectedCandidate
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.other_size import OtherSize
 from mamba_planner.strategy import MOST_ROBUST_FIRST
@@ -44,7 +44,7 @@ def plan(
         workspace: bytes that the worst step was seen to take; None = by arithmetic.
 
     Raises:
-        DoesNotFit: weights, workspace and one sequence need more than the budget.
+        InsufficientMemory: weights, workspace and one sequence need more than the budget.
         UnusableInput: an input cannot be planned with, such as tensor parallelism that does not divide.
     """
     traffic = workload or Workload()
@@ -80,7 +80,7 @@ def plan_engine(
     """The plan of an engine with these settings: what is shown before, and what the engine does.
 
     With what one GPU size up and down would change. `workload`: in place of what the settings declare. Raises
-    as `plan`, and `DoesNotFit` with the smallest size that would do.
+    as `plan`, and `InsufficientMemory` with the smallest size that would do.
     """
     constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
 
@@ -88,14 +88,14 @@ def plan_engine(
         other = device.resized(memory)
         try:
             return _on_other_size(model, constraints, other, weights_bytes, traffic, workspace)
-        except DoesNotFit as error:
+        except InsufficientMemory as error:
             return OtherSize(memory, None, str(error))
 
     # Without a GPU there is none to exchange; an arena in bytes stays on every GPU.
     exchangeable = device.kind != "cpu" and constraints.arena_bytes is None
     try:
         planned = plan(model, constraints, device, weights_bytes, traffic, workspace)
-    except DoesNotFit as error:
+    except InsufficientMemory as error:
         if not exchangeable:
             raise
         fitting = (size for size in sizes_up(device.memory) if on(size).chosen is not None)
@@ -137,12 +137,12 @@ def _hint(model: ModelConfig, constraints: Constraints) -> str | None:
     return model.state_dtype_hint if constraints.state_dtype is None else None
 
 
-def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> DoesNotFit:
+def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> InsufficientMemory:
     need = budget.weights + budget.workspace + closest.need
     ways = ["more memory", "a shorter model length"]
     ways += [] if closest.strategy == "NoBuffer" else ["NoBuffer"]
     ways += [] if closest.state_dtype == "float16" else ["float16 states"]
-    return DoesNotFit(
+    return InsufficientMemory(
         f"weights {binary_size(budget.weights)}, workspace {binary_size(budget.workspace)} and one sequence "
         f"need {binary_size(need)} but the budget is {binary_size(budget.total)}: with {closest.strategy} "
         f"and {closest.state_dtype} states {closest.misfit}. Use {', '.join(ways[:-1])} or {ways[-1]}",
@@ -158,7 +158,7 @@ def _plan(
     traffic: Workload,
     each: Candidate,
     reason: str,
-    rejected: tuple[Rejected, ...],
+    rejected: tuple[RejectedCandidate, ...],
 ) -> MemoryPlan:
     shape = each.shape
     ledger = _ledger(each, budget)

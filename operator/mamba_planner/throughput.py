@@ -22,7 +22,7 @@ FLOPS_PER_BYTE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class StepTraffic:
     """What a candidate would carry."""
 
     running: int
@@ -60,7 +60,7 @@ def expected_saved(
     return lasting * reusable / workload.prompt_tokens
 
 
-def expected_throughput(model: ModelConfig, workload: Workload, traffic: Traffic, saved: float) -> float:
+def expected_throughput(model: ModelConfig, workload: Workload, traffic: StepTraffic, saved: float) -> float:
     """Tokens per byte-time, prompt and output together; comparable between candidates of one model."""
     if traffic.running == 0:
         return 0.0

@@ -3,7 +3,7 @@
 CliError
 ├── RunFailed      1  something broke while running
 ├── InvalidInput   2  wrong usage or invalid input: the message names the file and the field
-└── DoesNotFit     3  the plan does not fit the memory: the message carries the numbers
+└── NoFittingPlan  3  the plan does not fit the memory: the message carries the numbers
 """
 
 
@@ -23,7 +23,7 @@ class InvalidInput(CliError):
     exit_code = 2
 
 
-class DoesNotFit(CliError):
+class NoFittingPlan(CliError):
     """The plan does not fit."""
 
     exit_code = 3

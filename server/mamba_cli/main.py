@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from mamba_cli.errors import CliError
-from mamba_cli.first_process import obey_from_the_start
+from mamba_cli.init_process import end_on_sigterm
 from mamba_cli.plain_help import NARROW, CommandWithPanels
 
 COMMANDS: tuple[str, ...] = (
@@ -98,7 +98,7 @@ def _summary(command: Any) -> str:
 
 def run() -> None:
     """Entry point of `mambaserve`; exits with the codes of `mamba_cli.errors`."""
-    obey_from_the_start()
+    end_on_sigterm()
     try:
         _run()
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     """What `--output` may be."""
 
     table = "table"
@@ -13,11 +13,11 @@ class Output(StrEnum):
     yaml = "yaml"
 
 
-def print_document(document: Mapping[str, Any] | Sequence[Any], output: Output) -> None:
+def print_document(document: Mapping[str, Any] | Sequence[Any], output: OutputFormat) -> None:
     """`document` alone on standard output, as JSON or YAML; keys keep their order."""
     import typer
 
-    if output is Output.json:
+    if output is OutputFormat.json:
         import json
 
         typer.echo(json.dumps(document, indent=2))

@@ -15,7 +15,7 @@ from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
 from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
-from mamba_planner.trace_choices import TraceChoices
+from mamba_planner.trace_settings import TraceSettings
 from mamba_prefix.redis_url import check_url
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
@@ -31,7 +31,7 @@ def _is_plain_address(url: str) -> bool:
     return parts.scheme == "http" and parts.port is not None and not parts.path and parts.username is None
 
 
-class GatewaySettings(HttpLimits, BrowserOrigins, TraceChoices, BaseSettings):
+class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(

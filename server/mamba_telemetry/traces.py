@@ -21,7 +21,7 @@ _REMEDY = "install mambaserve[telemetry]"
 _REPAIR = "pip install --force-reinstall --no-deps opentelemetry-proto: another package overwrote its files"
 
 
-class TraceChoices(Protocol):
+class TraceSettings(Protocol):
     """What a settings model says of traces; None = as the standard variables say."""
 
     @property
@@ -46,7 +46,7 @@ def wanted(environ: Mapping[str, str]) -> bool:
     return False
 
 
-def apply_choices(choices: TraceChoices, environ: MutableMapping[str, str]) -> None:
+def apply_settings(choices: TraceSettings, environ: MutableMapping[str, str]) -> None:
     """Say in the standard variables what the settings say, so that one mechanism acts on both."""
     if choices.otlp_endpoint is not None:
         environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = choices.otlp_endpoint
@@ -59,10 +59,10 @@ def apply_choices(choices: TraceChoices, environ: MutableMapping[str, str]) -> N
         environ["OTEL_TRACES_SAMPLER_ARG"] = repr(choices.trace_sampling)
 
 
-def set_up_traces(choices: TraceChoices, *, process: str) -> Tracing:
+def set_up_traces(choices: TraceSettings, *, process: str) -> Tracing:
     """The tracing of this process, `OFF` where nobody asks for it or it cannot be had; `process` names the
     service unless the variables do."""
-    apply_choices(choices, os.environ)
+    apply_settings(choices, os.environ)
     if not wanted(os.environ):
         return OFF
     protocol = (

@@ -213,7 +213,7 @@ MUTANTS = (
         '"replicas": context.replicas,', '"replicas": 1,', (PODS,),
     ),
     Mutant(
-        "each process samples by itself", "operator/mamba_planner/trace_choices.py",
+        "each process samples by itself", "operator/mamba_planner/trace_settings.py",
         '"OTEL_TRACES_SAMPLER": "parentbased_traceidratio"', '"OTEL_TRACES_SAMPLER": "traceidratio"', (PODS,),
     ),
     Mutant(
@@ -296,9 +296,9 @@ MUTANTS = (
     ),
     Mutant(
         "an engine of a family that is only planned for boots",
-        "operator/mamba_planner/families/served.py",
+        "operator/mamba_planner/families/support.py",
         "if model.family not in FAMILIES_SERVED:", "if False:",
-        ("tests/unit/planner/test_served.py", UNIT + "test_memory_plan.py"),
+        ("tests/unit/planner/test_support.py", UNIT + "test_memory_plan.py"),
     ),
     Mutant(
         "another strategy is taken without an announcement", OPERATOR + "workload/change.py",

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_cli.bench.arrivals import constant, poisson
-from mamba_cli.bench.prompts import LOWEST_ID, Lengths, blocks, random_prompts, tokens
-from mamba_cli.bench.samples import Sample, Slo, peak, percentile, report
+from mamba_cli.bench.prompts import LOWEST_ID, LengthRange, blocks, random_prompts, tokens
+from mamba_cli.bench.samples import LatencyLimits, Sample, peak, percentile, report
 from mamba_cli.bench.traces import Arrival, replay
 
 budget = settings(max_examples=100)
@@ -69,7 +69,7 @@ def test_random_prompts_have_their_lengths_and_are_repeatable(
     count, mean, spread, shared, groups, seed
 ) -> None:
     def make():
-        lengths = Lengths(mean, spread)
+        lengths = LengthRange(mean, spread)
         return list(random_prompts(count, lengths, lengths, 256, shared=shared, groups=groups, seed=seed))
 
     made = make()
@@ -109,7 +109,7 @@ limits = st.none() | st.floats(0, 1e4)
 
 
 @budget
-@given(st.lists(samples(), max_size=20), st.builds(Slo, limits, limits, limits))
+@given(st.lists(samples(), max_size=20), st.builds(LatencyLimits, limits, limits, limits))
 def test_a_report_adds_up_and_goodput_never_exceeds_what_went_well(found, slo) -> None:
     made = report(found, slo)
     counts = made["requests"]
@@ -117,7 +117,7 @@ def test_a_report_adds_up_and_goodput_never_exceeds_what_went_well(found, slo) -
     assert sum(counts["errors"].values()) == counts["failed"]
     assert 0 <= made["goodput"]["met"] <= counts["ok"]
     assert 0 <= made["goodput"]["attainment"] <= 1
-    looser = report(found, Slo(slo.ttft, None, None))
+    looser = report(found, LatencyLimits(slo.ttft, None, None))
     assert made["goodput"]["met"] <= looser["goodput"]["met"]
 
 

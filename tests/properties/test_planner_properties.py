@@ -9,13 +9,13 @@ from mamba_planner import (
     BudgetError,
     Constraints,
     Device,
-    DoesNotFit,
+    InsufficientMemory,
     MemoryPlan,
     Workload,
     plan,
     plan_engine,
 )
-from mamba_planner.candidates import Shape
+from mamba_planner.candidates import SlabGeometry
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.gpu_sizes import SIZES
 from mamba_planner.model_config import AttentionConfig, MambaConfig, ModelConfig
@@ -175,7 +175,7 @@ def test_what_a_plan_tells_of_another_size_is_the_plan_that_is_made_there(
         there, told = attempt_engine(model, asked, gpu.resized(size.memory), weights), size.chosen
         if not isinstance(there, MemoryPlan):
             # The refusal itself also names a size that would do, which one size among others does not.
-            assert isinstance(there, DoesNotFit)
+            assert isinstance(there, InsufficientMemory)
             assert (told, size.misfit) == (None, there.message)
             continue
         assert told is not None
@@ -235,7 +235,7 @@ def test_the_largest_concurrency_is_exact(
 ) -> None:
     page = kv * page_size
     unit = page or 256
-    shape = Shape(state, kv, page_size, page, max(1, -(-state // unit)) * unit)
+    shape = SlabGeometry(state, kv, page_size, page, max(1, -(-state // unit)) * unit)
     most = shape.most(slabs, slots, tokens)
     assert shape.slabs(most, slots, tokens) <= slabs or most == 0
     assert shape.slabs(most + 1, slots, tokens) > slabs

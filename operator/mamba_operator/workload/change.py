@@ -11,7 +11,7 @@ from math import isfinite
 from mamba_api.v1alpha1 import ProposedStrategy
 from mamba_api.v1alpha1.conditions import timestamp
 from mamba_operator.objects.timestamp import parse_timestamp
-from mamba_planner.rival import Rival
+from mamba_planner.alternative import Alternative
 
 MARGIN = 0.1
 """Share of expected throughput by which a rival has to win: more than the estimate was off in the worst of
@@ -35,7 +35,12 @@ class WorkloadChange:
 
 
 def workload_change(
-    old: ProposedStrategy | None, best: Rival | None, *, measured: bool, now: datetime, may_take: bool = True
+    old: ProposedStrategy | None,
+    best: Alternative | None,
+    *,
+    measured: bool,
+    now: datetime,
+    may_take: bool = True,
 ) -> WorkloadChange:
     """What to do about the best rival.
 
@@ -69,15 +74,15 @@ def workload_change(
     return WorkloadChange(take=True) if may_take else WorkloadChange(old)
 
 
-def _begun(best: Rival, now: datetime) -> ProposedStrategy:
+def _begun(best: Alternative, now: datetime) -> ProposedStrategy:
     return ProposedStrategy(strategy=best.strategy, gain=gained(best), since=timestamp(now))
 
 
-def _announced(old: ProposedStrategy, best: Rival, now: datetime) -> WorkloadChange:
+def _announced(old: ProposedStrategy, best: Alternative, now: datetime) -> WorkloadChange:
     said = {"takes_effect": timestamp(now + NOTICE), "gain": gained(best)}
     return WorkloadChange(old.model_copy(update=said), again_in=NOTICE.total_seconds())
 
 
-def gained(best: Rival) -> str:
+def gained(best: Alternative) -> str:
     """For people."""
     return f"{best.gain:.0%}" if isfinite(best.gain) else "it alone fits"

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.samples import Sample
 
 
@@ -24,14 +24,14 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _Choice(msgspec.Struct):
+class _EventChoice(msgspec.Struct):
     text: str = ""
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 
 
 class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_EventChoice] = []
     usage: _Usage | None = None
     error: dict[str, Any] | None = None
 
@@ -40,7 +40,7 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 @dataclass(slots=True)
-class _Reading:
+class _StreamReader:
     # What has been seen of one answer.
     first: float | None = None
     last: float = 0.0
@@ -63,7 +63,7 @@ class _Reading:
             self.usage = event.usage or self.usage
             self._choices(event.choices, now)
 
-    def _choices(self, choices: list[_Choice], now: float) -> None:
+    def _choices(self, choices: list[_EventChoice], now: float) -> None:
         self.finished = self.finished or any(choice.finish_reason for choice in choices)
         # Text may lag behind tokens (half a character), so the ids count where the server sends them.
         if not any(choice.token_ids or choice.text for choice in choices):
@@ -96,7 +96,7 @@ class LoadClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._extra = extra or {}
 
-    async def send(self, prompt: Prompt, start: float, late: float = 0.0) -> Sample:
+    async def send(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Sample:
         """Send one request; times count from `start` (monotonic)."""
         body = msgspec.json.encode(
             {
@@ -111,7 +111,7 @@ class LoadClient:
                 **self._extra,
             }
         )
-        sent, reading = time.monotonic(), _Reading()
+        sent, reading = time.monotonic(), _StreamReader()
         try:
             error = await self._read(body, reading)
         except TimeoutError:
@@ -136,7 +136,7 @@ class LoadClient:
             error=error,
         )
 
-    async def _read(self, body: bytes, reading: _Reading) -> str | None:
+    async def _read(self, body: bytes, reading: _StreamReader) -> str | None:
         url = f"{self._url}/v1/completions"
         async with self._session.post(
             url, data=body, headers=self._headers, timeout=self._timeout

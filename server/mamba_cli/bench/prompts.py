@@ -16,7 +16,7 @@ LOWEST_ID = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class LoadPrompt:
     """What one request asks for. `at` is its time in an open-loop run."""
 
     token_ids: tuple[int, ...]
@@ -25,7 +25,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthRange:
     """Uniform integers within `spread` (0 to 1, relative) of `mean`, at least 1."""
 
     mean: int
@@ -73,14 +73,14 @@ _block = lru_cache(maxsize=4096)(tokens)
 
 def random_prompts(
     count: int,
-    inputs: Lengths,
-    outputs: Lengths,
+    inputs: LengthRange,
+    outputs: LengthRange,
     vocab_size: int,
     *,
     shared: float = 0.0,
     groups: int = 1,
     seed: int = 0,
-) -> Iterator[Prompt]:
+) -> Iterator[LoadPrompt]:
     """`count` prompts; the first `shared` (0 to 1) of each is common to its group, the rest its own.
 
     Raises ValueError for a share outside of 0 to 1 or no group.
@@ -93,4 +93,4 @@ def random_prompts(
         common = int(length * shared)
         prefix = tokens(f"{seed}/group/{rng.randrange(groups)}", common, vocab_size)
         own = tokens(f"{seed}/own/{number}", length - common, vocab_size)
-        yield Prompt(prefix + own, output)
+        yield LoadPrompt(prefix + own, output)

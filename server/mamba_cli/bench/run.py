@@ -19,19 +19,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mamba_cli.bench.client import LoadClient
-from mamba_cli.bench.drive import closed_loop, open_loop
-from mamba_cli.bench.prompts import Prompt
-from mamba_cli.bench.samples import Sample, Slo, report
+from mamba_cli.bench.load_loops import closed_loop, open_loop
+from mamba_cli.bench.prompts import LoadPrompt
+from mamba_cli.bench.samples import LatencyLimits, Sample, report
 from mamba_cli.endpoint import unreachable
 from mamba_cli.errors import InvalidInput, RunFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What is run: the prompts, how they are sent, what is noted about it."""
 
     url: str
-    prompts: Callable[[], Iterator[Prompt]]
+    prompts: Callable[[], Iterator[LoadPrompt]]
     """Makes the prompts from the first on, each as it is sent: those of a trace fill gigabytes."""
     total: int
     """How many there are."""
@@ -43,12 +43,12 @@ class Plan:
     model: str | None
     api_key: str | None
     timeout: float
-    slo: Slo
+    slo: LatencyLimits
     load: dict[str, Any]
     """The options, for the report."""
 
 
-async def execute(plan: Plan, console: Console) -> dict[str, Any]:
+async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
     """Run the plan; SIGINT ends it early with what there is (`interrupted` is true then).
 
     Raises `RunFailed` if the server does not answer at all or no request ended well, `InvalidInput` for an
@@ -91,7 +91,7 @@ def write(found: dict[str, Any], path: Path) -> None:
         raise RunFailed(f"cannot write the report: {error}") from error
 
 
-async def _model(session: aiohttp.ClientSession, plan: Plan) -> str:
+async def _model(session: aiohttp.ClientSession, plan: LoadPlan) -> str:
     headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
     url = plan.url.rstrip("/").removesuffix("/v1") + "/v1/models"
     try:
@@ -114,9 +114,9 @@ async def _model(session: aiohttp.ClientSession, plan: Plan) -> str:
     return plan.model or known[0]
 
 
-async def _warm_up(plan: Plan, client: LoadClient, stop: asyncio.Event) -> None:
+async def _warm_up(plan: LoadPlan, client: LoadClient, stop: asyncio.Event) -> None:
     # Prompts of the same length but other tokens: nothing of the run itself is cached by them.
-    chosen = [Prompt(p.token_ids[::-1], p.output_tokens) for p in islice(plan.prompts(), plan.warmup)]
+    chosen = [LoadPrompt(p.token_ids[::-1], p.output_tokens) for p in islice(plan.prompts(), plan.warmup)]
     await closed_loop(chosen, client.send, plan.concurrency or 8, stop, lambda _: None)
 
 

@@ -42,7 +42,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
         return (self.e2e - self.ttft) / (self.output_tokens - 1)
 
 
-class Slo(msgspec.Struct, frozen=True):
+class LatencyLimits(msgspec.Struct, frozen=True):
     """Limits in seconds; None = no limit."""
 
     ttft: float | None = None
@@ -90,7 +90,7 @@ def peak(samples: Iterable[Sample]) -> int:
     return most
 
 
-def report(samples: Sequence[Sample], slo: Slo) -> dict[str, Any]:
+def report(samples: Sequence[Sample], slo: LatencyLimits) -> dict[str, Any]:
     """The numbers of a run; `samples` of requests that failed count for goodput, not for latencies."""
     good = [sample for sample in samples if sample.error is None]
     begin = min((sample.sent for sample in samples), default=0.0)

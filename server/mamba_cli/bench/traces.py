@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from mamba_cli.bench.prompts import Prompt, blocks, tokens
+from mamba_cli.bench.prompts import LoadPrompt, blocks, tokens
 
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
@@ -67,7 +67,7 @@ def replay(
     max_input: int | None = None,
     max_output: int | None = None,
     seed: int = 0,
-) -> Iterator[Prompt]:
+) -> Iterator[LoadPrompt]:
     """Prompts with their times, `speed` times faster than recorded, the first `limit` of them.
 
     `max_input` and `max_output` cut lengths; a cut prompt keeps its beginning, so what is shared stays so.
@@ -84,7 +84,7 @@ def replay(
             ids = blocks(arrival.block_ids, length, vocab_size, seed=seed)
         else:
             ids = tokens(f"{seed}/trace/{number}", length, vocab_size)
-        yield Prompt(ids, output, arrival.at / speed)
+        yield LoadPrompt(ids, output, arrival.at / speed)
 
 
 def _azure(number: int, line: str) -> Arrival:

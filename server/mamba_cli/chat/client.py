@@ -14,7 +14,7 @@ Message = dict[str, str]
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """What came so far; the counts come with the last event."""
 
     text: str = ""
@@ -43,10 +43,10 @@ class ChatClient:
     """Fields of each request beside the conversation."""
     plain: bool = False
 
-    async def answer(self, messages: list[Message], show: Callable[[str], None]) -> Answer:
+    async def answer(self, messages: list[Message], show: Callable[[str], None]) -> ChatAnswer:
         """The answer to the conversation; `show` gets its text piece by piece.
 
-        Raises `RunFailed`, `InvalidInput` with the server's words, and `NotShown`.
+        Raises `RunFailed`, `InvalidInput` with the server's words, and `OutputError`.
         """
         try:
             return await self._answer(messages, show)
@@ -54,7 +54,7 @@ class ChatClient:
             self.plain = True
             return await self._answer(messages, show)
 
-    async def _answer(self, messages: list[Message], show: Callable[[str], None]) -> Answer:
+    async def _answer(self, messages: list[Message], show: Callable[[str], None]) -> ChatAnswer:
         asked: dict[str, Any] = {"messages": messages}
         if self.plain:
             asked = {"prompt": "\n".join(each["content"] for each in messages)}
@@ -86,7 +86,7 @@ class _NoTemplate(Exception):
     """The model takes prompts alone."""
 
 
-class NotShown(Exception):
+class OutputError(Exception):
     """The text could not be written where it is shown."""
 
     def __init__(self, cause: OSError) -> None:
@@ -99,11 +99,11 @@ def _shown(show: Callable[[str], None], piece: str) -> None:
         show(piece)
     except OSError as error:
         # A full disk is no trouble of the connection, which OSErrors of the client's own are.
-        raise NotShown(error) from error
+        raise OutputError(error) from error
 
 
-async def _read(response: aiohttp.ClientResponse, show: Callable[[str], None]) -> Answer:
-    answer = Answer()
+async def _read(response: aiohttp.ClientResponse, show: Callable[[str], None]) -> ChatAnswer:
+    answer = ChatAnswer()
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -117,7 +117,7 @@ async def _read(response: aiohttp.ClientResponse, show: Callable[[str], None]) -
     raise RunFailed("the answer broke off: the server or what is between ended the connection")
 
 
-def _take(answer: Answer, data: bytes, show: Callable[[str], None]) -> None:
+def _take(answer: ChatAnswer, data: bytes, show: Callable[[str], None]) -> None:
     try:
         event = json.loads(data)
         if error := event.get("error"):

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from mamba_cli.chat.client import Answer, ChatClient, Message, NotShown
+from mamba_cli.chat.client import ChatAnswer, ChatClient, Message, OutputError
 from mamba_cli.errors import CliError
 
 HELP = "/new begins a new conversation, Ctrl-C stops an answer, Ctrl-D ends."
@@ -33,13 +33,13 @@ class Conversation:
         self._begin: list[Message] = [{"role": "system", "content": system}] if system else []
         self.messages = list(self._begin)
 
-    def ask(self, text: str) -> Answer:
+    def ask(self, text: str) -> ChatAnswer:
         """One turn. Raises `RunFailed`, `InvalidInput`, and the OSError of a full disk or a closed pipe; the
         conversation is then as it was."""
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
             answer = self._runner.run(self._client.answer(messages, self._show))
-        except NotShown as error:
+        except OutputError as error:
             raise error.cause from None
         self._out.write("\n")
         self._out.flush()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.errors import InvalidInput
 from mamba_cli.plain_help import CommandWithPanels
 
@@ -120,15 +120,15 @@ def serve(
     from random import Random
 
     from mamba_cli.bench.arrivals import constant, poisson
-    from mamba_cli.bench.prompts import Lengths, random_prompts
+    from mamba_cli.bench.prompts import LengthRange, random_prompts
 
     if rate is not None and concurrency is not None:
         raise InvalidInput("--rate and --concurrency exclude each other: an open loop or a closed one")
     if rate is not None and not rate > 0:
         raise InvalidInput(f"--rate: must be positive, not {rate:g}")
 
-    def prompts() -> Iterator[Prompt]:
-        lengths = Lengths(input_tokens, spread), Lengths(output_tokens, spread)
+    def prompts() -> Iterator[LoadPrompt]:
+        lengths = LengthRange(input_tokens, spread), LengthRange(output_tokens, spread)
         made = random_prompts(
             requests, *lengths, vocab_size, shared=shared_prefix, groups=prefix_groups, seed=seed
         )
@@ -189,7 +189,7 @@ def trace(
     except (TraceError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{file}: {error}") from error
 
-    def prompts() -> Iterator[Prompt]:
+    def prompts() -> Iterator[LoadPrompt]:
         return replay(
             arrivals,
             vocab_size,
@@ -204,7 +204,10 @@ def trace(
 
 
 def _run(
-    options: dict[str, Any], prompts: "Callable[[], Iterator[Prompt]]", total: int, concurrency: int | None
+    options: dict[str, Any],
+    prompts: "Callable[[], Iterator[LoadPrompt]]",
+    total: int,
+    concurrency: int | None,
 ) -> None:
     import asyncio
     import json
@@ -214,19 +217,19 @@ def _run(
     from rich.console import Console
 
     try:
-        from mamba_cli.bench.run import Plan, execute, write
+        from mamba_cli.bench.run import LoadPlan, execute, write
     except ImportError as error:
         raise InvalidInput(
             f"bench needs the extra 'gateway' ({error}): pip install 'mambaserve[gateway]'"
         ) from error
-    from mamba_cli.bench.samples import Slo
+    from mamba_cli.bench.samples import LatencyLimits
     from mamba_cli.bench.table import render
 
     def seconds(name: str) -> float | None:
         return None if options[name] is None else options[name] / 1000
 
     unsaid = ("api_key", "output", "result", "url", "model")
-    plan = Plan(
+    plan = LoadPlan(
         url=options["url"],
         prompts=prompts,
         total=total,
@@ -236,7 +239,7 @@ def _run(
         model=options["model"],
         api_key=options["api_key"],
         timeout=options["timeout"],
-        slo=Slo(seconds("slo_ttft_ms"), seconds("slo_tpot_ms"), seconds("slo_e2e_ms")),
+        slo=LatencyLimits(seconds("slo_ttft_ms"), seconds("slo_tpot_ms"), seconds("slo_e2e_ms")),
         load={name: value for name, value in options.items() if name not in unsaid and value is not None},
     )
     errors = Console(stderr=True)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mamba_cli.output import Output, print_document
+from mamba_cli.output import OutputFormat, print_document
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -15,8 +15,8 @@ def command(
         str, typer.Argument(metavar="[COMMAND [OPTIONS]…]", help="Command whose settings are shown.")
     ] = "serve",
     output: Annotated[
-        Output, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
-    ] = Output.table,
+        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+    ] = OutputFormat.table,
 ) -> None:
     """Show the settings a command would run with: mambaserve config serve --page-size 32"""
     import os
@@ -29,7 +29,7 @@ def command(
     from mamba_cli.main import app
 
     settings = effective_settings(app, name, context.args, os.environ)
-    if output is not Output.table:
+    if output is not OutputFormat.table:
         document: Any = {
             each.option.removeprefix("--"): {
                 "value": each.value,

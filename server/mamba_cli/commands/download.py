@@ -46,7 +46,7 @@ def command(
 
     from mamba_cli.local.download_metrics import served_progress
     from mamba_cli.local.loading_view import LoadingView
-    from mamba_cli.local.readiness import Readiness
+    from mamba_cli.local.readiness import EngineReadiness
     from mamba_server.model.errors import ModelError
 
     view = LoadingView(Console(stderr=True))
@@ -55,7 +55,7 @@ def command(
 
             def progress(stage: str, done: int, total: int) -> None:
                 tell(done, total)
-                view.show(uri, Readiness(False, stage, done, total))
+                view.show(uri, EngineReadiness(False, stage, done, total))
 
             found = _download(uri, progress)
     except ModelError as error:

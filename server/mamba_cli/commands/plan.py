@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mamba_cli.output import Output, print_document
+from mamba_cli.output import OutputFormat, print_document
 from mamba_cli.plain_help import CommandWithPanels
 from mamba_cli.profiles_option import ProfilesOption
 
 if TYPE_CHECKING:
-    from mamba_cli.fleet.sizing_view import Sizing
+    from mamba_cli.fleet.sizing_view import SizingReport
     from mamba_cli.local.planning import PlanFlags
 
 CLASS = CommandWithPanels
@@ -43,8 +43,8 @@ def command(
     ] = None,
     resource_profiles: ProfilesOption = None,
     output: Annotated[
-        Output, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
-    ] = Output.table,
+        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+    ] = OutputFormat.table,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -132,7 +132,7 @@ def command(
 
     from rich.console import Console
 
-    from mamba_cli.errors import DoesNotFit, InvalidInput
+    from mamba_cli.errors import InvalidInput, NoFittingPlan
     from mamba_cli.local.plan_source import plan_source
     from mamba_cli.local.plan_view import plan_view
     from mamba_cli.local.planning import PlanFlags, size_option
@@ -156,17 +156,17 @@ def command(
             "most": max_gpus, "requests": requests, "seed": seed, "plot": plot,
         }  # fmt: skip
         found = _fleet(source, flags, asked)
-        if output is Output.table:
+        if output is OutputFormat.table:
             Console().print(found.view())
         else:
             print_document(found.to_json(), output)
         if found.answer.chosen is None:
-            raise DoesNotFit(f"no fleet of up to {max_gpus} GPUs serves enough of the requests in time")
+            raise NoFittingPlan(f"no fleet of up to {max_gpus} GPUs serves enough of the requests in time")
         return
     if slo_ttft or slo_tpot or gpu or plot or format_:
         raise InvalidInput("--slo-ttft, --slo-tpot, --gpu, --plot and --format go with --trace")
     outcomes = plan_source(source, flags)
-    if output is Output.table:
+    if output is OutputFormat.table:
         console = Console()
         for outcome in outcomes:
             console.print(plan_view(outcome, verbose=verbose))
@@ -176,17 +176,17 @@ def command(
         print_document(document, output)
     if misfits := [outcome for outcome in outcomes if outcome.misfit]:
         # The table has said it all; after JSON the reason goes to standard error in full.
-        raise DoesNotFit(
+        raise NoFittingPlan(
             "; ".join(
                 f"the plan of {each.name} does not fit"
-                if output is Output.table
+                if output is OutputFormat.table
                 else f"{each.name}: {each.misfit}"
                 for each in misfits
             )
         )
 
 
-def _fleet(source: str, flags: "PlanFlags", asked: "dict[str, Any]") -> "Sizing":
+def _fleet(source: str, flags: "PlanFlags", asked: "dict[str, Any]") -> "SizingReport":
     from mamba_cli.errors import InvalidInput
 
     try:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from mamba_cli.errors import CliError, InvalidInput, RunFailed
-from mamba_cli.output import Output, print_document
+from mamba_cli.output import OutputFormat, print_document
 from mamba_cli.plain_help import CommandWithPanels
 
 command = typer.Typer(name="scaling", help="Decisions of the operator's autoscaler.", no_args_is_help=True)
@@ -38,8 +38,8 @@ def replay(
         typer.Option(min=0.001, envvar="MAMBASERVE_SCALING_TIMEOUT", help="Seconds to wait for the cluster."),
     ] = 5.0,
     output: Annotated[
-        Output, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
-    ] = Output.table,
+        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+    ] = OutputFormat.table,
 ) -> None:
     """Make recorded decisions again from what they were made from, and say why. Exit code 1: one differs."""
     import asyncio
@@ -70,7 +70,7 @@ def replay(
             f"{source}: no recorded decision in it; they stand in status.scaling.history once the number of "
             "engines was decided"
         )
-    if output is Output.table:
+    if output is OutputFormat.table:
         table = Table(box=None, padding=(0, 2))
         for column in ("when", "engines", "asked for by", "why", "again"):
             table.add_column(column, overflow="fold")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from mamba_cli.errors import CliError, InvalidInput, RunFailed
-from mamba_cli.output import Output, print_document
+from mamba_cli.output import OutputFormat, print_document
 
 
 def command(
@@ -47,8 +47,8 @@ def command(
         typer.Option(min=0.001, envvar="MAMBASERVE_STATUS_TIMEOUT", help="Seconds to wait."),
     ] = 5.0,
     output: Annotated[
-        Output, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
-    ] = Output.table,
+        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+    ] = OutputFormat.table,
 ) -> None:
     """Show engines, strategy, queue, slots and pages by owner, and what was resumed. Exit code 1: silence."""
     if namespace is not None:
@@ -87,7 +87,7 @@ def command(
 
     answers = asyncio.run(ask())
     found = [each for each in answers if isinstance(each, EndpointStatus)]
-    if output is Output.table:
+    if output is OutputFormat.table:
         console = Console()
         for index, each in enumerate(found):
             if index:
@@ -106,7 +106,7 @@ def command(
 
 
 def _of_cluster(
-    namespace: str, name: str | None, kubeconfig: str | None, timeout: float, output: Output
+    namespace: str, name: str | None, kubeconfig: str | None, timeout: float, output: OutputFormat
 ) -> None:
     import asyncio
 
@@ -118,7 +118,7 @@ def _of_cluster(
     if name is not None and ("://" in name or "/" in name):
         raise InvalidInput(f"{name}: with --namespace give the name of a MambaDeployment, or none")
     found = asyncio.run(deployment_statuses(namespace, name, kubeconfig, timeout))
-    if output is not Output.table:
+    if output is not OutputFormat.table:
         shown = [each.to_json() for each in found]
         print_document(shown if name is None else shown[0], output)
     elif found:

@@ -17,7 +17,7 @@ EVERY_STEP = 2**62
 """Later than any step: what is in a tree has been committed, and is published."""
 
 
-class HasCache(Protocol):
+class CacheOwner(Protocol):
     """A simulated engine, as far as an index of caches asks."""
 
     @property
@@ -28,7 +28,7 @@ class CacheIndex(PrefixIndex):
     """What the engines' caches hold, as a gateway that follows them would see it; `engines` by name may
     change meanwhile."""
 
-    def __init__(self, engines: Mapping[str, HasCache], knowledge: Knowledge) -> None:
+    def __init__(self, engines: Mapping[str, CacheOwner], knowledge: Knowledge) -> None:
         super().__init__()
         self._engines, self._attention = engines, knowledge == "attention"
         self.state = "off" if knowledge == "own" else "following"

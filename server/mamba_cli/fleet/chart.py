@@ -5,7 +5,7 @@ The same answer gives the same file.
 
 from xml.sax.saxutils import escape
 
-from mamba_cli.fleet.sizing import Answer, Candidate
+from mamba_cli.fleet.sizing import FleetCandidate, SizingResult
 from mamba_cli.fleet.slo import GOAL
 
 WIDTH, HEIGHT = 760, 420
@@ -15,7 +15,7 @@ FONT = "font: 11px sans-serif"
 DASHES = ("", "6 3", "2 3")
 
 
-def chart(answer: Answer, hours: float, unit: str) -> str:
+def chart(answer: SizingResult, hours: float, unit: str) -> str:
     """The SVG. `hours`: for which the fleets run; `unit`: of the cost."""
     drawn = [each for each in answer.candidates if each.tried]
     most = max((_cost(each, run.engines, hours) for each in drawn for run in each.tried), default=1.0)
@@ -64,11 +64,11 @@ def chart(answer: Answer, hours: float, unit: str) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _cost(each: Candidate, engines: int, hours: float) -> float:
+def _cost(each: FleetCandidate, engines: int, hours: float) -> float:
     return engines * hours * each.price
 
 
-def _name(each: Candidate) -> str:
+def _name(each: FleetCandidate) -> str:
     return escape(f"{each.gpu.name} {each.strategy}")
 
 

@@ -53,7 +53,7 @@ def _page_of(block: int, tokens_per_state: int) -> int:
 
 
 @dataclass(slots=True)
-class Spell:
+class StepRun:
     """`steps` steps with the same work, from `begin` to `end`; `group`: prompts that are computed in them."""
 
     begin: float
@@ -63,7 +63,7 @@ class Spell:
 
 
 @dataclass(slots=True)
-class Totals:
+class EngineCounters:
     """Counters of an engine since its start, as its metrics have them."""
 
     arrivals: int = 0
@@ -77,17 +77,17 @@ class Totals:
 
 
 class SimulatedEngine:
-    """Told of requests with `add`, and of time with `advance` whenever `spell` ends."""
+    """Told of requests with `add`, and of time with `advance` whenever `step_run` ends."""
 
     def __init__(self, name: str, profile: EngineProfile, cache: StateCache) -> None:
         self.name, self.profile, self.cache = name, profile, cache
         self.queue: deque[Request] = deque()
-        self.spell: Spell | None = None
+        self.step_run: StepRun | None = None
         self.version = 0
         """Of the spell: an event for another version is out of date."""
         self.queued_tokens = 0
         """Prompt tokens that wait, less those of the spell."""
-        self.totals = Totals()
+        self.totals = EngineCounters()
         self._decoding: list[tuple[int, int, Request]] = []
         self._context = 0
         self._step = 0
@@ -98,7 +98,7 @@ class SimulatedEngine:
 
     @property
     def running(self) -> int:
-        return len(self._decoding) + (len(self.spell.group) if self.spell else 0)
+        return len(self._decoding) + (len(self.step_run.group) if self.step_run else 0)
 
     @property
     def decode_seconds(self) -> float:
@@ -115,15 +115,15 @@ class SimulatedEngine:
         """Prompt tokens that are still to be computed, taken off what was resumed before of such prompts."""
         totals = self.totals
         share = 1.0 - totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 1.0
-        spell = self.spell
+        step_run = self.step_run
         return self.queued_tokens * share + sum(
-            r.prompt_tokens - r.resumed for r in (spell.group if spell else ())
+            r.prompt_tokens - r.resumed for r in (step_run.group if step_run else ())
         )
 
     @property
     def running_tokens(self) -> int:
         """Tokens of the sequences that run."""
-        return self._context + sum(r.prompt_tokens for r in (self.spell.group if self.spell else ()))
+        return self._context + sum(r.prompt_tokens for r in (self.step_run.group if self.step_run else ()))
 
     @property
     def slots_used(self) -> float:
@@ -162,7 +162,7 @@ class SimulatedEngine:
 
     def requests(self) -> list[Request]:
         """All it has."""
-        group = self.spell.group if self.spell else []
+        group = self.step_run.group if self.step_run else []
         return [*self.queue, *group, *(request for _, _, request in self._decoding)]
 
     # --- what happens to it --------------------------------------------------------------------------
@@ -173,63 +173,66 @@ class SimulatedEngine:
         self.queued_tokens += request.prompt_tokens
         self.totals.arrivals += 1
         self.totals.prompt_tokens += request.prompt_tokens
-        spell = self.spell
-        if spell is None:
+        step_run = self.step_run
+        if step_run is None:
             self._begin(now)
-        elif not spell.group and spell.steps > 1:
-            each = (spell.end - spell.begin) / spell.steps
-            steps = min(spell.steps, max(1, math.ceil((now - spell.begin) / each)))
-            spell.end, spell.steps = spell.begin + each * steps, steps
+        elif not step_run.group and step_run.steps > 1:
+            each = (step_run.end - step_run.begin) / step_run.steps
+            steps = min(step_run.steps, max(1, math.ceil((now - step_run.begin) / each)))
+            step_run.end, step_run.steps = step_run.begin + each * steps, steps
             self.version += 1
 
     def slow(self, slowness: float, now: float) -> None:
         """From now on everything takes `slowness` times what the profile says, the rest of the spell too."""
-        if self.spell is not None:
-            spell, ratio = self.spell, slowness / self._slowness
+        if self.step_run is not None:
+            step_run, ratio = self.step_run, slowness / self._slowness
             # Its beginning moves as well, so that the steps that are over stay over.
-            spell.begin, spell.end = now - (now - spell.begin) * ratio, now + (spell.end - now) * ratio
+            step_run.begin, step_run.end = (
+                now - (now - step_run.begin) * ratio,
+                now + (step_run.end - now) * ratio,
+            )
             self.version += 1
         self._slowness = slowness
 
     def advance(self) -> tuple[list[Request], list[Request]]:
         """The spell is over: those who got their first token in it, those who ended. The next begins."""
-        spell = self.spell
-        assert spell is not None
-        begun, each = self._step, (spell.end - spell.begin) / spell.steps
-        self.totals.output_tokens += len(self._decoding) * spell.steps
-        self._context += len(self._decoding) * spell.steps
-        self._step += spell.steps
+        step_run = self.step_run
+        assert step_run is not None
+        begun, each = self._step, (step_run.end - step_run.begin) / step_run.steps
+        self.totals.output_tokens += len(self._decoding) * step_run.steps
+        self._context += len(self._decoding) * step_run.steps
+        self._step += step_run.steps
         ended = []
         while self._decoding and self._decoding[0][0] <= self._step:
             finish, _, request = heapq.heappop(self._decoding)
             surplus = self._step - finish
             self.totals.output_tokens -= surplus
             self._context -= request.prompt_tokens + request.outputs + surplus
-            request.ended = spell.begin + (finish - begun) * each
+            request.ended = step_run.begin + (finish - begun) * each
             self._retire(request)
             ended.append(request)
-        if spell.group:
-            ended += self._computed(spell)
-        self.spell = None
-        self._begin(spell.end)
-        return spell.group, ended
+        if step_run.group:
+            ended += self._computed(step_run)
+        self.step_run = None
+        self._begin(step_run.end)
+        return step_run.group, ended
 
-    def _computed(self, spell: Spell) -> list[Request]:
+    def _computed(self, step_run: StepRun) -> list[Request]:
         ended = []
         self._cache_step += 1
-        for request in spell.group:
+        for request in step_run.group:
             self.cache.plan_prefill(request.allocation, request.prompt_tokens, self._cache_step)
             self.cache.launched(request.allocation, request.prompt_tokens, self._cache_step)
             self.cache.prefill_done(request.allocation)
         self.cache.advance(self._cache_step)
-        for request in spell.group:
+        for request in step_run.group:
             assert request.ids is not None
             self.cache.commit(request.allocation, request.ids, self._cache_step)
             request.computed += request.prompt_tokens - request.resumed
-            request.first = spell.end
+            request.first = step_run.end
             self.totals.output_tokens += 1
             if request.outputs == 1:
-                request.ended = spell.end
+                request.ended = step_run.end
                 self._retire(request)
                 ended.append(request)
             else:
@@ -257,7 +260,7 @@ class SimulatedEngine:
         decoding = len(self._decoding)
         seconds = steps * self.decode_seconds + steps * steps / 2 * decoding * own.context_seconds
         seconds += work / own.prefill_tokens_per_second + resumed * own.resume_seconds
-        self.spell = Spell(now, now + seconds * self._slowness, steps, group)
+        self.step_run = StepRun(now, now + seconds * self._slowness, steps, group)
         self.version += 1
 
     def _admit(self, request: Request) -> bool:

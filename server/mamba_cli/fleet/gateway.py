@@ -18,7 +18,7 @@ from mamba_gateway.routing.router import Router
 from mamba_gateway.routing.scoring import Weights
 
 
-class Gateway:
+class SimulatedGateway:
     """Sends each request to an engine. `identity`: prompts say how they begin."""
 
     knowledge: Knowledge = "resumable"

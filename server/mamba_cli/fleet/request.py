@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
-from mamba_cli.fleet.workload import Asked
+from mamba_cli.fleet.workload import RequestStream
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Request:
         return (self.ended - self.first) / (self.outputs - 1)
 
 
-def requests_of(asked: Asked) -> list[Request]:
+def requests_of(asked: RequestStream) -> list[Request]:
     """The requests of a workload, none of them begun."""
     block, seen, made = asked.workload.block, set[int](), list[Request]()
     longest = max((arrival.input_tokens for arrival in asked.workload.arrivals), default=1)

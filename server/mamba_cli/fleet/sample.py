@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mamba_cli.fleet.engine import Totals
+from mamba_cli.fleet.engine import EngineCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class EngineSample:
     """Prompt tokens that are to be computed."""
     decode_seconds: float
     """Of a step that only decodes."""
-    totals: Totals
+    totals: EngineCounters
 
 
 @dataclass(frozen=True, slots=True)

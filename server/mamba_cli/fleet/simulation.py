@@ -9,20 +9,20 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
-from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.environment import FleetEnvironment
+from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.pod import Pod
 from mamba_cli.fleet.request import Request, requests_of
+from mamba_cli.fleet.request_transit import RequestTransit
 from mamba_cli.fleet.sample import EngineSample, FleetSample
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.transit import Transit
-from mamba_cli.fleet.workload import Asked
+from mamba_cli.fleet.workload import RequestStream
 
 PROBE_SECONDS = 1.0
-GatewayMaker = Callable[..., Gateway]
-"""Called as `Gateway` is."""
+GatewayMaker = Callable[..., SimulatedGateway]
+"""Called as `SimulatedGateway` is."""
 SPOT_NOTICE = 120.0
 """Seconds between the notice that a spot machine goes and its going."""
 
@@ -39,7 +39,7 @@ class Scaler(Protocol):
 
 
 @dataclass(slots=True)
-class History:
+class ScalingHistory:
     """What happened to the fleet, for the score."""
 
     targets: list[tuple[float, int]]
@@ -53,12 +53,12 @@ class Simulation:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RequestStream,
         profile: EngineProfile,
         router: GatewayMaker,
         scaler: Scaler,
         slo: Slo,
-        conditions: Conditions,
+        conditions: FleetEnvironment,
         seed: int = 0,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
@@ -80,13 +80,13 @@ class Simulation:
         self._may_fail = float("inf")
         self._failed = 0
         self.target = conditions.initial
-        self.history = History([(0.0, conditions.initial)], [])
+        self.history = ScalingHistory([(0.0, conditions.initial)], [])
         self._alive: dict[str, Pod] = {}
         self._routable: dict[str, SimulatedEngine] = {}
         self._gateway = router(self._routable, lambda: self.now, identity=asked.identity, seed=seed)
         self._held: deque[Request] = deque()
         self._arrived = self._open = 0
-        self._transits: dict[int, Transit] = {}
+        self._transits: dict[int, RequestTransit] = {}
         self._transit_rng = Random(f"transit {seed}")
         self._slowness = 1.0
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
@@ -130,11 +130,11 @@ class Simulation:
         if not seconds:
             self._send(request)
             return
-        transit = Transit(request, self.now + seconds * self._slowness)
+        transit = RequestTransit(request, self.now + seconds * self._slowness)
         self._transits[request.number] = transit
         self._at(transit.end, self._passed, (transit, transit.version))
 
-    def _passed(self, what: tuple[Transit, int]) -> None:
+    def _passed(self, what: tuple[RequestTransit, int]) -> None:
         transit, version = what
         if version == transit.version:
             del self._transits[transit.request.number]
@@ -144,7 +144,7 @@ class Simulation:
         """Those who are active now have the machine's cores."""
         if not self.conditions.machine.shared:
             return
-        working = sum(pod.engine.spell is not None for pod in self._alive.values())
+        working = sum(pod.engine.step_run is not None for pod in self._alive.values())
         slowness = self.conditions.machine.slowness(working + len(self._transits))
         if slowness == self._slowness:
             return
@@ -167,16 +167,16 @@ class Simulation:
     def _tell(self, engine: SimulatedEngine, do: Callable[[], None]) -> None:
         before = engine.version
         do()
-        if engine.spell is not None and engine.version != before:
-            self._at(engine.spell.end, self._stepped, (engine, engine.version))
+        if engine.step_run is not None and engine.version != before:
+            self._at(engine.step_run.end, self._stepped, (engine, engine.version))
 
     def _stepped(self, what: tuple[SimulatedEngine, int]) -> None:
         engine, version = what
         if version != engine.version or engine.name not in self._alive:
             return
         first, ended = engine.advance()
-        if engine.spell is not None:
-            self._at(engine.spell.end, self._stepped, (engine, engine.version))
+        if engine.step_run is not None:
+            self._at(engine.step_run.end, self._stepped, (engine, engine.version))
         for request in first:
             self._gateway.answered(request)
             assert request.first is not None
@@ -189,7 +189,7 @@ class Simulation:
             engine.totals.finished += request.outputs > 1
             engine.totals.finished_slow += request.token_seconds > self.slo.tpot
         pod = self._alive[engine.name]
-        if pod.phase == "draining" and engine.spell is None:
+        if pod.phase == "draining" and engine.step_run is None:
             self._delete(pod)
 
     # --- pods ----------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Simulation:
     def _drain(self, pod: Pod) -> None:
         pod.phase = "draining"
         self._routable.pop(pod.name, None)
-        if pod.engine.spell is None:
+        if pod.engine.step_run is None:
             self._delete(pod)
         else:
             self._look()

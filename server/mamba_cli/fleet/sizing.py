@@ -8,17 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mamba_api.strategy import Strategy
-from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.fixed_size import FixedSize
-from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.gpu import Gpu
 from mamba_cli.fleet.request import requests_of
 from mamba_cli.fleet.roofline import profile_of
 from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import GOAL, Slo
-from mamba_cli.fleet.workload import Asked, scaled
-from mamba_planner import Constraints, Device, DoesNotFit, plan
+from mamba_cli.fleet.workload import RequestStream, scaled
+from mamba_planner import Constraints, Device, InsufficientMemory, plan
 from mamba_planner.constraints import Workload
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.prefill_work import prefill_work
@@ -29,7 +29,7 @@ SURPLUS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class FleetResult:
     """What a fleet of `engines` made of the requests. Times in seconds."""
 
     engines: int
@@ -42,18 +42,18 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FleetCandidate:
     """One kind of GPU with one strategy."""
 
     gpu: Gpu
     strategy: Strategy
     why_not: str | None = None
     """Why no fleet was found; None: one was."""
-    served: Served | None = None
+    served: FleetResult | None = None
     """By the smallest fleet that attains the goal."""
-    doubled: Served | None = None
+    doubled: FleetResult | None = None
     """By the same fleet, of twice the load."""
-    tried: tuple[Served, ...] = ()
+    tried: tuple[FleetResult, ...] = ()
     """Of the load of the trace, by size."""
 
     @property
@@ -63,14 +63,14 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SizingRequest:
     """What is to be served, on what, and how well. `constraints.strategy` None: all are tried."""
 
     model: ModelConfig
     constraints: Constraints
     weights: int
     workload: Workload
-    asked: Asked
+    asked: RequestStream
     slo: Slo
     gpus: tuple[Gpu, ...]
     most: int
@@ -79,16 +79,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SizingResult:
     """All candidates in order of kind and strategy, and the cheapest of them."""
 
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate | None
+    candidates: tuple[FleetCandidate, ...]
+    chosen: FleetCandidate | None
     engines_doubled: int | None
     """Of the chosen kind, for twice the load; None: more than are allowed."""
 
 
-def size(question: Question, progress: Callable[[str, float], None] = lambda *_: None) -> Answer:
+def size(question: SizingRequest, progress: Callable[[str, float], None] = lambda *_: None) -> SizingResult:
     """Search all candidates. `progress`: told what is looked at and the share that is done."""
     strategies = (question.constraints.strategy,) if question.constraints.strategy else MOST_ROBUST_FIRST
     pairs = [(gpu, strategy) for gpu in question.gpus for strategy in strategies]
@@ -96,7 +96,7 @@ def size(question: Question, progress: Callable[[str, float], None] = lambda *_:
     if not question.constraints.prefix_caching:
         asked = replace(asked, identity=False)
     doubled = scaled(asked, SURPLUS, seed=question.seed)
-    found: list[Candidate] = []
+    found: list[FleetCandidate] = []
     start = 1
     for number, (gpu, strategy) in enumerate(pairs):
         progress(f"{gpu.name}, {strategy}", number / len(pairs))
@@ -110,10 +110,10 @@ def size(question: Question, progress: Callable[[str, float], None] = lambda *_:
         progress(f"{best.gpu.name}, {best.strategy}, twice the load", 1.0)
         run = _runs(question, doubled, *_engine(question, best.gpu, best.strategy))
         more = smallest(lambda n: run(n).attainment >= GOAL, best.served.engines, question.most)
-    return Answer(tuple(found), best, more)
+    return SizingResult(tuple(found), best, more)
 
 
-def cheapest(candidates: list[Candidate]) -> Candidate | None:
+def cheapest(candidates: list[FleetCandidate]) -> FleetCandidate | None:
     """The least cost; of as many GPUs without prices the weaker kind, which will cost less; then the most
     attained at twice the load, the most attained, the more robust strategy."""
     fit = [each for each in candidates if each.served is not None and each.doubled is not None]
@@ -143,20 +143,25 @@ def smallest(attains: Callable[[int], bool], start: int, most: int) -> int | Non
 
 
 def _searched(
-    question: Question, asked: Asked, doubled: Asked, gpu: Gpu, strategy: Strategy, start: int
-) -> Candidate:
+    question: SizingRequest,
+    asked: RequestStream,
+    doubled: RequestStream,
+    gpu: Gpu,
+    strategy: Strategy,
+    start: int,
+) -> FleetCandidate:
     try:
         profile, longest = _engine(question, gpu, strategy)
-    except DoesNotFit as error:
-        return Candidate(gpu, strategy, f"does not fit its memory: {error}")
+    except InsufficientMemory as error:
+        return FleetCandidate(gpu, strategy, f"does not fit its memory: {error}")
     if (share := best_share(asked, profile, longest, question.slo)) < GOAL:
-        return Candidate(
+        return FleetCandidate(
             gpu,
             strategy,
             f"an idle engine would serve {share:.0%} in time; the others are too long or take too long",
         )
     run = _runs(question, asked, profile, longest)
-    tried: dict[int, Served] = {}
+    tried: dict[int, FleetResult] = {}
 
     def attains(engines: int) -> bool:
         tried[engines] = run(engines)
@@ -165,14 +170,14 @@ def _searched(
     least = smallest(attains, start, question.most)
     runs = tuple(tried[engines] for engines in sorted(tried))
     if least is None:
-        return Candidate(
+        return FleetCandidate(
             gpu, strategy, f"{question.most} engines attain {tried[question.most].attainment:.1%}", tried=runs
         )
     twice = _runs(question, doubled, profile, longest)(least)
-    return Candidate(gpu, strategy, None, tried[least], twice, runs)
+    return FleetCandidate(gpu, strategy, None, tried[least], twice, runs)
 
 
-def best_share(asked: Asked, profile: EngineProfile, longest: int, slo: Slo) -> float:
+def best_share(asked: RequestStream, profile: EngineProfile, longest: int, slo: Slo) -> float:
     """Share of requests that an idle engine would serve in time, if it resumed all that can be: a bound."""
     requests = requests_of(within(asked, longest))
     well = 0
@@ -185,14 +190,14 @@ def best_share(asked: Asked, profile: EngineProfile, longest: int, slo: Slo) -> 
     return well / max(1, len(asked.workload.arrivals))
 
 
-def within(asked: Asked, longest: int) -> Asked:
+def within(asked: RequestStream, longest: int) -> RequestStream:
     """Without the requests that take more tokens than an engine's sequences may have: it refuses them."""
     kept = [a for a in asked.workload.arrivals if a.input_tokens + a.output_tokens <= longest]
     return replace(asked, workload=replace(asked.workload, arrivals=kept))
 
 
-def _engine(question: Question, gpu: Gpu, strategy: Strategy) -> tuple[EngineProfile, int]:
-    """The engine, and the tokens of its longest sequence. Raises `DoesNotFit`."""
+def _engine(question: SizingRequest, gpu: Gpu, strategy: Strategy) -> tuple[EngineProfile, int]:
+    """The engine, and the tokens of its longest sequence. Raises `InsufficientMemory`."""
     constraints = replace(question.constraints, strategy=strategy)
     planned = plan(
         question.model, constraints, Device("cuda", gpu.memory), question.weights, question.workload
@@ -200,21 +205,23 @@ def _engine(question: Question, gpu: Gpu, strategy: Strategy) -> tuple[EnginePro
     return profile_of(question.model, planned, constraints, gpu), planned.max_model_len
 
 
-def _runs(question: Question, asked: Asked, profile: EngineProfile, longest: int) -> Callable[[int], Served]:
+def _runs(
+    question: SizingRequest, asked: RequestStream, profile: EngineProfile, longest: int
+) -> Callable[[int], FleetResult]:
     taken = within(asked, longest)
 
-    def run(engines: int) -> Served:
-        around = Conditions(least=engines, most=engines, initial=engines)
+    def run(engines: int) -> FleetResult:
+        around = FleetEnvironment(least=engines, most=engines, initial=engines)
         simulated = Simulation(
-            taken, profile, Gateway, FixedSize(engines), question.slo, around, question.seed
+            taken, profile, SimulatedGateway, FixedSize(engines), question.slo, around, question.seed
         )
         simulated.run()
-        return served(simulated, engines, len(asked.workload.arrivals))
+        return fleet_result(simulated, engines, len(asked.workload.arrivals))
 
     return run
 
 
-def served(run: Simulation, engines: int, asked: int) -> Served:
+def fleet_result(run: Simulation, engines: int, asked: int) -> FleetResult:
     """What a run that is over came to, of so many requests."""
     requests = [request for request in run.requests if request.engine]
     first = sorted(request.first - request.at for request in requests if request.first is not None)
@@ -223,7 +230,7 @@ def served(run: Simulation, engines: int, asked: int) -> Served:
     def quantile(share: float) -> float:
         return round(first[min(len(first) - 1, int(share * len(first)))], 3) if first else 0.0
 
-    return Served(
+    return FleetResult(
         engines,
         round(sum(map(run.slo.attained, requests)) / max(1, asked), 4),
         round(sum(request.resumed for request in requests) / max(1, prompts), 4),

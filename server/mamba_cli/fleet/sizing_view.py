@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mamba_cli.fleet.roofline import ASSUMED
-from mamba_cli.fleet.sizing import SURPLUS, Answer, Candidate, Served
+from mamba_cli.fleet.sizing import SURPLUS, FleetCandidate, FleetResult, SizingResult
 from mamba_cli.fleet.slo import GOAL, Slo
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class SizingReport:
     """An answer and what was asked."""
 
     model: str
@@ -24,7 +24,7 @@ class Sizing:
     hours: float
     """Of the trace."""
     slo: Slo
-    answer: Answer
+    answer: SizingResult
     identity: bool
     """The trace says which prompts begin alike."""
     seed: int
@@ -75,7 +75,7 @@ class Sizing:
             "notes": self.notes,
         }
 
-    def _candidate(self, each: Candidate) -> dict[str, Any]:
+    def _candidate(self, each: FleetCandidate) -> dict[str, Any]:
         shown: dict[str, Any] = {
             "gpu": each.gpu.name,
             "strategy": each.strategy,
@@ -132,7 +132,7 @@ class Sizing:
         )
 
 
-def _served(found: Served | None) -> dict[str, Any] | None:
+def _served(found: FleetResult | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {

@@ -15,10 +15,10 @@ from mamba_cli.bench.traces import TraceError
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.fleet.chart import chart
 from mamba_cli.fleet.gpu import chosen
-from mamba_cli.fleet.sizing import Question, size
-from mamba_cli.fleet.sizing_view import Sizing
+from mamba_cli.fleet.sizing import SizingRequest, size
+from mamba_cli.fleet.sizing_view import SizingReport
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Asked, Format, busiest, read
+from mamba_cli.fleet.workload import Format, RequestStream, busiest, read
 from mamba_cli.local.plan_source import plan_source
 from mamba_cli.local.planning import PlanFlags, PlanOutcome
 from mamba_planner.constraints import Workload
@@ -40,14 +40,14 @@ class TraceFlags:
     plot: Path | None
 
 
-def plan_trace(source: str, plan: PlanFlags, flags: TraceFlags) -> Sizing:
+def plan_trace(source: str, plan: PlanFlags, flags: TraceFlags) -> SizingReport:
     """`plan` is for the one engine. Raises `InvalidInput`, and `RunFailed` if the plot cannot be written."""
     slo = Slo(_seconds("--slo-ttft", flags.ttft), _seconds("--slo-tpot", flags.tpot))
     gpus = chosen(flags.gpus)
     whole = _trace(flags.trace, flags.expected)
     outcome = _one(source, plan)
     asked = busiest(whole, flags.requests) if flags.requests else whole
-    question = Question(
+    question = SizingRequest(
         outcome.model, outcome.constraints, outcome.weights,
         outcome.plan.workload if outcome.plan is not None else Workload(),
         asked, slo, gpus, flags.most, flags.seed,
@@ -55,7 +55,7 @@ def plan_trace(source: str, plan: PlanFlags, flags: TraceFlags) -> Sizing:
     with _shown() as progress:
         answer = size(question, progress)
     hours = whole.seconds / 3600
-    found = Sizing(
+    found = SizingReport(
         outcome.name, flags.trace.name, len(whole.workload.arrivals), len(asked.workload.arrivals), hours,
         slo, answer, asked.identity, flags.seed, outcome.not_served,
     )  # fmt: skip
@@ -80,7 +80,7 @@ def _seconds(option: str, text: str | None) -> float:
     return found
 
 
-def _trace(path: Path, expected: Format | None) -> Asked:
+def _trace(path: Path, expected: Format | None) -> RequestStream:
     try:
         found = read(path, expected)
     except FileNotFoundError:

@@ -19,11 +19,11 @@ SPREAD = 10.0
 """Seconds by which the requests of added users are moved at most."""
 PLAIN_BLOCK = 256
 """Tokens of a page where a trace does not say which prompts share their beginning."""
-Shape = Callable[[float], float]
+RateShape = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class TraceWorkload:
     """`arrivals` in order of time; their block ids stand for `block` tokens each."""
 
     name: str
@@ -32,10 +32,10 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestStream:
     """The requests of a simulation, in order of time."""
 
-    workload: Workload
+    workload: TraceWorkload
     identity: bool
     """The trace says which prompts begin alike."""
 
@@ -45,7 +45,7 @@ class Asked:
         return self.workload.arrivals[-1].at if self.workload.arrivals else 0.0
 
 
-def read(path: Path, expected: Format | None = None) -> Asked:
+def read(path: Path, expected: Format | None = None) -> RequestStream:
     """A recorded trace. Raises `TraceError`, which names the line, and `OSError`."""
     with path.open(encoding="utf-8") as lines:
         arrivals = parse(lines)
@@ -54,8 +54,10 @@ def read(path: Path, expected: Format | None = None) -> Asked:
     if expected is not None and expected != found:
         raise TraceError(f"its format is {found}, not {expected}: say --format {found}")
     if identity:
-        return Asked(Workload(path.stem, BLOCK, usable(arrivals)), True)
-    return Asked(Workload(path.stem, PLAIN_BLOCK, [a for a in arrivals if a.input_tokens > 0]), False)
+        return RequestStream(TraceWorkload(path.stem, BLOCK, usable(arrivals)), True)
+    return RequestStream(
+        TraceWorkload(path.stem, PLAIN_BLOCK, [a for a in arrivals if a.input_tokens > 0]), False
+    )
 
 
 def flat(at: float) -> float:
@@ -65,8 +67,12 @@ def flat(at: float) -> float:
 
 
 def scaled(
-    asked: Asked, scale: float = 1.0, hours: float | None = None, shape: Shape = flat, seed: int = 0
-) -> Asked:
+    asked: RequestStream,
+    scale: float = 1.0,
+    hours: float | None = None,
+    shape: RateShape = flat,
+    seed: int = 0,
+) -> RequestStream:
     """`scale * shape(time)` requests for each of the trace, on average.
 
     With `hours` the trace is played again and again for so long (a shorter time cuts it); what it shares with
@@ -92,7 +98,9 @@ def scaled(
                     replace(arrival, at=moved, block_ids=_of_user(arrival.block_ids, ids, round_number, copy))
                 )
     made.sort(key=lambda arrival: arrival.at)
-    return Asked(Workload(asked.workload.name, asked.workload.block, _compact(made)), asked.identity)
+    return RequestStream(
+        TraceWorkload(asked.workload.name, asked.workload.block, _compact(made)), asked.identity
+    )
 
 
 def _of_user(block_ids: tuple[int, ...], ids: int, round_number: int, copy: int) -> tuple[int, ...]:
@@ -111,7 +119,7 @@ def _compact(arrivals: Iterable[Arrival]) -> list[Arrival]:
     ]
 
 
-def spliced(asked: Asked, seconds: float, seed: int = 0) -> Asked:
+def spliced(asked: RequestStream, seconds: float, seed: int = 0) -> RequestStream:
     """The same requests with pieces of so many seconds in another order: its bursts at other times.
 
     What was shared is still shared, in the new order. Raises ValueError unless `seconds` is positive.
@@ -131,7 +139,7 @@ def spliced(asked: Asked, seconds: float, seed: int = 0) -> Asked:
     return replace(asked, workload=replace(asked.workload, arrivals=_compact(made)))
 
 
-def busiest(asked: Asked, requests: int) -> Asked:
+def busiest(asked: RequestStream, requests: int) -> RequestStream:
     """The part of so many requests, one after the other, with the most tokens a second; from 0 on.
 
     All of it if there are no more. A part keeps the rate, the bursts and the shared beginnings of its time,

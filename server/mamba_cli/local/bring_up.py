@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mamba_api.v1alpha1.profiles import Profiles
-from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
+from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.plan_view import plan_view
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, cpu_device, gpu_memory, plan_deployment
 from mamba_cli.local.ports import free_ports, front_ports
-from mamba_cli.local.supervisor import Rules
+from mamba_cli.local.supervisor import RestartPolicy
 from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
 from mamba_cli.resource_profiles import of_this_machine
 from mamba_planner import Device
@@ -24,7 +24,7 @@ from mamba_planner.byte_size import binary_size
 from mamba_planner.shipped_profiles import SHIPPED
 
 if TYPE_CHECKING:
-    from mamba_cli.local.edits import Edits
+    from mamba_cli.local.edits import FileEdits
 
 
 def bring_up(
@@ -39,7 +39,7 @@ def bring_up(
     profiles: Profiles = SHIPPED,
     launcher: tuple[str, ...] = LAUNCHER,
 ) -> int:
-    """Run until drained; the exit code. Raises `InvalidInput` (2), `DoesNotFit` (3), `RunFailed` (1)."""
+    """Run until drained; the exit code. Raises `InvalidInput` (2), `NoFittingPlan` (3), `RunFailed` (1)."""
     read = functools.partial(read_deployments, files, of_this_machine(profiles))
     loaded = read()
     _check_names(loaded)
@@ -56,7 +56,7 @@ def bring_up(
                 f"note: {each.deployment.name}: {note}", style="yellow", highlight=False, markup=False
             )
     if misfits := [outcome.name for outcome in outcomes if outcome.plan is None]:
-        raise DoesNotFit(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
+        raise NoFittingPlan(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
     if refused := [
         f"{each.path}: {outcome.name}: {outcome.not_served}"
         for each, outcome in zip(loaded, outcomes, strict=True)
@@ -72,22 +72,22 @@ def bring_up(
         console.print("mode: Plan: nothing is started")
         return 0
     _check_room([outcome for _, outcome in active])
-    from mamba_cli.local.edits import Edits
+    from mamba_cli.local.edits import FileEdits
 
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
-    edits = Edits(units, loaded, read, lambda each: _plan(each, gpu, machine))
+    edits = FileEdits(units, loaded, read, lambda each: _plan(each, gpu, machine))
     return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
 
 
 async def _run(
-    units: list[Unit], edits: "Edits", *, once: bool, demo: bool, logs: Path, console: Console
+    units: list[Unit], edits: "FileEdits", *, once: bool, demo: bool, logs: Path, console: Console
 ) -> int:
-    from mamba_cli.local.session import Options, Session
+    from mamba_cli.local.session import LocalSession, SessionOptions
 
-    rules = Rules(drain_timeout=max(_drain_timeout(unit.loaded) for unit in units))
-    options = Options(once=once, demo=demo, logs=logs, rules=rules)
-    return await Session(units, options, console, edits.take_over).run()
+    restart_policy = RestartPolicy(drain_timeout=max(_drain_timeout(unit.loaded) for unit in units))
+    options = SessionOptions(once=once, demo=demo, logs=logs, restart_policy=restart_policy)
+    return await LocalSession(units, options, console, edits.take_over).run()
 
 
 def _check_names(loaded: list[LoadedDeployment]) -> None:
@@ -116,7 +116,7 @@ def _check_room(outcomes: list[PlanOutcome]) -> None:
     here = [each for each in outcomes if each.device.kind == "cpu" and each.plan is not None]
     taken = sum(each.plan.budget_bytes - each.plan.unused_bytes for each in here if each.plan is not None)
     if here and taken > here[0].device.memory:
-        raise DoesNotFit(
+        raise NoFittingPlan(
             f"{', '.join(each.name for each in here)} together need {binary_size(taken)} of main memory, of "
             f"which {binary_size(here[0].device.memory)} are free: give each a smaller spec.memory.arena"
         )

@@ -26,7 +26,7 @@ LONGEST_ANSWER = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     question: str
     text: str
     prompt_tokens: int
@@ -58,7 +58,7 @@ async def ask(
     messages: list[dict[str, str]],
     *,
     chat: bool = True,
-) -> Answer:
+) -> DemoAnswer:
     """One request; not `chat`: as plain text, for a model without a chat template.
 
     Raises `RunFailed` with what the server said.
@@ -81,14 +81,14 @@ async def ask(
     return read_answer(question, text)
 
 
-def read_answer(question: str, received: str) -> Answer:
+def read_answer(question: str, received: str) -> DemoAnswer:
     """Raises `RunFailed` when the answer is not what the OpenAI API sends."""
     try:
         body: dict[str, Any] = json.loads(received)
         usage = body["usage"]
         choice = body["choices"][0]
         text = choice["message"]["content"] if "message" in choice else choice["text"]
-        return Answer(
+        return DemoAnswer(
             question=question,
             text=str(text or "").strip(),
             prompt_tokens=int(usage["prompt_tokens"]),
@@ -98,7 +98,7 @@ def read_answer(question: str, received: str) -> Answer:
         raise RunFailed(f"demo: an answer that cannot be read: {received[:300]}") from error
 
 
-def summary(answers: list[Answer]) -> str:
+def summary(answers: list[DemoAnswer]) -> str:
     """One sentence on what was saved."""
     prompt = sum(answer.prompt_tokens for answer in answers)
     cached = sum(answer.cached_tokens for answer in answers)

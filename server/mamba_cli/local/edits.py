@@ -28,7 +28,7 @@ _LIVE = tuple(f"spec.stateCache.{field}" for field in LIVE.values())
 _NEXT = "takes effect at the next start"
 
 
-class Edits:
+class FileEdits:
     """Knows what runs and what the file said last. `loaded` is all of the files, `units` what of it runs."""
 
     def __init__(
@@ -143,14 +143,14 @@ def _different(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> lis
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class FileStamp:
     """What a file looked like. `digest` empty = it cannot be read."""
 
     path: Path
     digest: str
 
     @classmethod
-    def of(cls, path: Path) -> "Stamp":
+    def of(cls, path: Path) -> "FileStamp":
         """Look at the file now. The content counts: editors touch and rename without changing it."""
         try:
             return cls(path, hashlib.sha256(path.read_bytes()).hexdigest())
@@ -158,25 +158,25 @@ class Stamp:
             return cls(path, "")
 
 
-def changed(before: list[Stamp], after: list[Stamp]) -> list[Path]:
+def changed(before: list[FileStamp], after: list[FileStamp]) -> list[Path]:
     """Files whose content differs and can be read: one that is just being replaced is no change yet."""
     known = {stamp.path: stamp.digest for stamp in before}
     return [stamp.path for stamp in after if stamp.digest and stamp.digest != known.get(stamp.path)]
 
 
-def settled(before: list[Stamp], after: list[Stamp]) -> list[Stamp]:
+def settled(before: list[FileStamp], after: list[FileStamp]) -> list[FileStamp]:
     """The stamps to compare with next time: an unreadable file keeps its last known content."""
     known = {stamp.path: stamp for stamp in before}
     return [stamp if stamp.digest else known.get(stamp.path, stamp) for stamp in after]
 
 
-class Absent:
+class MissingFiles:
     """Which files are gone: said when a second look finds none either, since editors replace files."""
 
     def __init__(self) -> None:
         self._looks: dict[Path, int] = {}
 
-    def lines(self, stamps: list[Stamp]) -> list[str]:
+    def lines(self, stamps: list[FileStamp]) -> list[str]:
         """What to say after this look."""
         lines = []
         for stamp in stamps:

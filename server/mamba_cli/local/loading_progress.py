@@ -7,7 +7,7 @@ from typing import TextIO
 from rich.console import Console
 
 from mamba_cli.local.loading_view import LoadingView
-from mamba_cli.local.readiness import Readiness
+from mamba_cli.local.readiness import EngineReadiness
 from mamba_server.api.engine_state import EngineState
 from mamba_telemetry.logs import get_logger
 
@@ -28,7 +28,9 @@ class LoadingProgress:
             self.close()
             return
         before = sys.stderr
-        self._view.show(self._name, Readiness(False, state.stage or "", state.done or 0, state.total or 0))
+        self._view.show(
+            self._name, EngineReadiness(False, state.stage or "", state.done or 0, state.total or 0)
+        )
         if self._terminal and not self._shown:
             self._shown = True
             _redirect_logs(before, sys.stderr)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from mamba_cli.local.readiness import Readiness
+from mamba_cli.local.readiness import EngineReadiness
 from mamba_planner.byte_size import binary_size
 
 Plain = Callable[[str, str, int, int], None]
@@ -41,7 +41,7 @@ class LoadingView:
             transient=True,
         )
 
-    def show(self, name: str, readiness: Readiness | None) -> None:
+    def show(self, name: str, readiness: EngineReadiness | None) -> None:
         """Take in the engine's latest word; None = it does not answer yet."""
         if readiness is not None and readiness.ready:
             return

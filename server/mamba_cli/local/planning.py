@@ -21,11 +21,11 @@ from mamba_cli.local.model_facts import (
     facts_of_model,
     facts_of_uri,
 )
-from mamba_planner import Constraints, Device, DoesNotFit, MemoryPlan, UnusableInput, plan_engine
+from mamba_planner import Constraints, Device, InsufficientMemory, MemoryPlan, UnusableInput, plan_engine
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
 from mamba_planner.byte_size import exact_size
 from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.families.served import why_not_served
+from mamba_planner.families.support import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.shipped_profiles import SHIPPED
 from mamba_planner.spec_settings import engine_settings
@@ -62,7 +62,7 @@ class PlanOutcome:
     device: Device
     weights: int
     plan: MemoryPlan | None
-    misfit: DoesNotFit | None
+    misfit: InsufficientMemory | None
     notes: tuple[str, ...] = ()
 
     @property
@@ -189,10 +189,10 @@ def _outcome(
     if known is None:
         notes += ("weights by parameter count: no files at hand",)
     planned: MemoryPlan | None = None
-    misfit: DoesNotFit | None = None
+    misfit: InsufficientMemory | None = None
     try:
         planned = plan_engine(facts.config, settings, device, known)
-    except DoesNotFit as error:
+    except InsufficientMemory as error:
         misfit = error
     except UnusableInput as error:
         raise InvalidInput(f"{source}: {name}: {error}") from error

@@ -14,7 +14,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Readiness:
+class EngineReadiness:
     """What `/readyz` says. `stage` with `done` of `total` while loading."""
 
     ready: bool
@@ -24,7 +24,7 @@ class Readiness:
     reason: str = ""
 
 
-async def engine_readiness(session: aiohttp.ClientSession, url: str) -> Readiness | None:
+async def engine_readiness(session: aiohttp.ClientSession, url: str) -> EngineReadiness | None:
     """None = nobody answers yet."""
     answer = await _get(session, f"{url}/readyz")
     return None if answer is None else readiness_of(*answer)
@@ -60,9 +60,9 @@ async def takes_chats(session: aiohttp.ClientSession, url: str, model: str) -> b
     return not (isinstance(error, dict) and error.get("code") == "no_chat_template")
 
 
-def readiness_of(status: int, body: dict[str, Any]) -> Readiness:
+def readiness_of(status: int, body: dict[str, Any]) -> EngineReadiness:
     """Reads the answer of an engine, tolerating fields that are absent or null."""
-    return Readiness(
+    return EngineReadiness(
         ready=status == 200,
         stage=str(body.get("stage") or body.get("status") or ""),
         done=_count(body.get("done")),

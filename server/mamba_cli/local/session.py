@@ -16,23 +16,23 @@ from rich.console import Console
 from mamba_cli.errors import CliError
 from mamba_cli.local import demo
 from mamba_cli.local.documents import STDIN
-from mamba_cli.local.edits import Absent, Stamp, changed, settled
+from mamba_cli.local.edits import FileStamp, MissingFiles, changed, settled
 from mamba_cli.local.loading_view import LoadingView
 from mamba_cli.local.processes import Processes
 from mamba_cli.local.readiness import engine_readiness, gateway_ready, takes_chats
 from mamba_cli.local.supervisor import (
     Action,
-    BecameReady,
     Child,
-    Drain,
+    ChildExited,
+    ChildReady,
+    DrainRequested,
     Event,
-    Exited,
-    Kill,
-    Rules,
-    Say,
-    Start,
-    State,
-    Terminate,
+    KillChild,
+    RestartPolicy,
+    ShowMessage,
+    StartChild,
+    SupervisorState,
+    TerminateChild,
     Tick,
     step,
     wake_at,
@@ -44,22 +44,22 @@ OnEdit = Callable[[aiohttp.ClientSession], Awaitable[tuple[list[str], list[Unit]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SessionOptions:
     """How `up` behaves. Times are seconds."""
 
     once: bool = False
     demo: bool = False
     logs: Path = Path()
-    rules: Rules = field(default_factory=Rules)
+    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     probe_every: float = 0.25
     look_every: float = 1.0
 
 
-class Session:
+class LocalSession:
     """One run. `run` returns the exit code."""
 
     def __init__(
-        self, units: list[Unit], options: Options, console: Console, on_edit: OnEdit | None = None
+        self, units: list[Unit], options: SessionOptions, console: Console, on_edit: OnEdit | None = None
     ) -> None:
         self._units = units
         self._options = options
@@ -71,7 +71,7 @@ class Session:
         self._commands = _commands(units)
         children = [Child(unit.engine, ENGINE_RANK) for unit in units]
         children += [Child(unit.gateway, GATEWAY_RANK) for unit in units]
-        self._state = State(tuple(children))
+        self._state = SupervisorState(tuple(children))
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: set[str] = set()
         """Children that were ready, to tell of it when one that died is so again."""
@@ -117,22 +117,22 @@ class Session:
             return Tick(max(self._now(), wake))
 
     async def _handle(self, event: Event) -> None:
-        self._state, actions = step(self._state, event, self._options.rules)
+        self._state, actions = step(self._state, event, self._options.restart_policy)
         for action in actions:
             await self._perform(action)
 
     async def _perform(self, action: Action) -> None:
         match action:
-            case Start(name):
+            case StartChild(name):
                 await self._processes.start(name, self._commands[name])
                 if name in self._ready:
                     self._ready.discard(name)
                     self._task(self._until_ready_again(name))
-            case Terminate(name):
+            case TerminateChild(name):
                 self._processes.send(name, signal.SIGTERM)
-            case Kill(name):
+            case KillChild(name):
                 self._processes.send(name, signal.SIGKILL)
-            case Say(text, name, bad):
+            case ShowMessage(text, name, bad):
                 self._view.say(text, style="yellow" if bad else "")
                 if bad:
                     for line in self._processes.tail(name):
@@ -152,12 +152,12 @@ class Session:
                 for unit in self._units:
                     await self._demonstrate(http, unit)
             if self._options.once or (self._options.demo and not self._console.is_terminal):
-                self._events.put_nowait(Drain(self._now()))
+                self._events.put_nowait(DrainRequested(self._now()))
             elif self._console.is_terminal:
                 self._view.say("Ctrl-C drains and ends.", style="dim")
         except CliError as error:
             self._view.say(f"error: {error}", style="red")
-            self._events.put_nowait(Drain(self._now(), exit_code=error.exit_code))
+            self._events.put_nowait(DrainRequested(self._now(), exit_code=error.exit_code))
 
     async def _until_ready(self, http: aiohttp.ClientSession, unit: Unit) -> None:
         engine_was_ready = False
@@ -213,7 +213,7 @@ class Session:
 
     def _now_ready(self, name: str) -> None:
         self._ready.add(name)
-        self._events.put_nowait(BecameReady(self._now(), name))
+        self._events.put_nowait(ChildReady(self._now(), name))
 
     def _runs(self, name: str) -> bool:
         return any(child.name == name and child.phase == "running" for child in self._state.children)
@@ -243,11 +243,11 @@ class Session:
     async def _watch(self, http: aiohttp.ClientSession, on_edit: OnEdit) -> None:
         paths = [path for path in dict.fromkeys(unit.loaded.path for unit in self._units) if path != STDIN]
 
-        def look() -> list[Stamp]:
-            return [Stamp.of(path) for path in paths]
+        def look() -> list[FileStamp]:
+            return [FileStamp.of(path) for path in paths]
 
         stamps = await asyncio.to_thread(look)
-        absent = Absent()
+        absent = MissingFiles()
         waits = False
         while True:
             await asyncio.sleep(self._options.look_every)
@@ -277,15 +277,15 @@ class Session:
             self._view.close()
             self._view.say("stopping: nothing is served yet", style="dim")
         else:
-            longest = self._options.rules.drain_timeout
+            longest = self._options.restart_policy.drain_timeout
             self._view.say(
                 f"draining: requests that run may finish, for up to {longest:g} s; Ctrl-C again stops now",
                 style="dim",
             )
-        self._events.put_nowait(Drain(self._now()))
+        self._events.put_nowait(DrainRequested(self._now()))
 
     def _child_ended(self, name: str, code: int | None, reason: str) -> None:
-        self._events.put_nowait(Exited(self._now(), name, code, reason))
+        self._events.put_nowait(ChildExited(self._now(), name, code, reason))
 
     def _task(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
@@ -293,7 +293,7 @@ class Session:
                 await work
             except Exception as error:  # a defect in a side task must not leave the session waiting for it
                 self._view.say(f"internal error: {type(error).__name__}: {error}", style="red")
-                self._events.put_nowait(Drain(self._now(), exit_code=1))
+                self._events.put_nowait(DrainRequested(self._now(), exit_code=1))
 
         task = asyncio.create_task(guarded())
         self._tasks.add(task)

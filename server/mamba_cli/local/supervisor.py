@@ -14,7 +14,7 @@ NOT_WORTH_REPEATING = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RestartPolicy:
     """Seconds, unless said otherwise."""
 
     first_delay: float = 0.5
@@ -45,7 +45,7 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SupervisorState:
     """`exit_code` is set once the end has begun; `deadline` is that of the whole drain."""
 
     children: tuple[Child, ...]
@@ -69,7 +69,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class ChildExited:
     """A child is gone: `code` as `subprocess` gives it, or `reason` when it could not even start."""
 
     now: float
@@ -79,39 +79,39 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class BecameReady:
+class ChildReady:
     now: float
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainRequested:
     """The end is wanted. Said again while draining, it means now."""
 
     now: float
     exit_code: int = 0
 
 
-Event = Tick | Exited | BecameReady | Drain
+Event = Tick | ChildExited | ChildReady | DrainRequested
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartChild:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Terminate:
+class TerminateChild:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillChild:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class ShowMessage:
     """For the user. `name` when it is about one child; `bad` when its log is worth showing."""
 
     text: str
@@ -119,106 +119,118 @@ class Say:
     bad: bool = False
 
 
-Action = Start | Terminate | Kill | Say
+Action = StartChild | TerminateChild | KillChild | ShowMessage
 
 
-def step(state: State, event: Event, rules: Rules) -> tuple[State, list[Action]]:
+def step(
+    state: SupervisorState, event: Event, restart_policy: RestartPolicy
+) -> tuple[SupervisorState, list[Action]]:
     """The next state and what to do about it."""
     actions: list[Action] = []
     match event:
-        case BecameReady():
+        case ChildReady():
             state = _with(state, event.name, was_ready=True)
-        case Exited():
-            state = _exited(state, event, rules, actions)
-        case Drain() if state.draining:
+        case ChildExited():
+            state = _exited(state, event, restart_policy, actions)
+        case DrainRequested() if state.draining:
             state = _kill_all(state, actions)
-        case Drain():
-            state = replace(state, exit_code=event.exit_code, deadline=event.now + rules.drain_timeout)
+        case DrainRequested():
+            state = replace(
+                state, exit_code=event.exit_code, deadline=event.now + restart_policy.drain_timeout
+            )
         case Tick():
             pass
-    return _advance(state, event.now, rules, actions), actions
+    return _advance(state, event.now, restart_policy, actions), actions
 
 
-def wake_at(state: State) -> float | None:
+def wake_at(state: SupervisorState) -> float | None:
     """When a `Tick` will do something; None = only an event can."""
     times = [child.until for child in state.children if _timed(child)]
     return min(times, default=None)
 
 
-def delay_after(deaths: int, rules: Rules) -> float:
+def delay_after(deaths: int, restart_policy: RestartPolicy) -> float:
     """Back-off before the next start: doubled with each death in a row, up to a limit."""
-    return float(min(rules.first_delay * 2 ** min(deaths - 1, 30), rules.longest_delay))
+    return float(min(restart_policy.first_delay * 2 ** min(deaths - 1, 30), restart_policy.longest_delay))
 
 
 def _timed(child: Child) -> bool:
     return child.phase == "waiting" or (child.phase == "stopping" and not child.killed)
 
 
-def _exited(state: State, event: Exited, rules: Rules, actions: list[Action]) -> State:
+def _exited(
+    state: SupervisorState, event: ChildExited, restart_policy: RestartPolicy, actions: list[Action]
+) -> SupervisorState:
     child = next(each for each in state.children if each.name == event.name)
     if state.draining:
         if child.phase == "running" and event.code:
             actions.append(
-                Say(f"{child.name} {_how(event)} before it was asked to end", child.name, bad=True)
+                ShowMessage(f"{child.name} {_how(event)} before it was asked to end", child.name, bad=True)
             )
         return _with(state, child.name, phase="ended")
     if event.code in NOT_WORTH_REPEATING:
-        actions.append(Say(f"{child.name} {_how(event)}: a restart would not help", child.name, bad=True))
+        actions.append(
+            ShowMessage(f"{child.name} {_how(event)}: a restart would not help", child.name, bad=True)
+        )
         state = _with(state, child.name, phase="ended")
-        return replace(state, exit_code=event.code, deadline=event.now + rules.drain_timeout)
+        return replace(state, exit_code=event.code, deadline=event.now + restart_policy.drain_timeout)
     lived = event.now - child.started
-    deaths = 1 if lived >= rules.stable_after else child.deaths + 1
-    if not child.was_ready and deaths >= rules.give_up_after:
+    deaths = 1 if lived >= restart_policy.stable_after else child.deaths + 1
+    if not child.was_ready and deaths >= restart_policy.give_up_after:
         text = f"{child.name} {_how(event)}; it ended {deaths} times without ever being ready: giving up"
-        actions.append(Say(text, child.name, bad=True))
+        actions.append(ShowMessage(text, child.name, bad=True))
         state = _with(state, child.name, phase="ended", deaths=deaths)
-        return replace(state, exit_code=1, deadline=event.now + rules.drain_timeout)
-    delay = delay_after(deaths, rules)
-    actions.append(Say(f"{child.name} {_how(event)}: restart in {delay:g} s", child.name, bad=True))
+        return replace(state, exit_code=1, deadline=event.now + restart_policy.drain_timeout)
+    delay = delay_after(deaths, restart_policy)
+    actions.append(ShowMessage(f"{child.name} {_how(event)}: restart in {delay:g} s", child.name, bad=True))
     return _with(state, child.name, phase="waiting", until=event.now + delay, deaths=deaths)
 
 
-def _advance(state: State, now: float, rules: Rules, actions: list[Action]) -> State:
+def _advance(
+    state: SupervisorState, now: float, restart_policy: RestartPolicy, actions: list[Action]
+) -> SupervisorState:
     children = []
     stop_rank = _rank_to_stop(state)
     for child in state.children:
         if not state.draining:
             if child.phase == "waiting" and now >= child.until:
-                actions.append(Start(child.name))
+                actions.append(StartChild(child.name))
                 child = replace(child, phase="running", started=now)
         elif child.phase == "waiting":
             child = replace(child, phase="ended")
         elif child.phase == "running" and child.rank == stop_rank:
-            actions.append(Terminate(child.name))
-            child = replace(child, phase="stopping", until=max(state.deadline, now + rules.last_grace))
+            actions.append(TerminateChild(child.name))
+            child = replace(
+                child, phase="stopping", until=max(state.deadline, now + restart_policy.last_grace)
+            )
         elif child.phase == "stopping" and now >= child.until and not child.killed:
-            actions.append(Say(f"{child.name} did not end in time: killed", child.name))
-            actions.append(Kill(child.name))
+            actions.append(ShowMessage(f"{child.name} did not end in time: killed", child.name))
+            actions.append(KillChild(child.name))
             child = replace(child, killed=True)
         children.append(child)
     advanced = replace(state, children=tuple(children))
     # The last of one rank may have been only waiting, which ends at once: the next rank's turn is now.
     if advanced != state and state.draining and _rank_to_stop(advanced) != stop_rank:
-        return _advance(advanced, now, rules, actions)
+        return _advance(advanced, now, restart_policy, actions)
     return advanced
 
 
-def _rank_to_stop(state: State) -> int | None:
+def _rank_to_stop(state: SupervisorState) -> int | None:
     """The highest rank that has not ended; children below it keep running until it has."""
     return max((child.rank for child in state.children if child.phase != "ended"), default=None)
 
 
-def _kill_all(state: State, actions: list[Action]) -> State:
+def _kill_all(state: SupervisorState, actions: list[Action]) -> SupervisorState:
     children = []
     for child in state.children:
         if child.phase in ("running", "stopping") and not child.killed:
-            actions.append(Kill(child.name))
+            actions.append(KillChild(child.name))
             child = replace(child, phase="stopping", killed=True)
         children.append(child)
     return replace(state, children=tuple(children))
 
 
-def _with(state: State, name: str, **changes: object) -> State:
+def _with(state: SupervisorState, name: str, **changes: object) -> SupervisorState:
     return replace(
         state,
         children=tuple(
@@ -228,7 +240,7 @@ def _with(state: State, name: str, **changes: object) -> State:
     )
 
 
-def _how(event: Exited) -> str:
+def _how(event: ChildExited) -> str:
     if event.code is None:
         return f"could not start ({event.reason})"
     if event.code < 0:

@@ -17,7 +17,7 @@ from mamba_edge.listener import url_at
 from mamba_planner import MemoryPlan
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.spec_settings import engine_settings
-from mamba_planner.trace_choices import trace_variables
+from mamba_planner.trace_settings import trace_variables
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
 GATEWAY_RANK = 1

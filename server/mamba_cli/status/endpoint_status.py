@@ -19,7 +19,7 @@ _ENGINE = "mambaserve_engine_up"
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStatus:
+class ScrapedEngine:
     """One engine; None = it does not say, or cannot be reached from here."""
 
     name: str
@@ -50,7 +50,7 @@ class EndpointStatus:
     version: str
     status: str
     reason: str
-    engines: tuple[EngineStatus, ...]
+    engines: tuple[ScrapedEngine, ...]
     in_flight: int | None = None
     queued: int | None = None
     held: int | None = None
@@ -76,7 +76,7 @@ async def endpoint_status(session: aiohttp.ClientSession, url: str) -> EndpointS
     kind = "gateway" if _GATEWAY in metrics.values else "engine" if _ENGINE in metrics.values else ""
     if not kind:
         raise RunFailed(f"{url} is neither a gateway nor an engine of mambaserve")
-    engines: tuple[EngineStatus, ...]
+    engines: tuple[ScrapedEngine, ...]
     if kind == "engine":
         name = urlsplit(url).netloc
         engines = (_engine(name, told.get("status") == "ready", _text(told, "reason"), metrics),)
@@ -93,11 +93,11 @@ async def endpoint_status(session: aiohttp.ClientSession, url: str) -> EndpointS
 
 async def _behind(
     session: aiohttp.ClientSession, gateway: Scrape, reasons: dict[str, Any]
-) -> tuple[EngineStatus, ...]:
+) -> tuple[ScrapedEngine, ...]:
     """The engines of a gateway. Those named by an address are asked themselves; the others' load is known."""
     ready = gateway.by("mambaserve_gateway_endpoint_ready", "endpoint")
 
-    async def one(name: str) -> EngineStatus:
+    async def one(name: str) -> ScrapedEngine:
         reason = str(reasons.get(name) or "")
         try:
             # An engine in a pod is named by the pod, which is no address.
@@ -107,16 +107,16 @@ async def _behind(
         if _ENGINE in found.values:
             return _engine(name, ready[name] == 1, reason, found)
         load = gateway.total("mambaserve_gateway_endpoint_load", endpoint=name)
-        return EngineStatus(name, ready[name] == 1, reason, running=None if load is None else int(load))
+        return ScrapedEngine(name, ready[name] == 1, reason, running=None if load is None else int(load))
 
     return tuple(await asyncio.gather(*(one(name) for name in sorted(ready))))
 
 
-def _engine(name: str, ready: bool, reason: str, found: Scrape) -> EngineStatus:
+def _engine(name: str, ready: bool, reason: str, found: Scrape) -> ScrapedEngine:
     # Before an engine is ready it has told nothing of its own.
     labels = next((labels for labels, _ in found.series("mambaserve_strategy_info")), {})
     up = next((labels for labels, _ in found.series(_ENGINE)), {})
-    return EngineStatus(
+    return ScrapedEngine(
         name=name,
         ready=ready,
         reason="" if ready else reason,

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mamba_cli.status.deployment_status import DeploymentStatus
-from mamba_cli.status.endpoint_status import EndpointStatus, EngineStatus
+from mamba_cli.status.endpoint_status import EndpointStatus, ScrapedEngine
 
 
 def status_view(status: EndpointStatus) -> RenderableType:
@@ -53,7 +53,7 @@ def deployments_view(found: Sequence[DeploymentStatus]) -> RenderableType:
     return Group(*lines)
 
 
-def _engine(engine: EngineStatus) -> RenderableType:
+def _engine(engine: ScrapedEngine) -> RenderableType:
     rows = {
         "because": engine.reason,
         "model": engine.model or "",
@@ -78,7 +78,7 @@ def _rows(rows: dict[str, str]) -> RenderableType:
     return table
 
 
-def _requests(engine: EngineStatus) -> str:
+def _requests(engine: ScrapedEngine) -> str:
     if engine.waiting is None:
         return "" if engine.running is None else f"{engine.running:,} at the engine, as the gateway knows it"
     return f"{engine.running or 0:,} running, {engine.waiting:,} waiting"
@@ -88,7 +88,7 @@ def _owners(counts: dict[str, int]) -> str:
     return ", ".join(f"{owner} {count:,}" for owner, count in counts.items())
 
 
-def _resumed(engine: EngineStatus) -> str:
+def _resumed(engine: ScrapedEngine) -> str:
     if engine.prompt_tokens is None:
         return ""
     cached = engine.cached_tokens or 0

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from mamba_planner.byte_size import binary_size
-from mamba_planner.errors import DoesNotFit
+from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -40,7 +40,7 @@ def measured_workspace(
 ) -> int:
     """Bytes that the worst steps of an engine within `limits` take, its tables of rows and pages included.
 
-    Raises `DoesNotFit` where the device has no room for one.
+    Raises `InsufficientMemory` where the device has no room for one.
     """
     layout = replace(CacheLayout.of(config, made, dtype), slabs=SLABS)
     views = DeviceArena(layout, device).views(config, made.state_dtype, DTYPES[dtype])
@@ -59,7 +59,7 @@ def measured_workspace(
         return measure(work)
     except torch.OutOfMemoryError as error:
         left = made.budget_bytes - made.weights_bytes
-        raise DoesNotFit(
+        raise InsufficientMemory(
             f"a step of {limits.step_tokens} tokens needs more than the {binary_size(left)} that the weights "
             "leave: fewer chunked prefill tokens, a shorter model length, or a larger device",
             need=made.budget_bytes + 1,

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 
 from mamba_cli.bench.client import LoadClient
-from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.prompts import LoadPrompt
 
 REAL_TIME = True
-PROMPT = Prompt((9, 10, 11), 3)
+PROMPT = LoadPrompt((9, 10, 11), 3)
 
 
 async def bench(*arguments: str, cwd: Any = None) -> tuple[int, str, str]:

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_cli.bench.client import LoadClient
-from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.samples import Sample
 
-PROMPT = Prompt((9, 10, 11), 3)
+PROMPT = LoadPrompt((9, 10, 11), 3)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mamba_cli.bench.prompts import LOWEST_ID, Lengths, blocks, random_prompts, tokens
+from mamba_cli.bench.prompts import LOWEST_ID, LengthRange, blocks, random_prompts, tokens
 
 
 def common(one: tuple[int, ...], two: tuple[int, ...]) -> int:
@@ -50,26 +50,26 @@ def test_the_seed_changes_every_block() -> None:
 
 
 def test_the_shared_part_is_common_to_a_group_and_the_rest_to_nobody() -> None:
-    made = list(random_prompts(20, Lengths(100), Lengths(5), 256, shared=0.5, groups=1))
+    made = list(random_prompts(20, LengthRange(100), LengthRange(5), 256, shared=0.5, groups=1))
     assert all(len(prompt.token_ids) == 100 and prompt.output_tokens == 5 for prompt in made)
     for other in made[1:]:
         assert 50 <= common(made[0].token_ids, other.token_ids) < 56
 
 
 def test_groups_have_prefixes_of_their_own() -> None:
-    made = random_prompts(60, Lengths(64), Lengths(1), 256, shared=1.0, groups=3, seed=4)
+    made = random_prompts(60, LengthRange(64), LengthRange(1), 256, shared=1.0, groups=3, seed=4)
     assert len({prompt.token_ids for prompt in made}) == 3
 
 
 def test_lengths_spread_around_their_mean() -> None:
     rng = Random(2)
-    drawn = [Lengths(100, 0.5).draw(rng) for _ in range(3000)]
+    drawn = [LengthRange(100, 0.5).draw(rng) for _ in range(3000)]
     assert (min(drawn), max(drawn)) == (50, 150)
     assert sum(drawn) / len(drawn) == pytest.approx(100, rel=0.03)
-    assert Lengths(1, 1.0).draw(rng) >= 1
+    assert LengthRange(1, 1.0).draw(rng) >= 1
 
 
 @pytest.mark.parametrize("wrong", [{"shared": 1.1}, {"shared": -0.1}, {"groups": 0}])
 def test_shares_and_groups_that_make_no_sense_are_refused(wrong) -> None:
     with pytest.raises(ValueError, match="group"):
-        list(random_prompts(1, Lengths(1), Lengths(1), 256, **wrong))
+        list(random_prompts(1, LengthRange(1), LengthRange(1), 256, **wrong))

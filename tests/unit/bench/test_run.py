@@ -14,9 +14,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
-from mamba_cli.bench.prompts import Prompt
-from mamba_cli.bench.run import Plan, execute, write
-from mamba_cli.bench.samples import Slo
+from mamba_cli.bench.prompts import LoadPrompt
+from mamba_cli.bench.run import LoadPlan, execute, write
+from mamba_cli.bench.samples import LatencyLimits
 from mamba_cli.errors import InvalidInput, RunFailed
 
 
@@ -60,16 +60,16 @@ async def api() -> AsyncIterator[Api]:
         yield found
 
 
-def prompts() -> Iterator[Prompt]:
-    return (Prompt((9, 10 + number), 1) for number in range(4))
+def prompts() -> Iterator[LoadPrompt]:
+    return (LoadPrompt((9, 10 + number), 1) for number in range(4))
 
 
-def plan(url: str, **changes: Any) -> Plan:
+def plan(url: str, **changes: Any) -> LoadPlan:
     given: dict[str, Any] = {
         "url": url, "prompts": prompts, "total": 4, "concurrency": 2, "limit": None, "warmup": 0,
-        "model": None, "api_key": None, "timeout": 5.0, "slo": Slo(), "load": {"requests": 4},
+        "model": None, "api_key": None, "timeout": 5.0, "slo": LatencyLimits(), "load": {"requests": 4},
     }  # fmt: skip
-    return Plan(**{**given, **changes})
+    return LoadPlan(**{**given, **changes})
 
 
 def quiet() -> Console:
@@ -153,8 +153,8 @@ async def test_what_is_no_url_is_wrong_usage(url: str) -> None:
 
 
 async def test_ctrl_c_ends_an_open_loop_and_gives_the_signal_back(api: Api) -> None:
-    def slow() -> Iterator[Prompt]:
-        return (Prompt((9, 9), 1, at=number * 0.05) for number in range(1000))
+    def slow() -> Iterator[LoadPrompt]:
+        return (LoadPrompt((9, 9), 1, at=number * 0.05) for number in range(1000))
 
     async def press() -> None:
         await api.third.wait()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamba_cli.bench.samples import Sample, Slo, peak, percentile, report, summary
+from mamba_cli.bench.samples import LatencyLimits, Sample, peak, percentile, report, summary
 
 
 def sample(**changes) -> Sample:
@@ -37,11 +37,11 @@ def test_time_per_output_token_leaves_out_the_first() -> None:
 @pytest.mark.parametrize(
     ("slo", "met"),
     [
-        (Slo(), True),
-        (Slo(ttft=0.2, tpot=0.21, e2e=1.0), True),
-        (Slo(ttft=0.19), False),
-        (Slo(tpot=0.19), False),
-        (Slo(e2e=0.99), False),
+        (LatencyLimits(), True),
+        (LatencyLimits(ttft=0.2, tpot=0.21, e2e=1.0), True),
+        (LatencyLimits(ttft=0.19), False),
+        (LatencyLimits(tpot=0.19), False),
+        (LatencyLimits(e2e=0.99), False),
     ],
 )
 def test_an_slo_is_met_within_all_its_limits(slo, met) -> None:
@@ -49,9 +49,9 @@ def test_an_slo_is_met_within_all_its_limits(slo, met) -> None:
 
 
 def test_failures_never_meet_an_slo_and_single_tokens_have_no_tpot_to_break() -> None:
-    assert not Slo().met(sample(error="timeout"))
-    assert not Slo().met(sample(ttft=None))
-    assert Slo(tpot=0.001).met(sample(output_tokens=1))
+    assert not LatencyLimits().met(sample(error="timeout"))
+    assert not LatencyLimits().met(sample(ttft=None))
+    assert LatencyLimits(tpot=0.001).met(sample(output_tokens=1))
 
 
 def test_the_most_at_once_counts_overlaps_and_not_neighbours() -> None:
@@ -67,7 +67,7 @@ def test_the_report_counts_failures_for_goodput_and_not_for_latency() -> None:
         sample(sent=1.0, end=5.0, ttft=None, error="timeout"),
         sample(sent=1.0, end=1.5, ttft=None, error="429 overloaded"),
     ]
-    found = report(samples, Slo(ttft=1.0))
+    found = report(samples, LatencyLimits(ttft=1.0))
     assert found["requests"] == {
         "sent": 4, "ok": 2, "failed": 2, "errors": {"timeout": 1, "429 overloaded": 1}, "peak_concurrency": 4,
     }  # fmt: skip
@@ -82,7 +82,7 @@ def test_the_report_counts_failures_for_goodput_and_not_for_latency() -> None:
 
 
 def test_a_report_of_nothing_has_no_numbers_and_does_not_fail() -> None:
-    found = report([], Slo())
+    found = report([], LatencyLimits())
     assert found["requests"]["sent"] == 0
     assert found["latency_ms"]["ttft"] is None
     assert found["goodput"]["attainment"] == 0

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mamba_cli.bench.samples import Sample, Slo, report
+from mamba_cli.bench.samples import LatencyLimits, Sample, report
 from mamba_cli.bench.table import render
 
 
-def shown(samples: list[Sample], slo: Slo | None = None, width: int = 100) -> str:
+def shown(samples: list[Sample], slo: LatencyLimits | None = None, width: int = 100) -> str:
     output = io.StringIO()
-    Console(file=output, width=width).print(render(report(samples, slo or Slo())))
+    Console(file=output, width=width).print(render(report(samples, slo or LatencyLimits())))
     return output.getvalue()
 
 
@@ -47,7 +47,7 @@ def test_counts_and_rates_are_shown_with_their_units() -> None:
 
 def test_goodput_is_shown_where_a_limit_was_given_and_names_the_limits() -> None:
     assert "goodput" not in shown([sample()])
-    text = shown([sample(), sample(ttft=1.5)], Slo(ttft=1.0, e2e=10.0))
+    text = shown([sample(), sample(ttft=1.5)], LatencyLimits(ttft=1.0, e2e=10.0))
     assert row(text, "goodput") == ["goodput (ttft 1000 ms, e2e 10000 ms)", "0.50/s, 50.0 %"]
 
 

@@ -21,17 +21,17 @@ from benchmarks.fleet.shapes import HOUR, bursts, drift, evening, on_off, ramp, 
 from benchmarks.fleet.verdict import verdict, winners
 
 from mamba_cli.bench.traces import Arrival
-from mamba_cli.fleet.workload import Asked, Workload
+from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 
 SCORE = Score(1.0, 100.0, 0, 0, 0.0, 0, 0.0, 0, 10, 0, 1.0, 1, 0.1, 0.2, 0.01, 0)
 
 
 @cache
-def made(name: str) -> Asked:
+def made(name: str) -> RequestStream:
     return practice(name) if name in PRACTICE else holdout(name)
 
 
-def minutes(asked: Asked) -> list[int]:
+def minutes(asked: RequestStream) -> list[int]:
     found = [0] * 61
     for arrival in asked.workload.arrivals:
         found[int(arrival.at // 60)] += 1
@@ -148,8 +148,8 @@ def test_all_loads_are_in_one_table_however_many_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ramp", "on-off"):
-        small = Workload(name, 256, [Arrival(n * 0.5, 300, 5) for n in range(60)])
-        monkeypatch.setitem(HOLDOUTS, name, partial(Asked, small, False))
+        small = TraceWorkload(name, 256, [Arrival(n * 0.5, 300, 5) for n in range(60)])
+        monkeypatch.setitem(HOLDOUTS, name, partial(RequestStream, small, False))
     one = compared(tmp_path / "one", ("--load-scale", "1", "2"))
     assert [each["workload"] for each in one[:: len(SCALERS)]] == [
         "holdout-ramp x1", "holdout-ramp x2", "holdout-on-off x1", "holdout-on-off x2",

@@ -22,7 +22,7 @@ from benchmarks.fleet_live import (
 from benchmarks.other_load import OtherLoad, cpu_seconds, machine_seconds, tree
 
 from mamba_cli.bench.samples import Sample
-from mamba_cli.fleet.workload import Asked
+from mamba_cli.fleet.workload import RequestStream
 
 TRANSIT, TOKEN, RESUME, SPEED, STEP, SEQUENCE = 0.006, 3e-6, 0.0015, 40_000.0, 0.0012, 0.00002
 
@@ -87,7 +87,7 @@ def test_an_idle_simulated_fleet_answers_after_what_was_fitted() -> None:
 def test_fewer_cores_are_slower_only_where_requests_meet() -> None:
     busy, quiet = trace_of(12, 60.0, 0), trace_of(60, 0.1, 0)
 
-    def p95(cores: float, asked: Asked) -> float:
+    def p95(cores: float, asked: RequestStream) -> float:
         return simulated(asked, calibration(cores=cores).fit(500), 4, 0)["ttft_p95"]
 
     assert p95(1.0, busy) > 1.2 * p95(8.0, busy)

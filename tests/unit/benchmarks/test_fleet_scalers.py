@@ -13,9 +13,9 @@ from benchmarks.fleet.scalers.stabilization import Stabilization
 from benchmarks.fleet.scalers.wva import Wva
 from benchmarks.fleet.score import Score, score
 
-from mamba_cli.fleet.conditions import Conditions
-from mamba_cli.fleet.engine import Totals
-from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.engine import EngineCounters
+from mamba_cli.fleet.environment import FleetEnvironment
+from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.sample import EngineSample, FleetSample
 from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import Slo
@@ -27,7 +27,16 @@ def sample(
 ) -> FleetSample:  # fmt: skip
     engines = tuple(
         EngineSample(
-            f"e{n}", 0, waiting, usage, usage, 0.0, tokens, 0.0, 0.01, Totals(arrivals=10, prompt_tokens=1000)
+            f"e{n}",
+            0,
+            waiting,
+            usage,
+            usage,
+            0.0,
+            tokens,
+            0.0,
+            0.01,
+            EngineCounters(arrivals=10, prompt_tokens=1000),
         )
         for n in range(ready)
     )
@@ -118,7 +127,7 @@ def grown(late: int) -> Score:
     engine = profile("gpu-80g-assumed")
     scaler = Own(engine, Slo(), least=1, most=6)
     scaler.delay = late * scaler.period
-    run = Simulation(asked, engine, Gateway, scaler, Slo(), Conditions(most=6))
+    run = Simulation(asked, engine, SimulatedGateway, scaler, Slo(), FleetEnvironment(most=6))
     run.run()
     return score(run)
 

@@ -17,26 +17,27 @@ from benchmarks.fleet.routers import GATEWAYS, ROUTERS, RouterName
 from benchmarks.fleet.score import score
 
 from mamba_cli.bench.traces import Arrival
-from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.fixed_size import FixedSize
-from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.request import Request
 from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Asked, Workload
+from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 
 PROFILE = EngineProfile(
     name="test", origin="assumed", prefill_tokens_per_second=1000, step_seconds=0.01, sequence_seconds=0.001,
     chunk_tokens=500, max_running=8, slabs=40, tokens_per_state=1024,
 )  # fmt: skip
-PLAIN = Asked(
-    Workload("plain", 256, [Arrival(n * 0.4, 200 + 40 * (n % 5), 1 + 30 * (n % 3)) for n in range(60)]), False
+PLAIN = RequestStream(
+    TraceWorkload("plain", 256, [Arrival(n * 0.4, 200 + 40 * (n % 5), 1 + 30 * (n % 3)) for n in range(60)]),
+    False,
 )
-SHARED = Asked(Workload("shared", BLOCK, blocks(40, documents=4, depth=(2, 6))), True)
-AROUND = Conditions(cold_start=5.0, most=6, initial=2)
+SHARED = RequestStream(TraceWorkload("shared", BLOCK, blocks(40, documents=4, depth=(2, 6))), True)
+AROUND = FleetEnvironment(cold_start=5.0, most=6, initial=2)
 
 
 class Script:
@@ -97,7 +98,9 @@ def test_the_router_that_knows_prefixes_resumes_more_than_one_that_knows_load() 
 
 
 def test_a_fleet_that_shrinks_while_it_answers_loses_nothing() -> None:
-    run = Simulation(PLAIN, PROFILE, Gateway, Script([5, 5, 5, 5, 1]), Slo(), replace(AROUND, initial=5))
+    run = Simulation(
+        PLAIN, PROFILE, SimulatedGateway, Script([5, 5, 5, 5, 1]), Slo(), replace(AROUND, initial=5)
+    )
     run.run()
     assert_all_ended_once(run)
     assert not any(request.lost for request in run.requests)
@@ -109,7 +112,7 @@ def test_a_fleet_that_shrinks_while_it_answers_loses_nothing() -> None:
 
 def test_engines_that_die_lose_what_they_had_begun_to_answer_and_no_more() -> None:
     around = replace(AROUND, initial=3, failures=500.0)
-    run = Simulation(PLAIN, PROFILE, Gateway, FixedSize(3), Slo(), around, seed=3)
+    run = Simulation(PLAIN, PROFILE, SimulatedGateway, FixedSize(3), Slo(), around, seed=3)
     run.run()
     assert_all_ended_once(run)
     lost = [request for request in run.requests if request.lost]
@@ -119,7 +122,9 @@ def test_engines_that_die_lose_what_they_had_begun_to_answer_and_no_more() -> No
 
 
 def test_nobody_is_lost_when_spot_machines_go_with_notice() -> None:
-    run = Simulation(PLAIN, PROFILE, Gateway, FixedSize(2), Slo(), replace(AROUND, spot=200.0), seed=1)
+    run = Simulation(
+        PLAIN, PROFILE, SimulatedGateway, FixedSize(2), Slo(), replace(AROUND, spot=200.0), seed=1
+    )
     run.run()
     assert_all_ended_once(run)
     assert not any(request.lost for request in run.requests)
@@ -128,7 +133,7 @@ def test_nobody_is_lost_when_spot_machines_go_with_notice() -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_one_other_starts() -> None:
     def ends(seed: int) -> list[float | None]:
-        run = Simulation(PLAIN, PROFILE, Gateway, Script([2, 4]), Slo(), AROUND, seed)
+        run = Simulation(PLAIN, PROFILE, SimulatedGateway, Script([2, 4]), Slo(), AROUND, seed)
         run.run()
         return [request.ended for request in run.requests]
 
@@ -158,7 +163,12 @@ def test_requests_are_held_until_the_only_engine_is_there_again() -> None:
             super()._arrival(request)
 
     run = DiesAtOnce(
-        PLAIN, PROFILE, Gateway, FixedSize(1), Slo(), replace(AROUND, initial=1, cold_start_spread=0.0)
+        PLAIN,
+        PROFILE,
+        SimulatedGateway,
+        FixedSize(1),
+        Slo(),
+        replace(AROUND, initial=1, cold_start_spread=0.0),
     )
     run.run()
     assert_all_ended_once(run)
@@ -166,8 +176,8 @@ def test_requests_are_held_until_the_only_engine_is_there_again() -> None:
 
 
 def test_a_request_that_no_engine_can_hold_is_refused_and_not_judged() -> None:
-    asked = Asked(Workload("long", 256, [Arrival(0.0, 10**6, 1), Arrival(1.0, 100, 1)]), False)
-    run = Simulation(asked, PROFILE, Gateway, FixedSize(1), Slo(), AROUND)
+    asked = RequestStream(TraceWorkload("long", 256, [Arrival(0.0, 10**6, 1), Arrival(1.0, 100, 1)]), False)
+    run = Simulation(asked, PROFILE, SimulatedGateway, FixedSize(1), Slo(), AROUND)
     run.run()
     found = score(run)
     assert (found.refused, found.sloAttainment) == (1, 1.0)

@@ -11,9 +11,11 @@ from benchmarks.fleet.workload import day
 
 from mamba_cli.bench.traces import Arrival, TraceError
 from mamba_cli.fleet.request import Request
-from mamba_cli.fleet.workload import Asked, Workload, read, scaled, spliced
+from mamba_cli.fleet.workload import RequestStream, TraceWorkload, read, scaled, spliced
 
-ASKED = Asked(Workload("w", 512, [Arrival(float(n), 1000, 5, (0, n + 1)) for n in range(100)]), True)
+ASKED = RequestStream(
+    TraceWorkload("w", 512, [Arrival(float(n), 1000, 5, (0, n + 1)) for n in range(100)]), True
+)
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{second:02}.0000000,{400 + second},5\n" for second in range(40)
 )
@@ -43,8 +45,8 @@ def test_a_longer_time_plays_the_trace_again_with_new_prefixes() -> None:
 @pytest.mark.parametrize("seconds", [7.0, 33.0, 1000.0])
 def test_a_spliced_trace_has_the_same_requests_at_other_times(seconds: float) -> None:
     bursty = [at for at in (float(n) for n in range(98)) if at % 33 < 9] + [98.0]
-    asked = Asked(
-        Workload("w", 512, [Arrival(at, 1000 + int(at), 5, (0, int(at) + 1)) for at in bursty]), True
+    asked = RequestStream(
+        TraceWorkload("w", 512, [Arrival(at, 1000 + int(at), 5, (0, int(at) + 1)) for at in bursty]), True
     )
 
     found = spliced(asked, seconds, seed=5)

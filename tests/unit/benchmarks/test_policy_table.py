@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.cache_size import CacheSize
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 from mamba_server.cache import ledger
 
 BLOCK = 4
 
 
-def of(*prompts: Sequence[int]) -> Workload:
+def of(*prompts: Sequence[int]) -> TraceWorkload:
     """Prompts of whole blocks and one token."""
     arrivals = [
         Arrival(float(at), BLOCK * len(ids) + 1, 1, (*ids, 1000 + at)) for at, ids in enumerate(prompts)
     ]
-    return Workload("tiny", BLOCK, arrivals)
+    return TraceWorkload("tiny", BLOCK, arrivals)
 
 
 @pytest.mark.parametrize("make", GENERATED, ids=lambda make: make.__name__)

@@ -10,9 +10,9 @@ from benchmarks.simulated_fleet import SimulatedFleet
 from mamba_cli.fleet.cache_index import Knowledge
 from mamba_cli.fleet.cache_size import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 
-WORKLOAD = Workload("small", BLOCK, generated(120, documents=4, depth=(4, 12)))
+WORKLOAD = TraceWorkload("small", BLOCK, generated(120, documents=4, depth=(4, 12)))
 SIZE = CacheSize(30, 200_000, STATE_TOKENS)
 
 

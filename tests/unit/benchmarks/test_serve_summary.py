@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from mamba_cli.bench.samples import Sample, Slo, report
+from mamba_cli.bench.samples import LatencyLimits, Sample, report
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def test_each_level_has_prompts_of_its_own(load_module) -> None:
 
 def test_the_summary_says_where_with_what_and_how_it_went(load_module) -> None:
     made = report(
-        [Sample(sent=0, end=1, ttft=0.5, output_tokens=3), Sample(sent=0, end=1, error="timeout")], Slo()
+        [Sample(sent=0, end=1, ttft=0.5, output_tokens=3), Sample(sent=0, end=1, error="timeout")],
+        LatencyLimits(),
     )
     found = {
         "date": "2026-01-02T03:04:05+00:00",
@@ -60,7 +61,7 @@ def test_the_summary_says_where_with_what_and_how_it_went(load_module) -> None:
             {
                 "model": "random",
                 "greedy_tokens_equal": "3 of 3",
-                "levels": [{"concurrency": 8, "engine": made, "transformers": report([], Slo())}],
+                "levels": [{"concurrency": 8, "engine": made, "transformers": report([], LatencyLimits())}],
             }
         ],
     }

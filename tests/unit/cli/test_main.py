@@ -14,7 +14,7 @@ import typer
 import typer.main
 
 from mamba_cli import main
-from mamba_cli.errors import CliError, DoesNotFit, InvalidInput, RunFailed
+from mamba_cli.errors import CliError, InvalidInput, NoFittingPlan, RunFailed
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "tests" / "golden" / "configs"
@@ -49,7 +49,8 @@ def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(RunFailed("x"), 1), (InvalidInput("x"), 2), (DoesNotFit("x"), 3), (CliError("x"), 1)]
+    ("error", "code"),
+    [(RunFailed("x"), 1), (InvalidInput("x"), 2), (NoFittingPlan("x"), 3), (CliError("x"), 1)],
 )
 def test_each_kind_of_failure_has_its_exit_code_and_speaks_on_standard_error(
     fails: Run, error: CliError, code: int

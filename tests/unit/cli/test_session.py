@@ -6,14 +6,14 @@ import pytest
 from rich.console import Console
 
 from eventually import turns
-from mamba_cli.local.session import Options, Session
-from mamba_cli.local.supervisor import Child, State, Tick
+from mamba_cli.local.session import LocalSession, SessionOptions
+from mamba_cli.local.supervisor import Child, SupervisorState, Tick
 
 
-def session(*, until: float) -> Session:
+def session(*, until: float) -> LocalSession:
     """One whose child waits for its next start."""
-    made = Session([], Options(), Console(quiet=True))
-    made._state = State((Child("engine", 0, phase="waiting", until=until),))
+    made = LocalSession([], SessionOptions(), Console(quiet=True))
+    made._state = SupervisorState((Child("engine", 0, phase="waiting", until=until),))
     return made
 
 

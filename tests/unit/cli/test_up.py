@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mamba_cli import main
-from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
+from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 
 Run = Callable[..., tuple[int, str]]
 
@@ -77,7 +77,7 @@ def test_the_exit_code_of_local_mode_is_that_of_the_command(
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(RunFailed("x"), 1), (InvalidInput("x"), 2), (DoesNotFit("x"), 3)]
+    ("error", "code"), [(RunFailed("x"), 1), (InvalidInput("x"), 2), (NoFittingPlan("x"), 3)]
 )
 def test_a_failure_of_local_mode_is_said_once(
     up: Run, asked: dict[str, Any], error: Exception, code: int

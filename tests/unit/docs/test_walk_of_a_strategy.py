@@ -25,7 +25,7 @@ OF_OTHERS = {
 """Their `strategy` is that of a Kubernetes Deployment, or of pods that share a GPU."""
 WHOLE = {
     "operator/mamba_planner/spec_settings.py": "type(spec.state_cache).model_fields",
-    "operator/mamba_planner/engine_settings.py": "HttpLimits, Scheduler, StateCache,",
+    "operator/mamba_planner/engine_settings.py": "HttpLimits, SchedulerSettings, StateCache,",
     "server/mamba_cli/settings_options.py": "read_document(Path(path), known)",
 }
 """Files of the walk that take over every field of the cache without naming one, and where they do."""

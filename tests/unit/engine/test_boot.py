@@ -14,7 +14,7 @@ from mamba_kernels.cpu import library as libraries
 from mamba_kernels.cpu.library import VARIABLE
 from mamba_planner import Device, plan_engine
 from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.errors import DoesNotFit
+from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory import MOST_RUNNING, RUNTIME_BYTES
 from mamba_planner.spec_settings import engine_settings
 from mamba_planner.strategy import reservation
@@ -299,9 +299,9 @@ def test_a_worst_step_that_leaves_nothing_or_does_not_fit_is_refused_with_number
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     given = {"arena_bytes": None, "device_memory": "256Mi", "chunked_prefill_tokens": 64}
-    with pytest.raises(DoesNotFit, match=r"workspace 1\.1Gi"):
+    with pytest.raises(InsufficientMemory, match=r"workspace 1\.1Gi"):
         start(trial=Trial(measure=lambda _: 1 << 30), **given)
-    with pytest.raises(DoesNotFit, match="a step of 64 tokens needs more than") as caught:
+    with pytest.raises(InsufficientMemory, match="a step of 64 tokens needs more than") as caught:
         start(trial=Trial(measure=short), **given)
     assert caught.value.exit_code == 3
 

@@ -15,7 +15,7 @@ import pytest
 
 from engine_trial import EngineTrial, TrialSetup
 from mamba_kernels.dispatch.backend import TORCH
-from mamba_planner import DoesNotFit, UnusableInput
+from mamba_planner import InsufficientMemory, UnusableInput
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine import __main__ as command
 from mamba_server.wire import Fatal, FromEngine, Shutdown
@@ -91,7 +91,7 @@ def test_it_serves_with_the_settings_it_was_handed(port: Port, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(UnusableInput("track_interval 5 must be"), 2), (DoesNotFit("needs 9Gi, has 8Gi", 9, 8), 3)],
+    [(UnusableInput("track_interval 5 must be"), 2), (InsufficientMemory("needs 9Gi, has 8Gi", 9, 8), 3)],
 )
 def test_a_failure_with_a_code_is_told_in_its_own_words_and_is_the_exit_code(
     port: Port, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
@@ -139,7 +139,7 @@ def test_the_threads_are_chosen_before_torch_could_look(port: Port, monkeypatch:
 
     def imports(_: EngineSettings) -> None:
         seen.update(os.environ)
-        raise DoesNotFit("enough", 1, 1)
+        raise InsufficientMemory("enough", 1, 1)
 
     monkeypatch.setattr(command, "_import_torch", imports)
     monkeypatch.setattr(command, "usable_cores", lambda: 5)

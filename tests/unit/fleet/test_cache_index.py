@@ -8,14 +8,14 @@ from benchmarks.cache.drive import cache_of, serve
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.cache_index import CacheIndex
 from mamba_cli.fleet.cache_size import CacheSize
-from mamba_cli.fleet.workload import Workload
+from mamba_cli.fleet.workload import TraceWorkload
 
 PAGE = 16
 PROMPT = np.arange(20 * PAGE + 1, dtype=np.int32)
 
 
 def test_what_an_engine_would_resume_next_is_told() -> None:
-    workload = Workload("one", PAGE, [Arrival(0.0, len(PROMPT), 1, tuple(range(21)))])
+    workload = TraceWorkload("one", PAGE, [Arrival(0.0, len(PROMPT), 1, tuple(range(21)))])
     engines = {
         name: SimpleNamespace(cache=cache_of(CacheSize(8), workload, "RecomputeCost")) for name in ("a", "b")
     }

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from mamba_cli.bench.traces import Arrival
-from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.fixed_size import FixedSize
-from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.machine import Machine
 from mamba_cli.fleet.request import Request
 from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Asked, Workload
+from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 
 PROFILE = EngineProfile(
     name="test", origin="assumed", prefill_tokens_per_second=1000, step_seconds=0.01, sequence_seconds=0.0,
@@ -24,20 +24,22 @@ PROFILE = EngineProfile(
 )  # fmt: skip
 
 
-def asked(*arrivals: tuple[float, int], outputs: int = 1) -> Asked:
-    return Asked(Workload("w", 256, [Arrival(at, tokens, outputs) for at, tokens in arrivals]), False)
+def asked(*arrivals: tuple[float, int], outputs: int = 1) -> RequestStream:
+    return RequestStream(
+        TraceWorkload("w", 256, [Arrival(at, tokens, outputs) for at, tokens in arrivals]), False
+    )
 
 
-def shared(*blocks: tuple[int, ...]) -> Asked:
+def shared(*blocks: tuple[int, ...]) -> RequestStream:
     made = [Arrival(10.0 * n, 48 * len(ids), 1, ids) for n, ids in enumerate(blocks)]
-    return Asked(Workload("w", 48, made), True)
+    return RequestStream(TraceWorkload("w", 48, made), True)
 
 
 def ended(
-    what: Asked, machine: Machine, engines: int = 2, profile: EngineProfile = PROFILE, seed: int = 0
+    what: RequestStream, machine: Machine, engines: int = 2, profile: EngineProfile = PROFILE, seed: int = 0
 ) -> list[Request]:
-    around = Conditions(least=engines, most=engines, initial=engines, machine=machine)
-    simulation = Simulation(what, profile, Gateway, FixedSize(engines), Slo(), around, seed)
+    around = FleetEnvironment(least=engines, most=engines, initial=engines, machine=machine)
+    simulation = Simulation(what, profile, SimulatedGateway, FixedSize(engines), Slo(), around, seed)
     simulation.run()
     assert all(request.ended is not None for request in simulation.requests)
     return simulation.requests
@@ -102,12 +104,12 @@ def test_steps_that_are_over_stay_over_when_an_engine_gets_slower() -> None:
     engine.advance()
     begun = 0.11
     engine.slow(2.0, begun + 0.045)
-    assert engine.spell is not None
+    assert engine.step_run is not None
     # Ten steps; four and a half are over, and the rest takes twice as long.
-    assert engine.spell.end == pytest.approx(begun + 0.045 + 2 * 0.055)
+    assert engine.step_run.end == pytest.approx(begun + 0.045 + 2 * 0.055)
     engine.add(Request(1, 0.0, lambda: ids, 100, 1), begun + 0.05)
-    assert engine.spell.end == pytest.approx(begun + 0.045 + 2 * 0.005)
-    assert engine.spell.steps == 5
+    assert engine.step_run.end == pytest.approx(begun + 0.045 + 2 * 0.005)
+    assert engine.step_run.steps == 5
 
 
 def test_a_prompt_that_goes_on_from_a_checkpoint_pays_for_that() -> None:

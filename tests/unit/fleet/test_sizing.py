@@ -16,9 +16,18 @@ from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.gpu import KINDS, Gpu, chosen
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.roofline import profile_of
-from mamba_cli.fleet.sizing import Answer, Candidate, Question, Served, best_share, cheapest, size, smallest
+from mamba_cli.fleet.sizing import (
+    FleetCandidate,
+    FleetResult,
+    SizingRequest,
+    SizingResult,
+    best_share,
+    cheapest,
+    size,
+    smallest,
+)
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Asked, Workload, busiest
+from mamba_cli.fleet.workload import RequestStream, TraceWorkload, busiest
 from mamba_planner import Constraints, Device, plan
 from mamba_planner import constraints as planner_constraints
 from mamba_planner.engine_settings import EngineSettings
@@ -32,16 +41,16 @@ def model(name: str = "nemotron-nano-9b-v2") -> object:
     return model_config_from_hf(json.loads((CONFIGS / f"{name}.json").read_text()), name)
 
 
-def asked(requests: int = 112, every: float = 0.05) -> Asked:
+def asked(requests: int = 112, every: float = 0.05) -> RequestStream:
     arrivals = [
         replace(arrival, at=number * every)
         for number, arrival in enumerate(blocks(requests, documents=6, depth=(4, 16)))
     ]
-    return Asked(Workload("shared", BLOCK, arrivals), True)
+    return RequestStream(TraceWorkload("shared", BLOCK, arrivals), True)
 
 
-def question(gpus: tuple[Gpu, ...], **changed: object) -> Question:
-    made = Question(
+def question(gpus: tuple[Gpu, ...], **changed: object) -> SizingRequest:
+    made = SizingRequest(
         model(), Constraints(), 17_800_000_000, planner_constraints.Workload(), asked(), Slo(2.0, 0.1), gpus,
         most=24,
     )  # fmt: skip
@@ -52,12 +61,12 @@ EXTRA = Constraints(strategy="ExtraBuffer")
 
 
 @pytest.fixture(scope="module")
-def of_two_kinds() -> Answer:
+def of_two_kinds() -> SizingResult:
     return size(question((KIND["A100"], KIND["H100"]), constraints=EXTRA))
 
 
 @pytest.fixture(scope="module")
-def of_every_strategy() -> Answer:
+def of_every_strategy() -> SizingResult:
     return size(question((KIND["H100"],)))
 
 
@@ -76,7 +85,7 @@ def test_the_smallest_number_is_found_from_wherever_the_search_starts(start: int
         assert max(looked) <= most
 
 
-def test_a_faster_kind_takes_fewer_and_a_tighter_promise_takes_more(of_two_kinds: Answer) -> None:
+def test_a_faster_kind_takes_fewer_and_a_tighter_promise_takes_more(of_two_kinds: SizingResult) -> None:
     slow, fast = of_two_kinds.candidates
     assert slow.served is not None
     assert fast.served is not None
@@ -100,11 +109,11 @@ def test_the_smallest_fleet_attains_the_goal_and_one_engine_less_does_not() -> N
     assert found.engines_doubled > each.served.engines
 
 
-def test_the_same_question_has_the_same_answer(of_every_strategy: Answer) -> None:
+def test_the_same_question_has_the_same_answer(of_every_strategy: SizingResult) -> None:
     assert size(question((KIND["H100"],))) == of_every_strategy
 
 
-def test_every_strategy_is_a_candidate_unless_one_is_set(of_every_strategy: Answer) -> None:
+def test_every_strategy_is_a_candidate_unless_one_is_set(of_every_strategy: SizingResult) -> None:
     names = {each.strategy for each in of_every_strategy.candidates}
     assert names == {"NoBuffer", "ExtraBuffer", "ExtraBufferLazy"}
     only = size(question((KIND["H100"],), constraints=Constraints(strategy="NoBuffer"))).candidates
@@ -161,7 +170,7 @@ def test_rounding_to_pages_costs_little_memory_however_small_a_state_is(tokens_p
     assert tokens_per_state * 7 / 8 <= held <= tokens_per_state
 
 
-def test_without_prefix_caching_nothing_is_resumed(of_two_kinds: Answer) -> None:
+def test_without_prefix_caching_nothing_is_resumed(of_two_kinds: SizingResult) -> None:
     with_cache = of_two_kinds.candidates[1]
     without = size(
         question((KIND["H100"],), constraints=Constraints(strategy="ExtraBuffer", prefix_caching=False))
@@ -192,18 +201,19 @@ def test_a_request_that_engines_refuse_was_not_served_in_time(limit: int | None)
     for number in (2, 9, 15):
         ids = tuple(range(9000, 9000 + long // BLOCK + 1))
         arrivals[number] = Arrival(float(number), long, 1, ids)
-    whole = Asked(Workload("w", BLOCK, arrivals), True)
+    whole = RequestStream(TraceWorkload("w", BLOCK, arrivals), True)
     found = size(
-        question((KIND["H100"],), asked=whole, slo=Slo(500.0, 1.0), most=1,
-                 constraints=Constraints(strategy="NoBuffer", max_model_len=limit))
+        question((KIND["H100"],), asked=whole, slo=Slo(500.0, 1.0),
+                 most=1, constraints=Constraints(strategy="NoBuffer", max_model_len=limit))
     )  # fmt: skip
     assert found.chosen is None
     each = found.candidates[0]
     assert "85%" in (each.why_not or "")
     kept = [arrival for arrival in arrivals if arrival.input_tokens < long]
     assert size(
-        question((KIND["H100"],), asked=Asked(Workload("w", BLOCK, kept), True), slo=Slo(500.0, 1.0), most=1,
-                 constraints=Constraints(strategy="NoBuffer", max_model_len=limit))
+        question((KIND["H100"],), asked=RequestStream(TraceWorkload("w", BLOCK, kept), True),
+                 slo=Slo(500.0, 1.0),
+                 most=1, constraints=Constraints(strategy="NoBuffer", max_model_len=limit))
     ).chosen  # fmt: skip
 
 
@@ -215,7 +225,7 @@ def test_a_model_without_attention_is_simulated_too() -> None:
     assert found.chosen is not None
 
 
-def test_the_bound_of_an_idle_engine_is_never_below_what_is_attained(of_two_kinds: Answer) -> None:
+def test_the_bound_of_an_idle_engine_is_never_below_what_is_attained(of_two_kinds: SizingResult) -> None:
     asking = question((KIND["H100"],), constraints=EXTRA)
     planned = plan(asking.model, asking.constraints, Device("cuda", KIND["H100"].memory), asking.weights)
     profile = profile_of(asking.model, planned, asking.constraints, KIND["H100"])
@@ -225,9 +235,9 @@ def test_the_bound_of_an_idle_engine_is_never_below_what_is_attained(of_two_kind
         assert all(run.attainment <= share for run in ran.tried)
 
 
-def candidate(kind: str, engines: int, twice: float, price: float | None = None) -> Candidate:
-    run = Served(engines, 0.96, 0.5, 0.1, 0.2)
-    return Candidate(
+def candidate(kind: str, engines: int, twice: float, price: float | None = None) -> FleetCandidate:
+    run = FleetResult(engines, 0.96, 0.5, 0.1, 0.2)
+    return FleetCandidate(
         replace(KIND[kind], price=price), "ExtraBuffer", None, run, replace(run, attainment=twice), (run,)
     )
 
@@ -241,13 +251,13 @@ def test_the_cheapest_is_chosen_by_price_or_by_number_then_by_kind() -> None:
     assert cheapest([strong, weak]) is weak
     better = replace(weak, strategy="NoBuffer", doubled=replace(weak.served, attainment=0.8))
     assert cheapest([weak, better]) is better
-    assert cheapest([Candidate(KIND["L4"], "NoBuffer", "too slow")]) is None
+    assert cheapest([FleetCandidate(KIND["L4"], "NoBuffer", "too slow")]) is None
 
 
 def test_the_busiest_part_is_in_a_row_and_begins_at_zero() -> None:
     times = [0.0, 10.0, 20.0, 20.1, 20.2, 20.3, 40.0]
-    whole = Asked(
-        Workload("w", 512, [Arrival(at, 500, 1, (number,)) for number, at in enumerate(times)]), True
+    whole = RequestStream(
+        TraceWorkload("w", 512, [Arrival(at, 500, 1, (number,)) for number, at in enumerate(times)]), True
     )
     part = busiest(whole, 4).workload.arrivals
     assert [round(arrival.at, 3) for arrival in part] == [0.0, 0.1, 0.2, 0.3]
@@ -262,7 +272,7 @@ def test_kinds_are_named_as_they_are_known_and_priced_all_or_none() -> None:
             chosen(wrong)
 
 
-def test_the_plot_has_a_point_for_each_fleet_that_was_tried(of_two_kinds: Answer) -> None:
+def test_the_plot_has_a_point_for_each_fleet_that_was_tried(of_two_kinds: SizingResult) -> None:
     drawn = chart(of_two_kinds, 1.0, "GPU-hours")
     assert drawn == chart(of_two_kinds, 1.0, "GPU-hours")
     circles = [each for each in ElementTree.fromstring(drawn).iter() if each.tag.endswith("circle")]

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from mamba_cli.errors import RunFailed
 from mamba_cli.local import demo
 from mamba_cli.local.readiness import (
-    Readiness,
+    EngineReadiness,
     engine_readiness,
     gateway_ready,
     put_strategy,
@@ -61,18 +61,18 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
-        (200, b'{"status": "ready"}', Readiness(True, "ready")),
-        (503, b'{"stage": "weights", "done": 1.0, "total": 2}', Readiness(False, "weights", 1, 2)),
-        (503, b'{"stage": "weights", "done": "1", "total": [2]}', Readiness(False, "weights")),
-        (503, b'{"stage": null, "status": "draining"}', Readiness(False, "draining")),
-        (200, b"[1]", Readiness(True)),
-        (200, b"<html>another server</html>", Readiness(False)),
-        (200, b"\xff", Readiness(False)),
-        (200, b"", Readiness(True)),
+        (200, b'{"status": "ready"}', EngineReadiness(True, "ready")),
+        (503, b'{"stage": "weights", "done": 1.0, "total": 2}', EngineReadiness(False, "weights", 1, 2)),
+        (503, b'{"stage": "weights", "done": "1", "total": [2]}', EngineReadiness(False, "weights")),
+        (503, b'{"stage": null, "status": "draining"}', EngineReadiness(False, "draining")),
+        (200, b"[1]", EngineReadiness(True)),
+        (200, b"<html>another server</html>", EngineReadiness(False)),
+        (200, b"\xff", EngineReadiness(False)),
+        (200, b"", EngineReadiness(True)),
     ],
 )
 async def test_whatever_an_engine_says_is_read_or_not_ready(
-    child: Child, http: aiohttp.ClientSession, status: int, body: bytes, expected: Readiness
+    child: Child, http: aiohttp.ClientSession, status: int, body: bytes, expected: EngineReadiness
 ) -> None:
     child.status, child.body = status, body
     assert await engine_readiness(http, child.url) == expected
@@ -153,7 +153,7 @@ async def test_a_chat_is_asked_without_chance_and_answered(child: Child, http: a
     child.body = json.dumps({"choices": [{"message": {"content": " iron "}}], "usage": usage}).encode()
     question, messages = demo.chats()[0]
     found = await demo.ask(http, child.url, "tiny", question, messages)
-    assert found == demo.Answer(question, "iron", 9, 4)
+    assert found == demo.DemoAnswer(question, "iron", 9, 4)
     [body] = child.bodies
     assert (body["model"], body["temperature"], body["messages"]) == ("tiny", 0, messages)
 

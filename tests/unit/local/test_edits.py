@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.edits import Absent, Edits, Replan, Stamp
+from mamba_cli.local.edits import FileEdits, FileStamp, MissingFiles, Replan
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
 from mamba_cli.local.unit import Unit, unit_of
 from mamba_planner import Device
@@ -72,7 +72,7 @@ class File:
     def __init__(self, engine: Engine, *objects: LoadedDeployment, replan: Replan = replan) -> None:
         self.objects: list[LoadedDeployment] | InvalidInput = list(objects)
         self.units = [self._unit(each, engine) for each in objects if each.deployment.spec.mode == "Active"]
-        self._edits = Edits(self.units, list(objects), self._read, replan)
+        self._edits = FileEdits(self.units, list(objects), self._read, replan)
 
     @staticmethod
     def _unit(each: LoadedDeployment, engine: Engine) -> Unit:
@@ -277,8 +277,8 @@ async def test_an_object_that_comes_back_changed_is_compared_with_what_runs(engi
 
 
 def test_a_file_that_is_gone_is_said_at_the_second_look_and_so_is_its_return() -> None:
-    here, gone = Stamp(Path("f"), "1"), Stamp(Path("f"), "")
-    absent = Absent()
+    here, gone = FileStamp(Path("f"), "1"), FileStamp(Path("f"), "")
+    absent = MissingFiles()
     assert [absent.lines([each]) for each in (here, gone, here, gone)] == [[], [], [], []]
     assert absent.lines([gone]) == ["f cannot be read any more: what runs stays as it is"]
     assert absent.lines([gone]) == []

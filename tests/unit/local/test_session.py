@@ -17,7 +17,7 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
-from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
+from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.local.bring_up import bring_up
 
 FAKE = Path(__file__).parent / "fake_child.py"
@@ -102,7 +102,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 @pytest.fixture
 def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 0.01 * deaths)
+    monkeypatch.setattr(
+        "mamba_cli.local.supervisor.delay_after", lambda deaths, restart_policy: 0.01 * deaths
+    )
 
 
 def interrupt() -> None:
@@ -218,7 +220,7 @@ def test_another_gateway_on_the_port_is_not_taken_for_ours(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The port was free when it was looked at, and taken when our gateway came to bind it."""
-    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 0.01)
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, restart_policy: 0.01)
     taken = 'mambaserve_gateway_endpoint_ready{endpoint="127.0.0.1:1"} 1.0\n'
 
     class Other(BaseHTTPRequestHandler):
@@ -273,7 +275,7 @@ def test_a_model_without_a_chat_template_gets_the_curl_and_the_demo_of_completio
 
 
 def test_a_full_disk_is_named_as_the_cause_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 0.01)
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, restart_policy: 0.01)
     monkeypatch.setenv("FAKE_GATEWAY", "exit=1")
     bench.logs.mkdir()
     (bench.logs / "one-gateway.log").symlink_to("/dev/full")
@@ -423,7 +425,7 @@ def test_a_defect_beside_the_main_loop_ends_the_run_instead_of_hanging_it(
     async def broken(*_: object) -> list[str]:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("mamba_cli.local.edits.Edits.take_over", broken)
+    monkeypatch.setattr("mamba_cli.local.edits.FileEdits.take_over", broken)
     bench.when(lambda: "is ready" in bench.text, lambda: bench.file.write_text("changed") and None)
     assert bench.up() == 1
     assert "internal error: ZeroDivisionError: a defect" in bench.text
@@ -434,7 +436,7 @@ def test_an_environment_that_no_process_can_have_is_said_like_any_failed_start(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for the gateway to be there before the engine is given up.
-    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 1.0)
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, restart_policy: 1.0)
     bench.file.write_text(deployment(engine={"env": [{"name": "A", "value": "a\0b"}]}))
     assert bench.up() == 1
     assert "one-engine could not start (embedded null byte)" in bench.text
@@ -456,7 +458,7 @@ def test_a_broken_file_is_refused_with_file_and_field(bench: Bench) -> None:
 
 def test_a_plan_that_does_not_fit_starts_nothing_and_shows_the_numbers(bench: Bench) -> None:
     bench.file.write_text(deployment(memory={"arena": "30Mi"}))
-    with pytest.raises(DoesNotFit, match="the plan of one does not fit"):
+    with pytest.raises(NoFittingPlan, match="the plan of one does not fit"):
         bench.up()
     assert "one sequence of 4096 tokens needs" in bench.text
     assert bench.journal == []

@@ -8,33 +8,33 @@ from hypothesis import strategies as st
 
 from mamba_cli.local.supervisor import (
     Action,
-    BecameReady,
     Child,
-    Drain,
+    ChildExited,
+    ChildReady,
+    DrainRequested,
     Event,
-    Exited,
-    Kill,
-    Rules,
-    Say,
-    Start,
-    State,
-    Terminate,
+    KillChild,
+    RestartPolicy,
+    ShowMessage,
+    StartChild,
+    SupervisorState,
+    TerminateChild,
     Tick,
     delay_after,
     step,
     wake_at,
 )
 
-RULES = Rules(
+RULES = RestartPolicy(
     first_delay=1, longest_delay=8, stable_after=60, give_up_after=4, drain_timeout=30, last_grace=5
 )
 
 
-def fresh() -> State:
-    return State((Child("engine", 0), Child("gateway", 1)))
+def fresh() -> SupervisorState:
+    return SupervisorState((Child("engine", 0), Child("gateway", 1)))
 
 
-def run(state: State, *events: Event) -> tuple[State, list[Action]]:
+def run(state: SupervisorState, *events: Event) -> tuple[SupervisorState, list[Action]]:
     """Feed events; the actions of the last one."""
     actions: list[Action] = []
     for event in events:
@@ -42,25 +42,25 @@ def run(state: State, *events: Event) -> tuple[State, list[Action]]:
     return state, actions
 
 
-def started() -> State:
+def started() -> SupervisorState:
     return run(fresh(), Tick(0))[0]
 
 
-def child(state: State, name: str) -> Child:
+def child(state: SupervisorState, name: str) -> Child:
     return next(each for each in state.children if each.name == name)
 
 
 def words(actions: list[Action]) -> str:
-    return " ".join(action.text for action in actions if isinstance(action, Say))
+    return " ".join(action.text for action in actions if isinstance(action, ShowMessage))
 
 
 def commands(actions: list[Action]) -> list[Action]:
-    return [action for action in actions if not isinstance(action, Say)]
+    return [action for action in actions if not isinstance(action, ShowMessage)]
 
 
 def test_the_first_tick_starts_everything() -> None:
     state, actions = run(fresh(), Tick(0))
-    assert actions == [Start("engine"), Start("gateway")]
+    assert actions == [StartChild("engine"), StartChild("gateway")]
     assert all(each.phase == "running" for each in state.children)
     assert wake_at(state) is None
 
@@ -72,12 +72,12 @@ def test_nothing_happens_while_all_runs() -> None:
 
 
 def test_a_dead_child_waits_before_it_starts_again() -> None:
-    state, actions = run(started(), Exited(10, "engine", 1))
+    state, actions = run(started(), ChildExited(10, "engine", 1))
     assert commands(actions) == []
     assert "engine ended with code 1: restart in 1 s" in words(actions)
     assert wake_at(state) == 11
     assert run(state, Tick(10.9))[1] == []
-    assert run(state, Tick(11))[1] == [Start("engine")]
+    assert run(state, Tick(11))[1] == [StartChild("engine")]
 
 
 def test_the_delay_doubles_with_each_death_in_a_row_up_to_the_limit() -> None:
@@ -86,122 +86,122 @@ def test_the_delay_doubles_with_each_death_in_a_row_up_to_the_limit() -> None:
 
 
 def test_deaths_in_a_row_wait_longer_and_a_long_life_forgets_them() -> None:
-    state = run(started(), BecameReady(0, "engine"), Exited(1, "engine", 1), Tick(2))[0]
-    state, actions = run(state, Exited(3, "engine", 1))
+    state = run(started(), ChildReady(0, "engine"), ChildExited(1, "engine", 1), Tick(2))[0]
+    state, actions = run(state, ChildExited(3, "engine", 1))
     assert "restart in 2 s" in words(actions)
     state = run(state, Tick(5))[0]
-    assert "restart in 1 s" in words(run(state, Exited(5 + 60, "engine", 1))[1])
+    assert "restart in 1 s" in words(run(state, ChildExited(5 + 60, "engine", 1))[1])
 
 
 def test_a_child_that_was_never_ready_is_given_up_and_the_rest_drained() -> None:
     state, actions = started(), []
     now = 0.0
     for _ in range(4):
-        state, actions = run(state, Exited(now, "engine", 7))
+        state, actions = run(state, ChildExited(now, "engine", 7))
         now += 10
         if not state.draining:
             state = run(state, Tick(now))[0]
     assert "4 times without ever being ready: giving up" in words(actions)
-    assert Terminate("gateway") in actions
+    assert TerminateChild("gateway") in actions
     assert state.exit_code == 1
 
 
 def test_a_child_that_was_ready_once_is_never_given_up() -> None:
-    state = run(started(), BecameReady(0, "engine"))[0]
+    state = run(started(), ChildReady(0, "engine"))[0]
     for number in range(20):
-        state = run(state, Exited(number * 10, "engine", 7), Tick(number * 10 + 9))[0]
+        state = run(state, ChildExited(number * 10, "engine", 7), Tick(number * 10 + 9))[0]
     assert not state.draining
     assert child(state, "engine").phase == "running"
 
 
 @pytest.mark.parametrize("code", [2, 3])
 def test_a_code_that_a_restart_cannot_mend_becomes_the_exit_code(code: int) -> None:
-    state, actions = run(started(), Exited(1, "engine", code))
+    state, actions = run(started(), ChildExited(1, "engine", code))
     assert f"ended with code {code}: a restart would not help" in words(actions)
     assert state.exit_code == code
-    assert Terminate("gateway") in actions
+    assert TerminateChild("gateway") in actions
 
 
 def test_a_child_that_could_not_start_says_why_and_is_tried_again() -> None:
-    state, actions = run(started(), Exited(1, "engine", None, "no such file"))
+    state, actions = run(started(), ChildExited(1, "engine", None, "no such file"))
     assert "engine could not start (no such file): restart in 1 s" in words(actions)
     assert child(state, "engine").phase == "waiting"
 
 
 def test_a_signal_is_named() -> None:
-    assert "was ended by signal 9" in words(run(started(), Exited(1, "engine", -9))[1])
+    assert "was ended by signal 9" in words(run(started(), ChildExited(1, "engine", -9))[1])
 
 
 def test_an_end_with_code_0_that_nobody_asked_for_is_an_end_too() -> None:
-    assert "ended with code 0: restart" in words(run(started(), Exited(1, "engine", 0))[1])
+    assert "ended with code 0: restart" in words(run(started(), ChildExited(1, "engine", 0))[1])
 
 
 def test_one_child_dies_while_another_starts_and_only_it_is_started_again() -> None:
-    state = run(started(), Exited(1, "gateway", 1))[0]
+    state = run(started(), ChildExited(1, "gateway", 1))[0]
     state, actions = run(state, Tick(2))
-    assert actions == [Start("gateway")]
+    assert actions == [StartChild("gateway")]
     assert child(state, "engine") == child(started(), "engine")
 
 
 def test_draining_ends_gateways_first_and_engines_when_they_are_gone() -> None:
-    state, actions = run(started(), Drain(100))
-    assert actions == [Terminate("gateway")]
+    state, actions = run(started(), DrainRequested(100))
+    assert actions == [TerminateChild("gateway")]
     assert wake_at(state) == 130
-    state, actions = run(state, Exited(101, "gateway", 0))
-    assert actions == [Terminate("engine")]
-    state, actions = run(state, Exited(102, "engine", 0))
+    state, actions = run(state, ChildExited(101, "gateway", 0))
+    assert actions == [TerminateChild("engine")]
+    state, actions = run(state, ChildExited(102, "engine", 0))
     assert actions == []
     assert state.done
     assert state.exit_code == 0
 
 
 def test_a_deaf_child_is_killed_once_when_the_drain_is_over() -> None:
-    state = run(started(), Drain(100))[0]
+    state = run(started(), DrainRequested(100))[0]
     assert run(state, Tick(129))[1] == []
     state, actions = run(state, Tick(130))
-    assert commands(actions) == [Kill("gateway")]
+    assert commands(actions) == [KillChild("gateway")]
     assert "gateway did not end in time: killed" in words(actions)
     assert run(state, Tick(131))[1] == []
     assert wake_at(state) is None
 
 
 def test_those_behind_a_slow_child_still_get_their_grace() -> None:
-    state = run(started(), Drain(100), Tick(130))[0]
-    state, actions = run(state, Exited(131, "gateway", -9))
-    assert actions == [Terminate("engine")]
+    state = run(started(), DrainRequested(100), Tick(130))[0]
+    state, actions = run(state, ChildExited(131, "gateway", -9))
+    assert actions == [TerminateChild("engine")]
     assert wake_at(state) == 136
 
 
 def test_what_only_waits_for_a_restart_does_not_hold_up_the_drain() -> None:
-    state = run(started(), Exited(1, "gateway", 1))[0]
-    state, actions = run(state, Drain(1.5))
-    assert actions == [Terminate("engine")]
+    state = run(started(), ChildExited(1, "gateway", 1))[0]
+    state, actions = run(state, DrainRequested(1.5))
+    assert actions == [TerminateChild("engine")]
     assert child(state, "gateway").phase == "ended"
 
 
 def test_draining_before_anything_started_is_done_at_once() -> None:
-    state, actions = run(fresh(), Drain(0))
+    state, actions = run(fresh(), DrainRequested(0))
     assert actions == []
     assert state.done
 
 
 def test_a_second_drain_kills_all_that_lives() -> None:
-    state, actions = run(started(), Drain(100), Drain(101))
-    assert set(commands(actions)) == {Kill("gateway"), Kill("engine")}
-    state = run(state, Exited(102, "gateway", -9), Exited(102, "engine", -9))[0]
+    state, actions = run(started(), DrainRequested(100), DrainRequested(101))
+    assert set(commands(actions)) == {KillChild("gateway"), KillChild("engine")}
+    state = run(state, ChildExited(102, "gateway", -9), ChildExited(102, "engine", -9))[0]
     assert state.done
     assert state.exit_code == 0
 
 
 def test_a_child_that_breaks_while_its_gateway_drains_is_not_started_again() -> None:
-    state, actions = run(started(), Drain(100), Exited(101, "engine", 1))
+    state, actions = run(started(), DrainRequested(100), ChildExited(101, "engine", 1))
     assert commands(actions) == []
     assert "engine ended with code 1 before it was asked to end" in words(actions)
-    assert run(state, Exited(102, "gateway", 0))[0].done
+    assert run(state, ChildExited(102, "gateway", 0))[0].done
 
 
 def test_the_first_reason_to_end_keeps_its_exit_code() -> None:
-    state = run(started(), Exited(1, "engine", 3), Drain(2))[0]
+    state = run(started(), ChildExited(1, "engine", 3), DrainRequested(2))[0]
     assert state.exit_code == 3
 
 
@@ -225,11 +225,11 @@ def test_whatever_happens_children_are_started_only_when_not_running_and_the_end
         state, actions = step(state, event, RULES)
         for action in actions:
             match action:
-                case Start(name):
+                case StartChild(name):
                     assert name not in alive
                     assert not state.draining
                     alive.add(name)
-                case Terminate(name) | Kill(name):
+                case TerminateChild(name) | KillChild(name):
                     assert name in alive
 
     feed(Tick(now))
@@ -240,13 +240,13 @@ def test_whatever_happens_children_are_started_only_when_not_running_and_the_end
                 feed(Tick(now))
             case ("exit", str(name), code) if name in alive:
                 alive.discard(name)
-                feed(Exited(now, name, code))  # type: ignore[arg-type]
+                feed(ChildExited(now, name, code))  # type: ignore[arg-type]
             case ("ready", str(name)) if name in alive:
-                feed(BecameReady(now, name))
+                feed(ChildReady(now, name))
             case ("drain",):
-                feed(Drain(now))
+                feed(DrainRequested(now))
         assert {each.name for each in state.children if each.phase in ("running", "stopping")} == alive
-    feed(Drain(now)) if not state.draining else None
+    feed(DrainRequested(now)) if not state.draining else None
     for _ in range(10):
         if state.done:
             break
@@ -255,11 +255,11 @@ def test_whatever_happens_children_are_started_only_when_not_running_and_the_end
         for name in sorted(alive):
             if child(state, name).killed or child(state, name).phase == "stopping":
                 alive.discard(name)
-                feed(Exited(now, name, 0))
+                feed(ChildExited(now, name, 0))
     assert state.done
     assert alive == set()
 
 
 def test_rules_are_part_of_no_state() -> None:
-    state, _ = step(started(), Exited(1, "engine", 1), replace(RULES, first_delay=3))
+    state, _ = step(started(), ChildExited(1, "engine", 1), replace(RULES, first_delay=3))
     assert wake_at(state) == 4

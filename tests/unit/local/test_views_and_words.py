@@ -19,13 +19,13 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local import demo
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
-from mamba_cli.local.edits import Stamp, changed, settled
+from mamba_cli.local.edits import FileStamp, changed, settled
 from mamba_cli.local.loading_view import LoadingView
 from mamba_cli.local.model_facts import facts_of_directory, facts_of_model, local_uri
 from mamba_cli.local.plan_view import bar_cells, plan_view
 from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
 from mamba_cli.local.ports import free_ports, front_ports
-from mamba_cli.local.readiness import Readiness, readiness_of
+from mamba_cli.local.readiness import EngineReadiness, readiness_of
 from mamba_edge.listener import bound
 from mamba_planner import LedgerLine
 from mamba_planner.weights_size import WeightsSize
@@ -156,7 +156,7 @@ def test_an_answer_is_read_with_what_was_resumed() -> None:
         "choices": [{"message": {"content": " green \n"}}],
         "usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}},
     }
-    assert demo.read_answer("q", json.dumps(body)) == demo.Answer("q", "green", 9, 4)
+    assert demo.read_answer("q", json.dumps(body)) == demo.DemoAnswer("q", "green", 9, 4)
     del body["usage"]["prompt_tokens_details"]  # type: ignore[attr-defined]
     assert demo.read_answer("q", json.dumps(body)).cached_tokens == 0
 
@@ -168,7 +168,7 @@ def test_an_answer_of_another_shape_is_an_error_that_shows_it(text: str) -> None
 
 
 def test_the_summary_counts_all_requests() -> None:
-    answers = [demo.Answer("a", "", 100, 0), demo.Answer("b", "", 100, 90)]
+    answers = [demo.DemoAnswer("a", "", 100, 0), demo.DemoAnswer("b", "", 100, 90)]
     assert demo.summary(answers).startswith("90 of 200 prompt tokens (45%)")
     assert demo.summary([]).startswith("0 of 0")
 
@@ -176,14 +176,17 @@ def test_the_summary_counts_all_requests() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
-        (200, {"status": "ready", "stage": None}, Readiness(True, "ready")),
+        (200, {"status": "ready", "stage": None}, EngineReadiness(True, "ready")),
         (503, {"status": "loading", "stage": "weights", "done": 3, "total": 9},
-         Readiness(False, "weights", 3, 9)),
-        (503, {"status": "loading", "done": None, "reason": "no"}, Readiness(False, "loading", reason="no")),
-        (503, {}, Readiness(False)),
+         EngineReadiness(False, "weights", 3, 9)),
+        (503, {"status": "loading", "done": None, "reason": "no"},
+         EngineReadiness(False, "loading", reason="no")),
+        (503, {}, EngineReadiness(False)),
     ],
 )  # fmt: skip
-def test_readiness_reads_whatever_is_there(status: int, body: dict[str, Any], expected: Readiness) -> None:
+def test_readiness_reads_whatever_is_there(
+    status: int, body: dict[str, Any], expected: EngineReadiness
+) -> None:
     assert readiness_of(status, body) == expected
 
 
@@ -192,8 +195,8 @@ def test_plain_progress_says_each_quarter_once() -> None:
     view = LoadingView(Console(file=output, width=100))
     view.show("one", None)
     for done in range(0, 101, 5):
-        view.show("one", Readiness(False, "weights", done << 20, 100 << 20))
-    view.show("one", Readiness(True, "ready"))
+        view.show("one", EngineReadiness(False, "weights", done << 20, 100 << 20))
+    view.show("one", EngineReadiness(True, "ready"))
     view.finish("one")
     view.close()
     lines = output.getvalue().splitlines()
@@ -205,7 +208,7 @@ def test_plain_progress_says_each_quarter_once() -> None:
 def test_a_terminal_gets_bars_and_lines_above_them() -> None:
     output = io.StringIO()
     view = LoadingView(Console(file=output, width=100, force_terminal=True))
-    view.show("one", Readiness(False, "weights", 1, 2))
+    view.show("one", EngineReadiness(False, "weights", 1, 2))
     view.say("a line [with brackets]")
     view.finish("one")
     view.close()
@@ -220,10 +223,10 @@ def loading(terminal: bool) -> tuple[LoadingView, io.StringIO]:
 
 def test_each_engine_says_its_own_stages() -> None:
     view, output = loading(terminal=False)
-    view.show("one", Readiness(False, "weights", 0, 8 << 20))
-    view.show("two", Readiness(False, "weights", 0, 8 << 20))
-    view.show("one", Readiness(False, "warming up", 1, 3))
-    view.show("one", Readiness(False, "warming up", 1, 3))
+    view.show("one", EngineReadiness(False, "weights", 0, 8 << 20))
+    view.show("two", EngineReadiness(False, "weights", 0, 8 << 20))
+    view.show("one", EngineReadiness(False, "warming up", 1, 3))
+    view.show("one", EngineReadiness(False, "warming up", 1, 3))
     assert output.getvalue().splitlines() == [
         "one: weights 0 of 8.0Mi", "two: weights 0 of 8.0Mi", "one: warming up 1 of 3"
     ]  # fmt: skip
@@ -233,15 +236,15 @@ def test_an_engine_that_starts_again_says_its_stages_again() -> None:
     view, output = loading(terminal=False)
     for _ in range(2):
         view.show("one", None)
-        view.show("one", Readiness(True))
+        view.show("one", EngineReadiness(True))
         view.finish("one")
     assert output.getvalue().splitlines() == ["one: starting", "one: starting"]
 
 
 @pytest.mark.parametrize(
-    "readiness", [Readiness(False), Readiness(False, "", 5, 0), Readiness(False, "", 0, 0)]
+    "readiness", [EngineReadiness(False), EngineReadiness(False, "", 5, 0), EngineReadiness(False, "", 0, 0)]
 )
-def test_progress_without_a_total_is_a_stage_without_an_amount(readiness: Readiness) -> None:
+def test_progress_without_a_total_is_a_stage_without_an_amount(readiness: EngineReadiness) -> None:
     view, output = loading(terminal=False)
     view.show("one", readiness)
     assert output.getvalue() == "one: loading\n"
@@ -262,7 +265,7 @@ def test_stage_amount_and_clock_fit_the_terminal_and_go_on_between_stages(width:
     output = io.StringIO()
     view = LoadingView(Console(file=output, width=width, force_terminal=True))
     for stage, done, total in (("weights", 8 << 30, 8 << 30), ("allocating the arena", 404 << 20, 404 << 20)):
-        view.show("NVIDIA-Nemotron-Nano-9B-v2", Readiness(False, stage, done, total))
+        view.show("NVIDIA-Nemotron-Nano-9B-v2", EngineReadiness(False, stage, done, total))
     view.close()
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue().rpartition("weights")[2])
     for whole in ("allocating the arena", "404.0Mi of 404.0Mi", "0:00:00"):
@@ -274,8 +277,8 @@ def test_stage_amount_and_clock_fit_the_terminal_and_go_on_between_stages(width:
 def test_a_narrow_terminal_is_told_the_stage_whole_and_how_much_of_it_is_done() -> None:
     output = io.StringIO()
     view = LoadingView(Console(file=output, width=40, force_terminal=True))
-    view.show("quick-start", Readiness(False, "importing torch", 0, 1))
-    view.show("quick-start", Readiness(False, "allocating the arena", 64 << 20, 256 << 20))
+    view.show("quick-start", EngineReadiness(False, "importing torch", 0, 1))
+    view.show("quick-start", EngineReadiness(False, "allocating the arena", 64 << 20, 256 << 20))
     view.close()
     said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
     assert "quick-start: importing torch" in said
@@ -286,7 +289,7 @@ def test_a_narrow_terminal_is_told_the_stage_whole_and_how_much_of_it_is_done() 
 def test_the_terminal_is_given_back_when_the_last_engine_is_ready() -> None:
     view, output = loading(terminal=True)
     for name in ("one", "two"):
-        view.show(name, Readiness(False, "weights", 1, 2))
+        view.show(name, EngineReadiness(False, "weights", 1, 2))
     hide, show = "\x1b[?25l", "\x1b[?25h"
     view.finish("one")
     assert output.getvalue().count(hide) > output.getvalue().count(show)
@@ -298,25 +301,25 @@ def test_the_terminal_is_given_back_when_the_last_engine_is_ready() -> None:
 def test_a_change_is_a_change_of_content(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("a")
-    before = [Stamp.of(file)]
+    before = [FileStamp.of(file)]
     file.touch()
-    assert changed(before, [Stamp.of(file)]) == []
+    assert changed(before, [FileStamp.of(file)]) == []
     file.write_text("b")
-    assert changed(before, [Stamp.of(file)]) == [file]
+    assert changed(before, [FileStamp.of(file)]) == [file]
 
 
 def test_a_file_that_is_being_replaced_is_noticed_when_it_is_back(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("a")
-    before = [Stamp.of(file)]
+    before = [FileStamp.of(file)]
     file.unlink()
-    gone = [Stamp.of(file)]
+    gone = [FileStamp.of(file)]
     assert changed(before, gone) == []
     kept = settled(before, gone)
     file.write_text("b")
-    assert changed(kept, [Stamp.of(file)]) == [file]
+    assert changed(kept, [FileStamp.of(file)]) == [file]
     file.write_text("a")
-    assert changed(kept, [Stamp.of(file)]) == []
+    assert changed(kept, [FileStamp.of(file)]) == []
 
 
 def test_consecutive_ports_are_given_and_a_taken_one_is_named() -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
+from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.local.bring_up import bring_up
 from mamba_cli.local.documents import read_deployments
 from mamba_cli.local.model_facts import facts_of_model, local_uri
@@ -93,7 +93,7 @@ def test_logs_that_cannot_be_written_are_refused(file: Path) -> None:
 
 def test_an_arena_that_the_machine_has_no_room_for_is_not_started(file: Path, free: list[int]) -> None:
     file.write_text(document(memory={"arena": "100Gi"}))
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(NoFittingPlan):
         up(file)
     free.append(200 << 30)
     assert "started" in up(file)
@@ -107,7 +107,7 @@ def test_engines_that_fit_one_by_one_and_not_together_are_not_started(file: Path
         assert plan_deployment(
             read_deployments([path])[0], PlanFlags(), Device("cpu", 64 << 30, told=False)
         ).plan
-    with pytest.raises(DoesNotFit, match=r"one, two together need .* of which 64\.0Gi are free"):
+    with pytest.raises(NoFittingPlan, match=r"one, two together need .* of which 64\.0Gi are free"):
         up(file, other)
 
 

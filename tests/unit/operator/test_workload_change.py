@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import ProposedStrategy
 from mamba_operator.workload.change import HELD, MARGIN, NOTICE, WorkloadChange, workload_change
-from mamba_planner.rival import Rival
+from mamba_planner.alternative import Alternative
 from operator_objects import NOW
 
-LAZY = Rival("ExtraBufferLazy", "float32", 0.27)
+LAZY = Alternative("ExtraBufferLazy", "float32", 0.27)
 TICK = timedelta(minutes=1)
 
 
@@ -25,7 +25,7 @@ class Passes:
         self.taken = 0
 
     def go(
-        self, best: Rival | None, count: int = 1, *, measured: bool = True, may_take: bool = True
+        self, best: Alternative | None, count: int = 1, *, measured: bool = True, may_take: bool = True
     ) -> WorkloadChange:
         made = WorkloadChange()
         for _ in range(count):
@@ -74,7 +74,9 @@ def test_one_pass_at_the_time_it_asked_for_is_enough() -> None:
 
 
 @pytest.mark.parametrize("best", [None, replace(LAZY, gain=MARGIN - 0.001)], ids=["none", "close"])
-def test_who_does_not_win_by_enough_is_not_proposed_and_withdraws_one_that_was(best: Rival | None) -> None:
+def test_who_does_not_win_by_enough_is_not_proposed_and_withdraws_one_that_was(
+    best: Alternative | None,
+) -> None:
     passes = Passes()
     passes.go(best, 3 * WAIT)
     assert passes.proposed is None
@@ -93,7 +95,7 @@ def test_a_break_begins_anew_and_so_does_another_rival() -> None:
     passes.go(LAZY, WAIT)
     assert not passes.announced
 
-    passes.go(Rival("ExtraBuffer", "float32", 0.5), WAIT)
+    passes.go(Alternative("ExtraBuffer", "float32", 0.5), WAIT)
     assert not passes.announced
     assert passes.taken == 0
 
@@ -150,14 +152,14 @@ def test_times_that_somebody_broke_begin_anew(text: str) -> None:
 
 moments = st.integers(-3000, 3000).map(lambda minutes: NOW + timedelta(minutes=minutes))
 rivals = st.one_of(
-    st.none(), st.builds(Rival, st.sampled_from(["NoBuffer", "ExtraBuffer"]), st.just("float32"),
+    st.none(), st.builds(Alternative, st.sampled_from(["NoBuffer", "ExtraBuffer"]), st.just("float32"),
                          st.floats(-0.01, 0.5)),
 )  # fmt: skip
 
 
 @given(st.lists(st.tuples(moments, rivals, st.booleans()), max_size=12))
 def test_nothing_is_taken_that_was_not_announced_and_does_not_win_by_enough_while_it_is_measured(
-    looks: list[tuple[datetime, Rival | None, bool]],
+    looks: list[tuple[datetime, Alternative | None, bool]],
 ) -> None:
     proposed = None
     for now, best, measured in looks:

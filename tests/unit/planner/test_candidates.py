@@ -15,9 +15,9 @@ from mamba_api.strategy import Strategy
 from mamba_planner import Constraints, Device, MemoryBudget, UnusableInput, Workload
 from mamba_planner.candidates import (
     Candidate,
-    Shape,
+    SlabGeometry,
     evaluate,
-    shape_of,
+    slab_geometry,
 )
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.memory import CPU_ARENA_PART
@@ -34,7 +34,7 @@ def model(name: str) -> ModelConfig:
 
 SMALL = model("granite-4.0-h-350m")
 PURE = model("mamba2-2.7b")
-SHAPE = shape_of(SMALL, Constraints(), "float32")
+SHAPE = slab_geometry(SMALL, Constraints(), "float32")
 
 
 def candidate(
@@ -42,7 +42,7 @@ def candidate(
     **fixed: Any,
 ) -> Candidate:  # fmt: skip
     """A candidate over an arena of exactly `slabs` slabs."""
-    constraints = Constraints(arena_bytes=slabs * shape_of(of, Constraints(), "float32").slab, **fixed)
+    constraints = Constraints(arena_bytes=slabs * slab_geometry(of, Constraints(), "float32").slab, **fixed)
     budget = MemoryBudget.of(of, constraints, Device("cuda", 0))
     return evaluate(of, constraints, budget, workload or Workload(64, 64), strategy, "float32")
 
@@ -172,12 +172,12 @@ def test_few_short_sequences_take_no_more_than_they_could_ever_use() -> None:
 
 def test_a_shape_that_does_not_divide_among_devices_is_refused() -> None:
     with pytest.raises(UnusableInput, match="tensorParallel 5"):
-        shape_of(SMALL, Constraints(tensor_parallel=5), "float32")
+        slab_geometry(SMALL, Constraints(tensor_parallel=5), "float32")
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 1024])
 def test_a_slab_holds_one_state_and_whole_pages(page_size: int) -> None:
-    shape = shape_of(SMALL, Constraints(page_size=page_size, track_interval=page_size), "float32")
+    shape = slab_geometry(SMALL, Constraints(page_size=page_size, track_interval=page_size), "float32")
     assert shape.slab >= shape.state
     assert shape.slab % shape.page == 0
     assert shape.slab - shape.state < shape.page
@@ -191,5 +191,5 @@ def test_more_slabs_never_hold_fewer_sequences(slabs: int, slots: int, tokens: i
 
 
 def test_an_arena_that_is_less_than_its_padding_holds_nothing() -> None:
-    shape = Shape(1000, 16, 16, 256, 1024)
+    shape = SlabGeometry(1000, 16, 16, 256, 1024)
     assert [shape.most(slabs, 1, 10) for slabs in (-5, -1, 0)] == [0, 0, 0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mamba_api.strategy import Strategy
 from mamba_planner import Constraints, StateDtype, Workload
-from mamba_planner.candidates import STATE_DTYPES, Candidate, Shape
+from mamba_planner.candidates import STATE_DTYPES, Candidate, SlabGeometry
 from mamba_planner.choice import TIE, choose, reject, why
 from mamba_planner.strategy import MOST_ROBUST_FIRST as STRATEGIES
 
@@ -24,9 +24,9 @@ def candidate(
     running: int = 10, misfit: str = "", saved: float = 0.4, spare: int = 1,
 ) -> Candidate:  # fmt: skip
     return Candidate(
-        strategy, dtype, Shape(100, 1, 16, 16, 112), slots_each=2, slabs=50, running=running, planned=running,
-        fits=running + spare, cached_paths=5, max_model_len=4096, workload=TRAFFIC, saved=saved, score=score,
-        misfit=misfit,
+        strategy, dtype, SlabGeometry(100, 1, 16, 16, 112), slots_each=2, slabs=50, running=running,
+        planned=running, fits=running + spare, cached_paths=5, max_model_len=4096, workload=TRAFFIC,
+        saved=saved, score=score, misfit=misfit,
     )  # fmt: skip
 
 

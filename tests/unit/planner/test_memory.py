@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mamba_planner import Constraints, Device, DoesNotFit, MemoryBudget, UnusableInput
+from mamba_planner import Constraints, Device, InsufficientMemory, MemoryBudget, UnusableInput
 from mamba_planner.byte_size import binary_size
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
@@ -35,7 +35,7 @@ def test_true_weights_win_over_the_parameter_count(nano: ModelConfig) -> None:
 
 
 def test_weights_alone_may_be_too_much_and_the_numbers_say_so(nano: ModelConfig) -> None:
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InsufficientMemory) as caught:
         MemoryBudget.of(nano, Constraints(), Device("cuda", 16 * GIB))
     assert "weights 16.6Gi" in str(caught.value)
     assert "16.0Gi at utilization 0.9 gives 14.4Gi" in str(caught.value)
@@ -51,7 +51,9 @@ def test_an_explicit_arena_needs_no_device_memory(nano: ModelConfig) -> None:
 
 def test_an_arena_that_measured_main_memory_has_no_room_for_does_not_fit(nano: ModelConfig) -> None:
     asked = Constraints(arena_bytes=50 * GIB)
-    with pytest.raises(DoesNotFit, match=r"arena of 50\.0Gi need .* of which 64\.0Gi are free") as caught:
+    with pytest.raises(
+        InsufficientMemory, match=r"arena of 50\.0Gi need .* of which 64\.0Gi are free"
+    ) as caught:
         MemoryBudget.of(nano, asked, Device("cpu", 64 * GIB, told=False))
     assert caught.value.need > caught.value.have == 64 * GIB
     for elsewhere in (Device("cpu", 64 * GIB), Device("cpu", 80 * GIB, told=False)):
@@ -127,7 +129,7 @@ def test_what_others_hold_of_a_gpu_is_not_planned_with(nano: ModelConfig) -> Non
     assert MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=79 * GIB)).total == whole.total
     shared = MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=40 * GIB))
     assert shared.total == 40 * GIB
-    with pytest.raises(DoesNotFit, match="others hold memory of it"):
+    with pytest.raises(InsufficientMemory, match="others hold memory of it"):
         MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=8 * GIB))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mamba_planner import Device, DoesNotFit, MemoryPlan, plan_engine
+from mamba_planner import Device, InsufficientMemory, MemoryPlan, plan_engine
 from mamba_planner.byte_size import binary_size
 from mamba_planner.candidates import evaluate
 from mamba_planner.engine_settings import EngineSettings
@@ -72,7 +72,7 @@ def test_what_is_told_of_a_size_is_what_is_planned_there(name: str, given: dict[
 
 def test_a_size_on_which_nothing_fits_has_the_planners_reason() -> None:
     asked, small = settings(), Device("cuda", 15_360 * MIB)
-    with pytest.raises(DoesNotFit) as refused:
+    with pytest.raises(InsufficientMemory) as refused:
         plan_engine(NANO, asked, small)
     size = plan_engine(NANO, asked, Device("cuda", 23_034 * MIB)).one_size_down
     assert said(size) == {"memory": "15Gi", "fits": False, "reason": refused.value.message}
@@ -80,14 +80,14 @@ def test_a_size_on_which_nothing_fits_has_the_planners_reason() -> None:
 
 def test_a_size_whose_arena_is_too_small_for_one_sequence_has_that_reason() -> None:
     asked, small = settings(max_model_len=131_072), Device("cuda", 23_028 * MIB)
-    with pytest.raises(DoesNotFit, match="one sequence of 131072 tokens needs") as refused:
+    with pytest.raises(InsufficientMemory, match="one sequence of 131072 tokens needs") as refused:
         plan_engine(NANO, asked, small)
     size = plan_engine(NANO, asked, Device("cuda", 32_607 * MIB)).one_size_down
     assert said(size)["reason"] == refused.value.message
 
 
-def refusal(of: ModelConfig, device: Device, **given: Any) -> DoesNotFit:
-    with pytest.raises(DoesNotFit) as refused:
+def refusal(of: ModelConfig, device: Device, **given: Any) -> InsufficientMemory:
+    with pytest.raises(InsufficientMemory) as refused:
         plan_engine(of, settings(**given), device)
     return refused.value
 

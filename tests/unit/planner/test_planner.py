@@ -11,7 +11,7 @@ from mamba_api.v1alpha1 import PlanStatus
 from mamba_planner import (
     Constraints,
     Device,
-    DoesNotFit,
+    InsufficientMemory,
     MemoryPlan,
     UnusableInput,
     Workload,
@@ -141,7 +141,7 @@ def test_a_small_card_gives_up_tracking_slots_for_concurrency() -> None:
 
 
 def test_weights_and_one_sequence_that_do_not_fit_are_refused_with_the_numbers() -> None:
-    with pytest.raises(DoesNotFit) as caught:
+    with pytest.raises(InsufficientMemory) as caught:
         plan(NANO, Constraints(max_model_len=131_072), Device("cuda", 22 * GIB))
     message = str(caught.value)
     assert "weights 16.6Gi" in message
@@ -292,10 +292,10 @@ def test_what_was_declared_and_cannot_be_had_is_said() -> None:
 
 
 def test_a_refusal_advises_what_is_not_so_already() -> None:
-    with pytest.raises(DoesNotFit, match=r"Use more memory or a shorter model length$"):
+    with pytest.raises(InsufficientMemory, match=r"Use more memory or a shorter model length$"):
         plan(NANO, Constraints(max_model_len=131_072), Device("cuda", 22 * GIB))
     asked = Constraints(max_model_len=131_072, strategy="ExtraBuffer", state_dtype="float32")
-    with pytest.raises(DoesNotFit, match=r"a shorter model length, NoBuffer or float16 states$"):
+    with pytest.raises(InsufficientMemory, match=r"a shorter model length, NoBuffer or float16 states$"):
         plan(NANO, asked, Device("cuda", 22 * GIB))
 
 

@@ -15,7 +15,7 @@ from mamba_planner import Constraints, Workload
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
-from mamba_planner.throughput import KEPT_WITHOUT_BUFFER, Traffic, expected_saved, expected_throughput
+from mamba_planner.throughput import KEPT_WITHOUT_BUFFER, StepTraffic, expected_saved, expected_throughput
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 CHAT = Workload(4000, 500, 0.5, declared=True)
@@ -28,7 +28,7 @@ def model(name: str) -> ModelConfig:
 
 DENSE = model("nemotron-nano-9b-v2")
 SPARSE = model("nemotron-3-nano-30b-a3b")
-LOAD = Traffic(running=16, state=140 << 20, kv=16_384, weights=17 << 30)
+LOAD = StepTraffic(running=16, state=140 << 20, kv=16_384, weights=17 << 30)
 
 
 def saved(
@@ -93,7 +93,7 @@ def test_a_wider_interval_saves_less_of_long_answers() -> None:
 
 
 def speed(
-    load: Traffic = LOAD, workload: Workload = CHAT, share: float = 0.0, of: ModelConfig = DENSE
+    load: StepTraffic = LOAD, workload: Workload = CHAT, share: float = 0.0, of: ModelConfig = DENSE
 ) -> float:
     return expected_throughput(of, workload, load, share)
 
@@ -138,7 +138,7 @@ def test_long_answers_are_slower_to_make_than_long_prompts() -> None:
 
 def test_of_a_sparse_model_a_single_token_reads_few_experts_and_a_large_batch_nearly_all() -> None:
     """Its weights cost a batch of one little; the cost of a step rises until all experts are read."""
-    light = Traffic(1, 0, 0, 60 << 30)
+    light = StepTraffic(1, 0, 0, 60 << 30)
     answer = Workload(1, 1000)
 
     def bytes_a_step(running: int) -> float:

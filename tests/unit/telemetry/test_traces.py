@@ -9,12 +9,12 @@ from unittest import mock
 import pytest
 import structlog
 
-from mamba_planner.trace_choices import TraceChoices
+from mamba_planner.trace_settings import TraceSettings
 from mamba_telemetry import span_queue, traces
 from mamba_telemetry.request_trace import RequestTrace
 from mamba_telemetry.tracing import OFF, Tracing
 
-NOTHING = TraceChoices()
+NOTHING = TraceSettings()
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_the_protocol_is_that_of_the_settings_or_the_variables(
     environ: dict[str, str], chosen: Any, module: str, queues: list[Any]
 ) -> None:
     os.environ.update(environ)
-    choices = TraceChoices(otlp_endpoint="http://127.0.0.1:9", otlp_protocol=chosen)
+    choices = TraceSettings(otlp_endpoint="http://127.0.0.1:9", otlp_protocol=chosen)
     assert traces.set_up_traces(choices, process="api").on
     assert module in type(queues[0].exporter).__module__
 
 
 def test_the_share_of_the_settings_is_taken(queues: list[Any]) -> None:
     os.environ["OTEL_TRACES_SAMPLER"] = "always_on"
-    choices = TraceChoices(otlp_endpoint="http://127.0.0.1:9", trace_sampling=0.0, slow_request=3.0)
+    choices = TraceSettings(otlp_endpoint="http://127.0.0.1:9", trace_sampling=0.0, slow_request=3.0)
     tracing: Tracing = traces.set_up_traces(choices, process="api")
     trace = tracing.begin("POST /x", {}, at=1.0)
     assert (trace.recording, trace.sampled, trace.slow_after) == (True, False, 3.0)

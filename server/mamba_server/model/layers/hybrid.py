@@ -12,7 +12,7 @@ import torch
 from mamba_api.quantization import Quantization
 from mamba_kernels.dispatch.backend import TRITON, backend_for
 from mamba_kernels.precision import accumulator
-from mamba_planner.families.served import why_not_served
+from mamba_planner.families.support import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import scanned_chunks
 from mamba_server.model.cache_views import CacheViews

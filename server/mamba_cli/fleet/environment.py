@@ -6,7 +6,7 @@ from mamba_cli.fleet.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class FleetEnvironment:
     """What surrounds the fleet."""
 
     cold_start: float = 120.0

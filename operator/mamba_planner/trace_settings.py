@@ -13,7 +13,7 @@ from mamba_api.v1alpha1 import MambaDeployment, Telemetry
 _SLOW_AFTER = Telemetry().slow_after
 
 
-class TraceChoices(BaseModel):
+class TraceSettings(BaseModel):
     """Traces."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)

@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 
 
-def obey_from_the_start(pid: int | None = None) -> None:
+def end_on_sigterm(pid: int | None = None) -> None:
     """Makes SIGTERM end process 1 as it ends any other; servers replace this by their draining.
 
     `pid` is the caller's own unless told otherwise. Other processes are left as they are.

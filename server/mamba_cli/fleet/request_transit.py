@@ -6,7 +6,7 @@ from mamba_cli.fleet.request import Request
 
 
 @dataclass(slots=True, eq=False)
-class Transit:
+class RequestTransit:
     """Over at second `end`, as things are; `version`: of `end`, an event for another one is out of date."""
 
     request: Request

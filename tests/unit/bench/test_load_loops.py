@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from mamba_cli.bench import drive
-from mamba_cli.bench.drive import closed_loop, open_loop
-from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench import load_loops
+from mamba_cli.bench.load_loops import closed_loop, open_loop
+from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.samples import Sample
 from virtual_time import in_virtual_time
 
 
 @pytest.fixture(autouse=True)
 def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(load_loops, "time", SimpleNamespace(monotonic=now))
 
 
 def now() -> float:
@@ -29,7 +29,7 @@ class Server:
         self.seconds, self.out, self.most = seconds, 0, 0
         self.sent: list[float] = []
 
-    async def __call__(self, prompt: Prompt, start: float, late: float = 0.0) -> Sample:
+    async def __call__(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Sample:
         begin = now() - start
         self.sent.append(begin)
         self.out += 1
@@ -45,8 +45,8 @@ def near(*seconds: float) -> Any:
     return pytest.approx(list(seconds), abs=1e-3)
 
 
-def prompts(*times: float) -> list[Prompt]:
-    return [Prompt((9,), 1, at) for at in times]
+def prompts(*times: float) -> list[LoadPrompt]:
+    return [LoadPrompt((9,), 1, at) for at in times]
 
 
 def ignore(_sample: Sample) -> None:
@@ -100,7 +100,7 @@ async def test_a_stop_ends_the_run_with_what_there_is(kind) -> None:
 
 @in_virtual_time
 async def test_a_failure_of_the_client_itself_is_not_swallowed() -> None:
-    async def broken(prompt: Prompt, start: float, late: float = 0.0) -> Sample:
+    async def broken(prompt: LoadPrompt, start: float, late: float = 0.0) -> Sample:
         raise RuntimeError("bug")
 
     with pytest.raises(RuntimeError, match="bug"):

@@ -1,4 +1,5 @@
-"""`rival`: what would do better for other traffic than the choice in force, and by how much. Pure."""
+"""`best_alternative`: what would do better for other traffic than the choice in force, and by how much.
+Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
+class Alternative:
     """Another choice."""
 
     strategy: Strategy
@@ -23,7 +24,7 @@ class Rival:
     """Expected throughput by that of the choice in force, less one; infinite where that cannot run at all."""
 
 
-def rival(
+def best_alternative(
     model: ModelConfig,
     settings: EngineSettings,
     device: Device,
@@ -33,7 +34,7 @@ def rival(
     state_dtype: StateDtype,
     *,
     state_dtypes: Iterable[StateDtype] = STATE_DTYPES,
-) -> Rival | None:
+) -> Alternative | None:
     """What the planner would choose for `traffic`; None where that is the choice in force, or nothing fits.
 
     Args:
@@ -46,7 +47,7 @@ def rival(
             out can be told to a running engine.
 
     Raises:
-        DoesNotFit: the budget does not hold the weights.
+        InsufficientMemory: the budget does not hold the weights.
         UnusableInput: an input cannot be planned with.
     """
     constraints = replace(Constraints.of(settings), strategy=None)
@@ -65,4 +66,4 @@ def rival(
         return None
     now = evaluate(model, constraints, budget, traffic, strategy, state_dtype)
     gain = best.score / now.score - 1 if now.score > 0 else float("inf")
-    return Rival(best.strategy, best.state_dtype, gain)
+    return Alternative(best.strategy, best.state_dtype, gain)

@@ -8,21 +8,21 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.samples import Sample
 
 
 class Sender(Protocol):
     """Sends one prompt and returns what it saw; never raises for what the server does."""
 
-    def __call__(self, prompt: Prompt, start: float, late: float = 0.0) -> Awaitable[Sample]: ...
+    def __call__(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Awaitable[Sample]: ...
 
 
-Told = Callable[[Sample], None]
+OnSample = Callable[[Sample], None]
 
 
 async def closed_loop(
-    prompts: Iterable[Prompt], send: Sender, concurrency: int, stop: asyncio.Event, told: Told
+    prompts: Iterable[LoadPrompt], send: Sender, concurrency: int, stop: asyncio.Event, told: OnSample
 ) -> list[Sample]:
     """Keep `concurrency` requests out until the prompts are used up or `stop` is set."""
     start, samples, left = time.monotonic(), [], iter(prompts)
@@ -40,7 +40,7 @@ async def closed_loop(
 
 
 async def open_loop(
-    prompts: Iterable[Prompt], send: Sender, stop: asyncio.Event, told: Told, limit: int | None = None
+    prompts: Iterable[LoadPrompt], send: Sender, stop: asyncio.Event, told: OnSample, limit: int | None = None
 ) -> list[Sample]:
     """Send each prompt at its time `at`, until `stop` is set; with `limit`, at most so many out at once.
 
@@ -49,7 +49,7 @@ async def open_loop(
     start, samples, out = time.monotonic(), [], set[asyncio.Task[None]]()
     places = asyncio.Semaphore(limit) if limit else None
 
-    async def one(prompt: Prompt) -> None:
+    async def one(prompt: LoadPrompt) -> None:
         try:
             late = max(0.0, time.monotonic() - start - prompt.at)
             sample = await send(prompt, start, late)
