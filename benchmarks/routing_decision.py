@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.cache.record import RESULTS, write
 
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate
@@ -83,7 +83,7 @@ class BusyGateway:
 
     def report(self, name: str) -> None:
         """What a probe of this engine sees."""
-        report = Report(
+        report = ProbeReport(
             True, models=({"id": "m"},), running=self.rng.randrange(9), room=1e6,
             speed=EngineSpeed(self.rng.uniform(1.8e4, 2.2e4), 1e-6, 0.01),
             prompt_tokens_waiting=self.rng.random() * 1e4,

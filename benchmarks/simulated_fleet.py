@@ -24,12 +24,12 @@ from mamba_cli.fleet.cache_size import CacheSize
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
 from mamba_cli.fleet.workload import TraceWorkload
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate
 from mamba_gateway.routing.router import Router
-from mamba_gateway.routing.scoring import Weights
+from mamba_gateway.routing.scoring import RoutingWeights
 from mamba_server.cache.state_cache import StateCache
 
 ATTENTION_RATIO = 4.6e-6
@@ -69,11 +69,11 @@ class SimulatedEngine:
         """Seconds it had to compute then; known when all is over."""
         return sum(end - max(begin, at) for came, begin, end in self.spans if came <= at < end)
 
-    def report(self) -> Report:
+    def report(self) -> ProbeReport:
         """As its metrics say it: of waiting prompts so much is taken off as was resumed before."""
         share = self.computed / self.prompt_tokens if self.prompt_tokens else 1.0
         waiting = sum(len(asked.token_ids) for asked in self.queue) * share
-        return Report(
+        return ProbeReport(
             True, running=self.running, waiting=len(self.queue), speed=self.speed,
             prompt_tokens_waiting=waiting, room=1e9,
         )  # fmt: skip
@@ -103,7 +103,7 @@ class SimulatedFleet:
             pool = Pool(clock=lambda: self.now)
             pool.set_targets(Target(f"http://{name}", name) for name in self.engines)
             index = CacheIndex(self.engines, knowledge)
-            weights = Weights(0.0 if knowledge == "load" else 1.0)
+            weights = RoutingWeights(0.0 if knowledge == "load" else 1.0)
             metrics = GatewayMetrics(pool.snapshot)
             self.pools.append(pool)
             self.routers.append(

@@ -2,7 +2,8 @@
 
 BudgetError
 ├── UnusableInput       exit 2, condition reason InvalidSpec: an input the planner cannot use, named
-└── InsufficientMemory  exit 3, condition reason DoesNotFit: the memory is too small; the message says by how much
+└── InsufficientMemory  exit 3, condition reason DoesNotFit: the memory is too small; the message says by how
+much
 """
 
 from dataclasses import dataclass

@@ -63,7 +63,7 @@ def error_response(error: ApiError) -> Response:
     return JsonResponse(error.envelope(), error.status, headers=error.headers())
 
 
-def error_answers(**descriptions: str) -> Responses:
+def error_responses(**descriptions: str) -> Responses:
     """Error answers for the document; the names are `e` and the status."""
     return {
         int(name[1:]): {"model": ErrorEnvelope, "description": text} for name, text in descriptions.items()

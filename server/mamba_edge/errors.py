@@ -13,7 +13,7 @@ ApiError
 ├── HeadersTooLarge       431 headers_too_large     (the connection is closed)
 ├── InternalError         500 internal_error
 ├── NotReady              503 not_ready             (Retry-After)
-│   └── Draining          503 not_ready             (Retry-After; the connection is closed)
+│   └── ServerDraining    503 not_ready             (Retry-After; the connection is closed)
 ├── TooManyBodies         503 overloaded            (Retry-After)
 └── TooManyConnections    503 overloaded            (Retry-After; the connection is closed)
 """
@@ -140,7 +140,7 @@ class NotReady(ApiError):
     status, kind, code, retry_after = 503, "service_unavailable_error", "not_ready", 2.0
 
 
-class Draining(NotReady):
+class ServerDraining(NotReady):
     """The server is about to stop. Only a new connection can lead a retry to another one."""
 
     close = True

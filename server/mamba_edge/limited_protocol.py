@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from mamba_edge.close_delimited import CloseDelimitedResponses
 from mamba_edge.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import (
     ApiError,
@@ -28,7 +29,6 @@ from mamba_edge.errors import (
     TooManyConnections,
 )
 from mamba_edge.request_target import targets
-from mamba_edge.until_close import UntilClose
 from mamba_planner.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
@@ -36,7 +36,7 @@ HEADER_BYTES = 64 * 1024
 _NO_CONTEXT = contextvars.Context()
 
 
-class _Refused(Exception):
+class _RequestRefused(Exception):
     """Ends the parsing of a request; the answer is in `refusal`."""
 
 
@@ -287,7 +287,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: ApiError) -> None:
         self._refusal = refusal
-        raise _Refused
+        raise _RequestRefused
 
     def _on_disconnect(self, leave: Callable[[], None] | None) -> None:
         self._leave = leave
@@ -298,7 +298,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
-            app = UntilClose(app, cycle)
+            app = CloseDelimitedResponses(app, cycle)
 
         def with_direct(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             # In a copy: the exchange knows the scope, and both would live until garbage is searched for.

@@ -40,7 +40,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-async def kept_low(work: Coroutine[Any, Any, Result], seconds: float = TRIM_SECONDS) -> Result:
+async def with_trimming(work: Coroutine[Any, Any, Result], seconds: float = TRIM_SECONDS) -> Result:
     """The result of `work`, and `trim` every so many seconds while it runs, in a thread."""
 
     async def trim_now_and_then() -> None:

@@ -16,11 +16,11 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mamba_edge.asgi_responses import send_error
 from mamba_edge.body_budget import BodyBudget, BodyShare
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, first_values
-from mamba_edge.sending import send_error
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import LogContext, get_logger, log_request
 from mamba_telemetry.request_trace import RequestTrace, error_code

@@ -6,7 +6,7 @@ ApiError (mamba_edge)
 ├── RequestTimedOut       504 request_timeout     the request's longest life is over
 └── NotReady
     ├── NoEndpoint        503 no_ready_endpoint   no engine can take the request now; retry later
-    └── Draining          503 draining            this gateway is about to stop; retry elsewhere
+    └── GatewayDraining   503 draining            this gateway is about to stop; retry elsewhere
 """
 
 from mamba_edge.errors import ApiError, NotReady
@@ -40,7 +40,7 @@ class NoEndpoint(NotReady):
     code = "no_ready_endpoint"
 
 
-class Draining(NotReady):
+class GatewayDraining(NotReady):
     """This gateway finishes what it has and takes nothing new; it wants no idle clients."""
 
     code, retry_after, close = "draining", 1.0, True

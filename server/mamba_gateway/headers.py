@@ -7,8 +7,8 @@ import functools
 import re
 from collections.abc import Callable
 
+from mamba_edge.asgi_responses import USAGE_HEADER
 from mamba_edge.request_body import RawHeaders
-from mamba_edge.sending import USAGE_HEADER
 
 HOP_BY_HOP = frozenset(
     (

@@ -20,7 +20,7 @@ from mamba_prefix.prefix_table import MOST_ENGINES, PrefixTable
 from mamba_prefix.recent_gains import RecentGains
 
 State = Literal["off", "following", "stale", "unavailable"]
-Verdict = Literal["taken", "old", "gap"]
+ChangeResult = Literal["taken", "old", "gap"]
 MOST_ENTRIES = 4 << 20
 """Hashes that the copy holds at most of each kind: about 140 MB."""
 
@@ -180,7 +180,7 @@ class PrefixIndex:
         self._keep_chains()
         return True
 
-    def take_change(self, message: Change) -> Verdict:
+    def take_change(self, message: Change) -> ChangeResult:
         """What an engine gained and lost. "gap": a batch before this one is missing; a snapshot is needed."""
         view = self._views.get(message.engine)
         if view is None:

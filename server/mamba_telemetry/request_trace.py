@@ -16,7 +16,7 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind, for
 MOST_SPANS = 128
 """Of one request in one process; more are counted and left out."""
 Value = str | bool | int | float | Sequence[str] | Sequence[int]
-Kept = Literal["sampled", "failed", "slow", ""]
+KeepReason = Literal["sampled", "failed", "slow", ""]
 
 
 class SpanNote:
@@ -69,7 +69,7 @@ class SpanNote:
         self.end = self.end or at
 
 
-class _Unheard(SpanNote):
+class _NullNote(SpanNote):
     """Takes the notes of a request that nobody traces."""
 
     __slots__ = ()
@@ -87,7 +87,7 @@ class _Unheard(SpanNote):
         pass
 
 
-_UNHEARD = _Unheard("", 0, 0.0)
+_UNHEARD = _NullNote("", 0, 0.0)
 
 
 class RequestTrace:
@@ -164,7 +164,7 @@ class RequestTrace:
         """Something in it did not do what it was for."""
         return any(note.error for note in self.notes)
 
-    def kept(self, now: float) -> Kept:
+    def kept(self, now: float) -> KeepReason:
         """Why its spans are sent whatever comes; "" = as it stands they are not."""
         if not self.recording:
             return ""

@@ -24,7 +24,7 @@ CLOSE_SECONDS = 2.0
 """How long the end of the process may wait for the last spans."""
 
 
-class MakeSpans(Protocol):
+class SpanFactory(Protocol):
     """Turns the notes of a request into spans."""
 
     def __call__(self, trace: RequestTrace, end: float, why: str) -> Sequence[ReadableSpan]: ...
@@ -42,7 +42,7 @@ class SpanCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _QueuedTrace:
     trace: RequestTrace
     end: float
     why: str
@@ -55,7 +55,7 @@ class SpanQueue:
     def __init__(
         self,
         exporter: SpanExporter,
-        make: MakeSpans,
+        make: SpanFactory,
         *,
         most: int = 2048,
         batch: int = 512,
@@ -64,7 +64,7 @@ class SpanQueue:
         self.counts = SpanCounts()
         self._exporter, self._make = exporter, make
         self._most, self._batch, self._delay = most, min(batch, most), delay
-        self._kept: deque[_Kept] = deque()
+        self._kept: deque[_QueuedTrace] = deque()
         self._pending = 0
         """Spans that wait or are being sent."""
         self._changed = threading.Condition()
@@ -80,7 +80,7 @@ class SpanQueue:
             if self._closing or self._pending + size > self._most:
                 self.counts.dropped += size
                 return
-            self._kept.append(_Kept(trace, end, why))
+            self._kept.append(_QueuedTrace(trace, end, why))
             self._pending += size
             self._changed.notify()
 
@@ -98,13 +98,13 @@ class SpanQueue:
             self._send(batch)
         self._exporter.shutdown()
 
-    def _next(self) -> list[_Kept]:
+    def _next(self) -> list[_QueuedTrace]:
         """The next batch; empty at the end."""
         with self._changed:
             self._wait(lambda: bool(self._kept) or self._closing)
             due = time.monotonic() + self._delay
             self._wait(lambda: self._pending >= self._batch or self._closing, due)
-            batch: list[_Kept] = []
+            batch: list[_QueuedTrace] = []
             size = 0
             while self._kept and (not batch or size + len(self._kept[0].trace.notes) <= self._batch):
                 batch.append(self._kept.popleft())
@@ -114,7 +114,7 @@ class SpanQueue:
     def _wait(self, what: Callable[[], bool], due: float | None = None) -> None:
         self._changed.wait_for(what, None if due is None else max(0.0, due - time.monotonic()))
 
-    def _send(self, batch: list[_Kept]) -> None:
+    def _send(self, batch: list[_QueuedTrace]) -> None:
         size = sum(len(each.trace.notes) for each in batch)
         why, sent = "", False
         try:

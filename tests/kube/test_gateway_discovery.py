@@ -16,7 +16,7 @@ from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_gateway.endpoints.discovery import watch_engines
 from mamba_gateway.endpoints.pool import Target
-from mamba_gateway.endpoints.watch import Stale, Watch
+from mamba_gateway.endpoints.watch import Watch, WatchExpired
 from mamba_gateway.wake import Waker
 from mamba_kube.access import connected, load_access
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
@@ -131,7 +131,7 @@ async def test_an_expired_version_is_stale_and_leads_to_a_new_list(control_plane
     async with api_server(control_plane.kubeconfig) as server:
         selector = "kubernetes.io/service-name=x-engine"
         slices = Watch(server, path, selector, lambda objects: found.append(list(objects)))
-        with pytest.raises(Stale):
+        with pytest.raises(WatchExpired):
             await slices.watch("1")
         version = await slices.list()
     assert int(version) > 1

@@ -8,7 +8,7 @@ SEQUENCE, DEFAULTS = "tests/unit/text/test_sequence_text.py", "tests/unit/text/t
 CHAT = "tests/unit/text/test_chat_template.py"
 SAMPLING, ACTIVE = "tests/unit/api/test_sampling.py", "tests/unit/api/test_active_request.py"
 INBOX, DRAIN = (f"tests/unit/api/test_{name}.py" for name in ("inbox", "drain"))
-EVENTS, KEYS = (f"tests/unit/edge/test_{name}.py" for name in ("sending", "api_keys"))
+EVENTS, KEYS = (f"tests/unit/edge/test_{name}.py" for name in ("asgi_responses", "api_keys"))
 BODIES, ENDPOINTS = (f"tests/unit/api/test_{name}.py" for name in ("responses", "endpoints"))
 HOSTILE, PROMPTS, SERVING = (
     f"tests/unit/api/test_{name}.py" for name in ("hostile_bodies", "prompts", "serving")
@@ -146,12 +146,12 @@ MUTANTS = (
         "        if self.draining:", "        if False:", (DRAIN,),
     ),
     Mutant(
-        "work goes on for a client that left", EDGE + "sending.py",
+        "work goes on for a client that left", EDGE + "asgi_responses.py",
         "        for job in (task, watch):\n            job.cancel()\n        await",
         "        watch.cancel()\n        await", (EVENTS,),
     ),
     Mutant(
-        "the answer's head is sent before anything can be answered", EDGE + "sending.py",
+        "the answer's head is sent before anything can be answered", EDGE + "asgi_responses.py",
         "    started = False\n",
         '    started = True\n    await send({"type": "http.response.start", "status": 200, "headers": []})\n',
         (EVENTS,),

@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         "who has no answer at the end of a drain gets none", GATEWAY + "relay/proxy_endpoint.py",
-        "            if not response.answering:\n                raise Draining(DRAINING) from None",
+        "            if not response.answering:\n                raise GatewayDraining(DRAINING) from None",
         "            return",
         PROXY,
     ),
@@ -167,7 +167,7 @@ MUTANTS = (
     ),
     Mutant(
         "an expired watch is followed from where it was", GATEWAY + "endpoints/watch.py",
-        'if response.status == 410:\n                raise Stale("the version is gone")',
+        'if response.status == 410:\n                raise WatchExpired("the version is gone")',
         "if response.status == 410:\n                return version",
         (UNIT + "test_watch.py",),
     ),

@@ -14,7 +14,7 @@ from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.prompt_prefix import DEPTHS, PromptPrefix
 from mamba_gateway.relay.events import DONE, EventAligner
 from mamba_gateway.routing.decision import NoCandidate, choose
-from mamba_gateway.routing.scoring import JITTER, RoutingRequest, Weights
+from mamba_gateway.routing.scoring import JITTER, RoutingRequest, RoutingWeights
 
 budget = settings(max_examples=150)
 counts = st.integers(0, 50)
@@ -92,7 +92,7 @@ full_asks = st.builds(
 def test_whatever_engines_say_one_that_fits_is_chosen_and_none_is_cheaper(
     ends, ask, prefix, load, seed
 ) -> None:
-    decision = choose(ends, ask, Random(seed), Weights(prefix, load))
+    decision = choose(ends, ask, Random(seed), RoutingWeights(prefix, load))
     if isinstance(decision, NoCandidate):
         return
     assert decision.endpoint.ready
@@ -107,7 +107,7 @@ def test_what_a_choice_goes_by_is_what_its_explanation_adds_up_to(
     ends, ask, prefix, load, sure, seed
 ) -> None:
     ask = msgspec.structs.replace(ask, sure=sure)
-    decision = choose(ends, ask, Random(seed), Weights(prefix, load))
+    decision = choose(ends, ask, Random(seed), RoutingWeights(prefix, load))
     if not isinstance(decision, NoCandidate):
         comparison = decision.comparison
         costs = comparison.costs()

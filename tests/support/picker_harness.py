@@ -29,12 +29,12 @@ from mamba_gateway.endpoint_picker.ext_proc import (
     Struct,
 )
 from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompts.prompt_reader import PromptReader
-from mamba_gateway.prompts.text_sides import TextSides
-from mamba_gateway.relay.parts import Parts
-from mamba_gateway.routing.hold import Hold
+from mamba_gateway.prompts.text_processors import TextProcessors
+from mamba_gateway.relay.shared_parts import SharedParts
+from mamba_gateway.routing.endpoint_wait import EndpointWait
 from mamba_gateway.routing.router import Router
 from mamba_gateway.settings import GatewaySettings
 from mamba_telemetry.tracing import OFF, Tracing
@@ -160,11 +160,11 @@ class PickerHarness:
         self.admission = Admission(places, queue, self.settings.queue_timeout, time.monotonic)
         self.bodies = BodyBudget(limits.get("max_held_body_bytes", 1 << 30))
         self.wakes = 0
-        texts = texts or TextSides(None, self.pool, time.monotonic)  # type: ignore[arg-type] # it never asks an engine
-        hold = Hold(self.pool, self.metrics, self._wake)
+        texts = texts or TextProcessors(None, self.pool, time.monotonic)  # type: ignore[arg-type] # it never asks an engine
+        hold = EndpointWait(self.pool, self.metrics, self._wake)
         prompts = PromptReader(texts, self.metrics)
         limiter = RateLimiter(self.settings.key_limits, self.metrics, time.monotonic)
-        self.parts = Parts(
+        self.parts = SharedParts(
             self.pool, self.metrics, self.admission, limiter, self.router, hold, prompts, self.bodies
         )
         self._keys = (
@@ -180,7 +180,7 @@ class PickerHarness:
         self.pool.set_targets(Target(f"http://{address}", f"pod-{address}") for address in addresses)
         for place, address in enumerate(addresses):
             said = {"ready": True, "running": 10 * place, "models": ({"id": "m"},), **report}
-            self.pool.report(f"http://{address}", Report(**said))
+            self.pool.report(f"http://{address}", ProbeReport(**said))
 
     @contextlib.asynccontextmanager
     async def running(

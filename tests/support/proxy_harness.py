@@ -16,7 +16,7 @@ from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
@@ -65,7 +65,7 @@ class ProxyHarness:
         table = limits.get("limits", KeyLimitTable(KeyLimits(), {}))
         pool = Pool()
         pool.set_targets([Target("http://e")])
-        pool.report("http://e", Report(ready=True, models=({"id": "m"},)))
+        pool.report("http://e", ProbeReport(ready=True, models=({"id": "m"},)))
         self.relay = ScriptedRelay(script)
         self.metrics = GatewayMetrics(pool.snapshot)
         self.admission = Admission(

@@ -43,7 +43,7 @@ def run(given: dict[str, Any]) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             serving = serve(settings, ready, picker_ready=picker_ready, tracing=tracing)
-            return runner.run(process_memory.kept_low(serving))
+            return runner.run(process_memory.with_trimming(serving))
     except ModuleNotFoundError as error:
         if settings.endpoint_picker_port is None:
             raise

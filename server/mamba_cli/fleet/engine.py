@@ -14,7 +14,7 @@ from mamba_cli.fleet.cache_size import CAP, CacheSize
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.request import Request
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.pool import Report
+from mamba_gateway.endpoints.pool import ProbeReport
 from mamba_planner.prefill_work import prefill_work
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
@@ -141,12 +141,12 @@ class SimulatedEngine:
         """Of the arena: what slots and pages of sequences take together."""
         return min(1.0, self.slots_used + self.pages_used)
 
-    def report(self, *, draining: bool = False) -> Report:
+    def report(self, *, draining: bool = False) -> ProbeReport:
         """As gateways read it."""
         speed = EngineSpeed(
             self.profile.prefill_tokens_per_second, self.profile.attention_ratio, self.decode_seconds
         )
-        return Report(
+        return ProbeReport(
             True, draining, running=self.running, waiting=len(self.queue), kv_usage=self.usage, speed=speed,
             prompt_tokens_waiting=self.waiting_tokens,
             room=self._room,

@@ -15,7 +15,7 @@ from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate
 from mamba_gateway.routing.router import Router
-from mamba_gateway.routing.scoring import Weights
+from mamba_gateway.routing.scoring import RoutingWeights
 
 
 class SimulatedGateway:
@@ -36,7 +36,8 @@ class SimulatedGateway:
         self._pool = Pool(clock=clock)
         self._router = Router(
             self._pool, GatewayMetrics(self._pool.snapshot), Random(seed),
-            index=CacheIndex(engines, self.knowledge), clock=clock, weights=Weights(self.prefix_weight),
+            index=CacheIndex(engines, self.knowledge), clock=clock,
+            weights=RoutingWeights(self.prefix_weight),
         )  # fmt: skip
 
     def probe(self, pods: Iterable[Pod]) -> None:

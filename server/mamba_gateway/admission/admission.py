@@ -11,22 +11,22 @@ from typing import Protocol, Self
 
 import msgspec
 
-from mamba_edge.arrivals import Arrivals
 from mamba_edge.errors import TooManyRequests
-from mamba_gateway.admission.fair_queue import FairQueue, Waiting
+from mamba_edge.request_arrivals import RequestArrivals
+from mamba_gateway.admission.fair_queue import FairQueue, WaitingRequest
 from mamba_gateway.clock import Clock
-from mamba_gateway.errors import Draining
+from mamba_gateway.errors import GatewayDraining
 
 DRAINING = "the gateway is draining: it finishes what runs and takes nothing new; send the request again"
 
 
-class Places(Protocol):
+class EngineCapacity(Protocol):
     """How many more requests for a model the engines are to be given."""
 
     def __call__(self, model: str | None) -> float: ...
 
 
-class Refused(Protocol):
+class OnRefused(Protocol):
     """Told of each request that found no place: why, and the name of its key."""
 
     def __call__(self, cause: str, key: str) -> None: ...
@@ -40,7 +40,7 @@ def retry_after(queued: int, permits: int, service_seconds: float) -> float:
     return float(min(60, max(1, math.ceil((queued + 1) * service_seconds / permits))))
 
 
-class Claim(msgspec.Struct, frozen=True):
+class PermitRequest(msgspec.Struct, frozen=True):
     """What the queue knows of a request."""
 
     key: str = ""
@@ -52,7 +52,7 @@ class Claim(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-NOBODYS = Claim()
+NOBODYS = PermitRequest()
 """Where nothing is known of a request."""
 
 
@@ -61,7 +61,7 @@ class Permit:
 
     __slots__ = ("_admission", "_begin", "_claim", "_sent", "waited")
 
-    def __init__(self, admission: "Admission", claim: Claim) -> None:
+    def __init__(self, admission: "Admission", claim: PermitRequest) -> None:
         self._admission, self._claim = admission, claim
         self.waited = self._begin = 0.0
         """Seconds until its turn came."""
@@ -114,13 +114,13 @@ class Admission:
         queue_timeout: float,
         clock: Clock,
         *,
-        places: Places = lambda _: math.inf,
+        places: EngineCapacity = lambda _: math.inf,
         weight: Callable[[str], float] = lambda _: 1.0,
-        refused: Refused = lambda _cause, _key: None,
+        refused: OnRefused = lambda _cause, _key: None,
     ) -> None:
         self.max_in_flight, self.max_queue, self.queue_timeout = max_in_flight, max_queue, queue_timeout
         self.draining = False
-        self.arrivals = Arrivals()
+        self.arrivals = RequestArrivals()
         self.admitted = 0
         """Requests admitted and not finished: in flight, waiting, or still sending their body."""
         self.in_flight = 0
@@ -142,15 +142,16 @@ class Admission:
         """Requests that wait for their turn, by name of their key."""
         return dict(self._queue.waiting())
 
-    def admit(self, key: str = "") -> "_Admitted":
-        """Count as admitted for the block. Raises `TooManyRequests` at the limit, `Draining` in a drain."""
-        return _Admitted(self, key)
+    def admit(self, key: str = "") -> "_AdmissionScope":
+        """Count as admitted for the block. Raises `TooManyRequests` at the limit, `GatewayDraining` in a
+        drain."""
+        return _AdmissionScope(self, key)
 
     def enter(self, key: str) -> None:
         """A request is admitted; `leave` follows."""
         self.arrivals.came()
         if self.draining:
-            raise Draining(DRAINING)
+            raise GatewayDraining(DRAINING)
         if self.admitted >= self.max_in_flight + self.max_queue:
             self._refused("full", key)
             raise self._full()
@@ -164,12 +165,12 @@ class Admission:
         if self.admitted == 0:
             self._idle.set()
 
-    def permit(self, claim: Claim = NOBODYS) -> Permit:
+    def permit(self, claim: PermitRequest = NOBODYS) -> Permit:
         """To hold while a request is relayed. Entering it raises `TooManyRequests` when none came free in
         time, or when the queue is full and this key has the most in it."""
         return Permit(self, claim)
 
-    def take_free(self, claim: Claim) -> bool:
+    def take_free(self, claim: PermitRequest) -> bool:
         """Take a permit if one is free and nobody waits; `give_back` follows. False: `take` waits for one."""
         if self._queue or self.in_flight >= self.max_in_flight or not self._may_go(claim.model):
             return False
@@ -178,10 +179,10 @@ class Admission:
         self.unsent += 1
         return True
 
-    async def take(self, claim: Claim) -> None:
+    async def take(self, claim: PermitRequest) -> None:
         """Wait for a permit; `give_back` follows."""
         turn = asyncio.get_running_loop().create_future()
-        entry = Waiting(claim.key, claim.priority, claim.cost, claim.model, turn)
+        entry = WaitingRequest(claim.key, claim.priority, claim.cost, claim.model, turn)
         self._queue.add(entry)
         self.dispatch()
         if len(self._queue) > self.max_queue:
@@ -211,7 +212,7 @@ class Admission:
     def _may_go(self, model: str | None) -> bool:
         return self._places(model) - self.unsent >= 1
 
-    async def _turn_of(self, entry: Waiting) -> None:
+    async def _turn_of(self, entry: WaitingRequest) -> None:
         try:
             if not entry.turn.done():
                 async with asyncio.timeout(self.queue_timeout):
@@ -226,7 +227,7 @@ class Admission:
             self._give_up(entry)
             raise
 
-    def _give_up(self, entry: Waiting) -> None:
+    def _give_up(self, entry: WaitingRequest) -> None:
         turn = entry.turn
         if turn.done() and not turn.cancelled() and turn.exception() is None:
             # Its turn came at the same moment.
@@ -259,7 +260,7 @@ class Admission:
         return retry_after(self.queued, max(1, self.in_flight), self._service_seconds)
 
 
-class _Admitted:
+class _AdmissionScope:
     __slots__ = ("_admission", "_key")
 
     def __init__(self, admission: Admission, key: str) -> None:

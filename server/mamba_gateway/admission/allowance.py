@@ -18,7 +18,7 @@ LEASE_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AllowanceResult:
     """On one request."""
 
     refused: str = ""
@@ -30,7 +30,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Allowance:
+class KeyAllowance:
     """Of one key at one gateway. Times are monotonic seconds."""
 
     at: float
@@ -40,7 +40,7 @@ class Allowance:
     leases: set[str] = field(default_factory=set)
     """Requests under way."""
 
-    def enter(self, lease: str, cost: float, limits: KeyLimits, now: float) -> Verdict:
+    def enter(self, lease: str, cost: float, limits: KeyLimits, now: float) -> AllowanceResult:
         """Take what a request needs, or nothing."""
         self.refill(limits, now)
         refused = ""
@@ -52,7 +52,7 @@ class Allowance:
             refused = "tokens"
         else:
             self.take(lease, cost)
-        return Verdict(refused, self.requests, self.tokens)
+        return AllowanceResult(refused, self.requests, self.tokens)
 
     def take(self, lease: str, cost: float) -> None:
         """The request goes."""
@@ -67,7 +67,7 @@ class Allowance:
         self.tokens -= more
         self.refill(limits, now)
 
-    def follow(self, verdict: Verdict, lease: str | None, now: float) -> None:
+    def follow(self, verdict: AllowanceResult, lease: str | None, now: float) -> None:
         """Take over what is left by the count of all; `lease` is under way now."""
         self.at, self.requests, self.tokens = now, verdict.requests, verdict.tokens
         if lease is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class WaitingRequest:
     """One request that waits."""
 
     flow: str
@@ -34,10 +34,10 @@ class Waiting:
 @dataclass(slots=True)
 class _Flow:
     tag: float
-    heap: list[tuple[int, int, Waiting]] = field(default_factory=list)
+    heap: list[tuple[int, int, WaitingRequest]] = field(default_factory=list)
     waiting: int = 0
 
-    def first(self) -> Waiting | None:
+    def first(self) -> WaitingRequest | None:
         while self.heap and self.heap[0][2].gone:
             heapq.heappop(self.heap)
         return self.heap[0][2] if self.heap else None
@@ -61,7 +61,7 @@ class FairQueue:
         """Requests that wait, by flow."""
         return {name: flow.waiting for name, flow in self._flows.items() if flow.waiting}
 
-    def add(self, entry: Waiting) -> None:
+    def add(self, entry: WaitingRequest) -> None:
         """Wait."""
         flow = self._flow(entry.flow)
         if not flow.waiting:
@@ -71,7 +71,7 @@ class FairQueue:
         flow.waiting += 1
         self._size += 1
 
-    def remove(self, entry: Waiting) -> None:
+    def remove(self, entry: WaitingRequest) -> None:
         """It waits no longer; nothing is paid."""
         if entry.left:
             return
@@ -93,7 +93,7 @@ class FairQueue:
         if flow.tag <= self._now:
             self._forget(name, flow)
 
-    def pop(self, may_go: Callable[[str | None], bool]) -> Waiting | None:
+    def pop(self, may_go: Callable[[str | None], bool]) -> WaitingRequest | None:
         """Whose turn it is among those whose model has an engine with a place; its flow pays."""
         if not self._size:
             return None
@@ -115,7 +115,7 @@ class FairQueue:
         if flow.tag <= self._now:
             self._forget(name, flow)
 
-    def last_of_the_longest(self) -> Waiting | None:
+    def last_of_the_longest(self) -> WaitingRequest | None:
         """The request that would be served last of the flow with the most waiting: who makes room."""
         name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
         if name is None:
@@ -125,7 +125,7 @@ class FairQueue:
 
     def _open_one(
         self, flow: _Flow, may_go: Callable[[str | None], bool], shut: set[str | None]
-    ) -> Waiting | None:
+    ) -> WaitingRequest | None:
         first = flow.first()
         if first is not None and first.model not in shut and may_go(first.model):
             return first

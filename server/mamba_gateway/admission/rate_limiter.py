@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from mamba_edge.errors import TooManyRequests
-from mamba_gateway.admission.allowance import LEASE_SECONDS, LEAVE_SECONDS, Allowance, Verdict, seconds_until
+from mamba_gateway.admission.allowance import (
+    LEASE_SECONDS,
+    LEAVE_SECONDS,
+    AllowanceResult,
+    KeyAllowance,
+    seconds_until,
+)
 from mamba_gateway.clock import Clock
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
@@ -40,7 +46,7 @@ _TOLD = {
 
 
 @dataclass(slots=True)
-class Entry:
+class RequestCharge:
     """A request that was let in."""
 
     cost: float
@@ -49,13 +55,13 @@ class Entry:
     """Tokens that it turned out to use; set it before the end."""
 
 
-class _Unlimited(AbstractAsyncContextManager[Entry]):
+class _UnlimitedScope(AbstractAsyncContextManager[RequestCharge]):
     """Around a request of a key without limits: nothing is counted."""
 
     def __init__(self, cost: float) -> None:
-        self._entry = Entry(cost)
+        self._entry = RequestCharge(cost)
 
-    async def __aenter__(self) -> Entry:
+    async def __aenter__(self) -> RequestCharge:
         return self._entry
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,7 +79,7 @@ class RateLimiter:
         shared: "SharedAllowances | None" = None,
     ) -> None:
         self._table, self._metrics, self._clock, self._shared = table, metrics, clock, shared
-        self._allowances: dict[str, Allowance] = {}
+        self._allowances: dict[str, KeyAllowance] = {}
         self._gateway = secrets.token_hex(8)
         self._numbers = itertools.count(1)
         self._away_until = -math.inf
@@ -83,20 +89,20 @@ class RateLimiter:
 
     def entered(
         self, name: str, cost: float, headers: list[tuple[bytes, bytes]]
-    ) -> AbstractAsyncContextManager[Entry]:
+    ) -> AbstractAsyncContextManager[RequestCharge]:
         """A request of the key `name` that needs about `cost` tokens is under way in the block.
 
         `headers` gets what every answer says of the limits, a refusal too. Raises TooManyRequests, with the
         time after which it would pass.
         """
         limits = self._table.of(name)
-        return self._counted(name, cost, headers, limits) if limits.limited else _Unlimited(cost)
+        return self._counted(name, cost, headers, limits) if limits.limited else _UnlimitedScope(cost)
 
     @asynccontextmanager
     async def _counted(
         self, name: str, cost: float, headers: list[tuple[bytes, bytes]], limits: KeyLimits
-    ) -> AsyncIterator[Entry]:
-        entry = Entry(cost)
+    ) -> AsyncIterator[RequestCharge]:
+        entry = RequestCharge(cost)
         lease = f"{self._gateway}-{next(self._numbers)}"
         verdict = await self._verdict(name, lease, cost, limits)
         headers += _headers(verdict, limits)
@@ -146,9 +152,9 @@ class RateLimiter:
         """Redis did not answer a moment ago."""
         return self._clock() < self._away_until
 
-    async def _verdict(self, name: str, lease: str, cost: float, limits: KeyLimits) -> Verdict:
+    async def _verdict(self, name: str, lease: str, cost: float, limits: KeyLimits) -> AllowanceResult:
         now = self._clock()
-        here = self._allowances.setdefault(name, Allowance(now))
+        here = self._allowances.setdefault(name, KeyAllowance(now))
         if self._shared is not None:
             if not self.away:
                 asked = asyncio.create_task(self._shared.enter(name, lease, cost, limits))
@@ -167,7 +173,7 @@ class RateLimiter:
         return here.enter(lease, cost, limits, self._clock())
 
     async def _undo(
-        self, asked: "asyncio.Task[Verdict]", name: str, lease: str, cost: float, limits: KeyLimits
+        self, asked: "asyncio.Task[AllowanceResult]", name: str, lease: str, cost: float, limits: KeyLimits
     ) -> None:
         try:
             if not (await asked).refused and self._shared is not None:
@@ -201,7 +207,9 @@ class RateLimiter:
             log.warning("limits are counted by this gateway alone", reason=str(error))
         self._away_until = self._clock() + AWAY_SECONDS
 
-    def _refusal(self, name: str, verdict: Verdict, cost: float, limits: KeyLimits) -> TooManyRequests:
+    def _refusal(
+        self, name: str, verdict: AllowanceResult, cost: float, limits: KeyLimits
+    ) -> TooManyRequests:
         what = verdict.refused
         if what == "concurrent":
             limit = limits.concurrent_requests or 1
@@ -218,7 +226,7 @@ class RateLimiter:
         )
 
 
-def _headers(verdict: Verdict, limits: KeyLimits) -> Iterator[tuple[bytes, bytes]]:
+def _headers(verdict: AllowanceResult, limits: KeyLimits) -> Iterator[tuple[bytes, bytes]]:
     for of, level, limit in (
         ("requests", verdict.requests, limits.requests_per_minute),
         ("tokens", verdict.tokens, limits.tokens_per_minute),

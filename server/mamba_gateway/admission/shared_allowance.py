@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from mamba_gateway.admission.allowance import LEASE_SECONDS, LEAVE_SECONDS, Verdict
+from mamba_gateway.admission.allowance import LEASE_SECONDS, LEAVE_SECONDS, AllowanceResult
 from mamba_gateway.key_limits import KeyLimits
 from mamba_prefix.errors import RedisAway
 from mamba_prefix.redis_client import Client
@@ -81,13 +81,13 @@ class SharedAllowances:
         self._client, self._enter_seconds = client, enter_seconds
         self._scope = scope.replace("{", "(").replace("}", ")")
 
-    async def enter(self, name: str, lease: str, cost: float, limits: KeyLimits) -> Verdict:
+    async def enter(self, name: str, lease: str, cost: float, limits: KeyLimits) -> AllowanceResult:
         """Take what a request needs, or nothing. Raises RedisAway."""
         most = limits.concurrent_requests or 0
         given = (*_of(limits), most, f"{cost:.0f}", lease, LEASE_SECONDS)
         return _verdict(await self._ask(self._enter_seconds, _ENTER, self._keys(name), given), limits)
 
-    async def leave(self, name: str, lease: str, more: float, limits: KeyLimits) -> Verdict:
+    async def leave(self, name: str, lease: str, more: float, limits: KeyLimits) -> AllowanceResult:
         """A request has ended, and used so many tokens more than was taken for it. Raises RedisAway."""
         given = (*_of(limits), f"{more:.0f}", lease)
         return _verdict(await self._ask(LEAVE_SECONDS, _LEAVE, self._keys(name), given), limits)
@@ -117,10 +117,10 @@ def _of(limits: KeyLimits) -> tuple[int, int]:
     return limits.requests_per_minute or 0, limits.tokens_per_minute or 0
 
 
-def _verdict(answer: Any, limits: KeyLimits) -> Verdict:
+def _verdict(answer: Any, limits: KeyLimits) -> AllowanceResult:
     try:
         refused, requests, tokens = (each.decode() for each in answer)
-        return Verdict(
+        return AllowanceResult(
             refused,
             math.inf if limits.requests_per_minute is None else float(requests),
             math.inf if limits.tokens_per_minute is None else float(tokens),

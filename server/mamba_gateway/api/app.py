@@ -22,7 +22,7 @@ from mamba_api.openai_responses import (
 )
 from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.application import Responses, error_answers, make_application, publish
+from mamba_edge.application import Responses, error_responses, make_application, publish
 from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
@@ -35,10 +35,10 @@ COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
 
 _TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
-_UNAUTHORIZED = error_answers(e401="No or a wrong API key")
-_BAD_QUERY = error_answers(e400="A parameter is wrong")
-_NO_MODEL = error_answers(e404="No such model")
-_RELAY_ERRORS = error_answers(
+_UNAUTHORIZED = error_responses(e401="No or a wrong API key")
+_BAD_QUERY = error_responses(e400="A parameter is wrong")
+_NO_MODEL = error_responses(e404="No such model")
+_RELAY_ERRORS = error_responses(
     e400="The request is wrong; `param` names the field",
     e401="No or a wrong API key",
     e404="No such model",

@@ -19,7 +19,7 @@ from mamba_gateway.admission.admission import Admission
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.routing.decision import no_such_model
-from mamba_gateway.routing.explanation import KEPT, DecisionLog
+from mamba_gateway.routing.routing_record import KEPT, RoutingLog
 from mamba_telemetry.registry import expose
 
 
@@ -48,7 +48,7 @@ class LocalRoutes:
         pool: Pool,
         admission: Admission,
         metrics: GatewayMetrics,
-        decisions: DecisionLog,
+        decisions: RoutingLog,
         missing: Callable[[], str] = str,
     ) -> None:
         """`missing`: what it has to learn before it is ready; "" = nothing."""

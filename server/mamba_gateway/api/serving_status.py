@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from mamba_api.serving_status import EngineStatus, GatewayStatus, ServingStatus
 from mamba_edge.application import JsonResponse
-from mamba_edge.shared_answer import SharedAnswer
+from mamba_edge.cached_value import CachedValue
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.api.local_routes import GatewayReadiness
 from mamba_gateway.endpoints.endpoint import Endpoint
@@ -26,41 +26,41 @@ MOST_BYTES = 1 << 20
 """Of one engine's answer."""
 
 
-class NoStatus(Exception):
+class StatusUnavailable(Exception):
     """An engine does not say; the message says why."""
 
 
-class EngineAsker:
+class EngineStatusClient:
     """Asks engines over HTTP. `key` gives what is shown to those that want one."""
 
     def __init__(self, session: aiohttp.ClientSession, key: Callable[[], bytes] | None = None) -> None:
         self._session, self._key = session, key
 
     async def ask(self, url: str) -> EngineStatus:
-        """What the engine at `url` says of itself. Raises NoStatus."""
+        """What the engine at `url` says of itself. Raises StatusUnavailable."""
         headers = {"Authorization": bearer(self._key())} if self._key else {}
         timeout = aiohttp.ClientTimeout(total=ASKING_SECONDS)
         try:
             async with self._session.get(f"{url}/v1/status", headers=headers, timeout=timeout) as answer:
                 if answer.status != 200:
-                    raise NoStatus(f"/v1/status answered {answer.status}")
+                    raise StatusUnavailable(f"/v1/status answered {answer.status}")
                 body = bytearray()
                 async for chunk in answer.content.iter_any():
                     body += chunk
                     if len(body) > MOST_BYTES:
-                        raise NoStatus("/v1/status answered too much")
+                        raise StatusUnavailable("/v1/status answered too much")
             [one] = ServingStatus.model_validate_json(bytes(body)).engines
         except TimeoutError as error:
-            raise NoStatus("/v1/status did not answer in time") from error
+            raise StatusUnavailable("/v1/status did not answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise NoStatus(str(error) or type(error).__name__) from error
+            raise StatusUnavailable(str(error) or type(error).__name__) from error
         except ValueError as error:
-            raise NoStatus("/v1/status answered something else") from error
+            raise StatusUnavailable("/v1/status answered something else") from error
         return one
 
 
 class StatusEndpoint:
-    """Of one gateway. `ask` raises NoStatus."""
+    """Of one gateway. `ask` raises StatusUnavailable."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class StatusEndpoint:
     ) -> None:
         self._pool, self._admission, self._metrics = pool, admission, metrics
         self._readiness, self._ask = readiness, ask
-        self._shared = SharedAnswer(self._made)
+        self._shared = CachedValue(self._made)
 
     async def status(self) -> Response:
         """What the gateway and the engines behind it do."""
@@ -99,7 +99,7 @@ class StatusEndpoint:
     async def _engine(self, endpoint: Endpoint, reason: str) -> EngineStatus:
         try:
             found = await self._ask(endpoint.url)
-        except NoStatus as error:
+        except StatusUnavailable as error:
             # Engines of another kind have no such path; of them the pool knows how much they have to do.
             return EngineStatus(
                 name=endpoint.name,

@@ -7,8 +7,8 @@ from mamba_gateway.admission.usage_meter import UsageMeter
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.request_head import RequestHead
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.routing.explanation import DecisionRecord
 from mamba_gateway.routing.routing_fields import RoutingFields
+from mamba_gateway.routing.routing_record import RoutingRecord
 from mamba_gateway.routing.scoring import Cost
 
 OK = 200
@@ -28,7 +28,7 @@ class Exchange:
     fields: RoutingFields = field(default_factory=RoutingFields)
     model: str = "unknown"
     """Label of its model."""
-    record: DecisionRecord | None = None
+    record: RoutingRecord | None = None
     prompt: PromptPrefix | None = None
     cost: Cost | None = None
     """Of the engine that has it."""

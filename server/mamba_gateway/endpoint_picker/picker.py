@@ -15,7 +15,7 @@ import structlog
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
-from mamba_gateway.admission.admission import Claim
+from mamba_gateway.admission.admission import PermitRequest
 from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.clock import Clock
 from mamba_gateway.endpoint_picker import messages
@@ -27,11 +27,11 @@ from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, 
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.prompt_prefix import tokens_of
-from mamba_gateway.relay.parts import Parts
 from mamba_gateway.relay.proxy_endpoint import LOGGED_MODEL
 from mamba_gateway.relay.relay import RETRIED_STATUSES
-from mamba_gateway.routing.explanation import REQUEST_HEADER, RESPONSE_HEADER
+from mamba_gateway.relay.shared_parts import SharedParts
 from mamba_gateway.routing.routing_fields import routing_fields
+from mamba_gateway.routing.routing_record import REQUEST_HEADER, RESPONSE_HEADER
 from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_telemetry import conventions as names
 from mamba_telemetry.tracing import OFF, Tracing
@@ -51,7 +51,7 @@ class EndpointPicker:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SharedParts,
         metrics: PickerMetrics,
         *,
         keys: KeyFile | None,
@@ -104,7 +104,7 @@ class EndpointPicker:
         exchange.model = self._metrics.label(exchange.fields.model)
         await self._read_prompt(exchange, key)
         fields, tokens = exchange.fields, tokens_of(exchange.prompt, len(exchange.body))
-        claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+        claim = PermitRequest(key, fields.rank, tokens + fields.answer_tokens, fields.model)
         exchange.trace.queue()
         async with (
             self._limiter.entered(key, tokens, exchange.told) as entry,

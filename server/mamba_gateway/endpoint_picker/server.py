@@ -17,7 +17,7 @@ from mamba_gateway.endpoint_picker.ext_proc import METHOD, SERVICE, ProcessingRe
 from mamba_gateway.endpoint_picker.picker import EndpointPicker
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoints.pool import Pool
-from mamba_gateway.relay.parts import Parts
+from mamba_gateway.relay.shared_parts import SharedParts
 from mamba_gateway.settings import GatewaySettings
 from mamba_telemetry.tracing import OFF, Tracing
 
@@ -70,7 +70,7 @@ def _service_of(picker: EndpointPicker) -> grpc.GenericRpcHandler:
 
 def make_picker(
     settings: GatewaySettings,
-    parts: Parts,
+    parts: SharedParts,
     keys: KeyFile | None,
     backend_keys: KeyFile | None,
     tracing: Tracing = OFF,

@@ -16,7 +16,7 @@ LEAST_ERROR = 0.01
 """That any speed is taken to have: no engine outweighs all others."""
 
 
-def judged(own: EngineSpeed, fleet: Iterable[EngineSpeed]) -> EngineSpeed:
+def pooled_speed(own: EngineSpeed, fleet: Iterable[EngineSpeed]) -> EngineSpeed:
     """`own`, drawn to the mean of the `fleet` (all that serve the same, itself among them) by how unsure it
     is: all the way within `SURE` errors, and less and less beyond (as James and Stein do). Whoever does not
     say how sure it is, is believed and no measure of others."""

@@ -18,9 +18,9 @@ from msgspec.structs import force_setattr
 from mamba_gateway.clock import Clock
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.fleet_speed import judged
+from mamba_gateway.endpoints.fleet_speed import pooled_speed
+from mamba_gateway.endpoints.outlier_ejection import OutlierEjection
 from mamba_gateway.endpoints.prompt_queue import PromptQueue
-from mamba_gateway.endpoints.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProbeReport:
     """What one probe saw. `models` holds the engine's own `/v1/models` entries; None = it would not say."""
 
     ready: bool
@@ -58,21 +58,21 @@ class Report:
     """Requests that it runs at once at most; None = it does not say."""
 
 
-UNKNOWN = Report(ready=False, reason="not probed yet")
+UNKNOWN = ProbeReport(ready=False, reason="not probed yet")
 SERVICE_SHARE = 0.1
 """A request moves the mean time of an endpoint's requests by so much of the difference."""
 
 
 @dataclass(slots=True)
-class _Record:
+class _EndpointRecord:
     target: Target
-    report: Report = UNKNOWN
+    report: ProbeReport = UNKNOWN
     in_flight: int = 0
     peak: int = 0
     """Most of our requests it had at once since the report before."""
     in_flight_at_report: int = 0
     suspect: str = ""
-    standing: Standing = field(default_factory=Standing)
+    outlier: OutlierEjection = field(default_factory=OutlierEjection)
     queue: PromptQueue = field(default_factory=PromptQueue)
     begun: dict[int, float] = field(default_factory=dict)
     """When each of our requests was sent to it."""
@@ -96,7 +96,7 @@ class Pool:
         self.synced = False
         """A source has given its targets, and each of them was looked at, at least once."""
         self._targets_known = False
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _EndpointRecord] = {}
         self._snapshot: tuple[Endpoint, ...] | None = None
         """All as they are now; None = some have changed, or time alone may change one."""
         self._changed = asyncio.Event()
@@ -119,14 +119,14 @@ class Pool:
                 self._records[url].target = target
                 self._touch(self._records[url])
             else:
-                self._records[url] = _Record(target)
+                self._records[url] = _EndpointRecord(target)
         self._snapshot = self._names = None
         self._targets_known = True
         self._count_doubts()
         self._notify()
         return set(added), set(removed)
 
-    def report(self, url: str, report: Report) -> None:
+    def report(self, url: str, report: ProbeReport) -> None:
         """Take what a probe saw; unknown URLs (just removed) are ignored."""
         if (record := self._records.get(url)) is None:
             return
@@ -152,9 +152,9 @@ class Pool:
         """A request failed there. After several in a row it is left out for a while, whatever probes find;
         never more than half of all are."""
         if record := self._records.get(url):
-            doubted = sum(one.standing.doubted for one in self._records.values() if one is not record)
+            doubted = sum(one.outlier.doubted for one in self._records.values() if one is not record)
             may = doubted + 1 <= len(self._records) // 2
-            record.standing.fail(reason, self._clock(), may_eject=may)
+            record.outlier.fail(reason, self._clock(), may_eject=may)
             self._count_doubts()
             self._touch(record)
 
@@ -166,8 +166,8 @@ class Pool:
             record.in_flight += 1
             record.peak = max(record.peak, record.in_flight)
             record.begun[ticket] = now
-            if record.standing.doubted and record.standing.trial is None:
-                record.standing.trial = ticket
+            if record.outlier.doubted and record.outlier.trial is None:
+                record.outlier.trial = ticket
             record.queue.send(ticket, tokens, now)
             self._count(record)
         return ticket
@@ -176,8 +176,8 @@ class Pool:
         """The first byte of its answer is here: its prompt is computed. `well`: the answer is no failure."""
         if record := self._records.get(url):
             record.queue.answer(ticket)
-            if well and (record.standing.failures or record.standing.doubted):
-                record.standing.answer()
+            if well and (record.outlier.failures or record.outlier.doubted):
+                record.outlier.answer()
                 self._count_doubts()
                 self._touch(record)
             else:
@@ -191,8 +191,8 @@ class Pool:
             record.in_flight -= 1
             record.answered += failed is False
             record.failed += failed is True
-            if record.standing.trial == ticket:
-                record.standing.trial = None
+            if record.outlier.trial == ticket:
+                record.outlier.trial = None
             record.queue.answer(ticket)
             record.service_seconds += SERVICE_SHARE * (self._clock() - begun - record.service_seconds)
             self._count(record)
@@ -244,20 +244,20 @@ class Pool:
         """Return after the next change of targets or reports."""
         await self._changed.wait()
 
-    def _judged(self, record: _Record) -> EngineSpeed | None:
+    def _judged(self, record: _EndpointRecord) -> EngineSpeed | None:
         # The others stay as they were judged: each has its turn with its own next report.
         if record.report.speed is None:
             return None
         alike = (one.report.speed for one in self._records.values() if one.names == record.names)
-        return judged(record.report.speed, [speed for speed in alike if speed is not None])
+        return pooled_speed(record.report.speed, [speed for speed in alike if speed is not None])
 
     def _count_doubts(self) -> None:
-        self._doubts = any(one.standing.doubted for one in self._records.values())
+        self._doubts = any(one.outlier.doubted for one in self._records.values())
 
-    def _touch(self, record: _Record) -> None:
+    def _touch(self, record: _EndpointRecord) -> None:
         record.frozen = record.base = self._snapshot = None
 
-    def _count(self, record: _Record) -> None:
+    def _count(self, record: _EndpointRecord) -> None:
         # Each request does this three times, and reports come twice a second.
         record.frozen = self._snapshot = None
 
@@ -269,18 +269,18 @@ class Pool:
         self.on_change()
 
 
-def _ready(record: _Record) -> bool:
+def _ready(record: _EndpointRecord) -> bool:
     """By all but how its requests fared."""
     return record.target.ready and record.report.ready and not record.suspect
 
 
-def _reason(record: _Record) -> str:
-    if record.report.ready and record.standing.doubted:
-        return f"{record.standing.failures} requests failed in a row: {record.standing.reason}"
+def _reason(record: _EndpointRecord) -> str:
+    if record.report.ready and record.outlier.doubted:
+        return f"{record.outlier.failures} requests failed in a row: {record.outlier.reason}"
     return record.report.reason or "not ready"
 
 
-def _freeze(record: _Record, now: float) -> Endpoint:
+def _freeze(record: _EndpointRecord, now: float) -> Endpoint:
     if record.frozen is not None:
         return record.frozen
     if record.base is not None:
@@ -288,17 +288,17 @@ def _freeze(record: _Record, now: float) -> Endpoint:
         return made
     made = _made(record, now)
     # Of one that is left out, time alone may change the picture.
-    record.frozen = record.base = None if record.standing.doubted else made
+    record.frozen = record.base = None if record.outlier.doubted else made
     return made
 
 
-def _names(report: Report) -> frozenset[str] | None:
+def _names(report: ProbeReport) -> frozenset[str] | None:
     if report.models is None:
         return None
     return frozenset(str(entry["id"]) for entry in report.models if "id" in entry)
 
 
-def _counted(record: _Record, base: Endpoint) -> Endpoint:
+def _counted(record: _EndpointRecord, base: Endpoint) -> Endpoint:
     """What `_made` makes, where requests alone have come and gone since `base` was made."""
     made = copy(base)
     force_setattr(made, "in_flight", record.in_flight)
@@ -311,9 +311,9 @@ def _counted(record: _Record, base: Endpoint) -> Endpoint:
     return made
 
 
-def _made(record: _Record, now: float) -> Endpoint:
+def _made(record: _EndpointRecord, now: float) -> Endpoint:
     target, report = record.target, record.report
-    ejected = record.standing.excludes(now)
+    ejected = record.outlier.excludes(now)
     return Endpoint(
         url=target.url,
         name=target.name or target.url,

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.headers import bearer
 
 log = structlog.get_logger("mambaserve.gateway")
@@ -140,14 +140,14 @@ class Prober:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def probe(self, url: str, with_models: bool) -> Report:
+    async def probe(self, url: str, with_models: bool) -> ProbeReport:
         """One look. Raises TimeoutError when it took too long; any other failure is a report."""
         try:
             async with self._session.get(f"{url}/readyz", timeout=self._timeout) as answer:
                 body = await answer.content.read(64 * 1024)
                 if answer.status != 200:
                     reason, draining = reason_of(body)
-                    return Report(
+                    return ProbeReport(
                         ready=False, draining=draining, reason=reason or f"/readyz says {answer.status}"
                     )
             models = await self._models(url) if with_models else None
@@ -155,8 +155,8 @@ class Prober:
         except TimeoutError:
             raise
         except (aiohttp.ClientError, OSError) as error:
-            return Report(ready=False, reason=_words(error))
-        return Report(
+            return ProbeReport(ready=False, reason=_words(error))
+        return ProbeReport(
             ready=True,
             models=models,
             running=int(first_value(gauges, RUNNING)),
@@ -193,11 +193,11 @@ class Prober:
                 failures = 0
             except TimeoutError:
                 failures += 1
-                report = Report(ready=False, reason="/readyz did not answer in time")
+                report = ProbeReport(ready=False, reason="/readyz did not answer in time")
             except Exception:
                 # A probe that dies would leave its endpoint as it is for ever.
                 log.exception("probe failed", endpoint=url)
-                report = Report(ready=False, reason="the probe failed")
+                report = ProbeReport(ready=False, reason="the probe failed")
             if report.ready or failures == 0 or failures >= FAILURES or not was_ready:
                 if report.ready != was_ready:
                     log.info("endpoint", url=url, ready=report.ready, reason=report.reason)

@@ -11,7 +11,7 @@ LAG = 1.0
 
 
 @dataclass(slots=True)
-class _Sent:
+class _QueuedPrompt:
     tokens: float
     at: float
     reported: bool = False
@@ -22,7 +22,7 @@ class PromptQueue:
     """One engine's. A ticket stands for one request; times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, _QueuedPrompt] = {}
         self._reported: float | None = None
         self._answered = 0.0
         """Of what was reported, since then."""
@@ -31,7 +31,7 @@ class PromptQueue:
 
     def send(self, ticket: int, tokens: float, now: float) -> None:
         """A request goes to the engine that has so many to compute."""
-        self._sent[ticket] = _Sent(tokens, now)
+        self._sent[ticket] = _QueuedPrompt(tokens, now)
         self._unreported += tokens
 
     def answer(self, ticket: int) -> None:

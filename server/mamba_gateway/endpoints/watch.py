@@ -28,7 +28,7 @@ FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 Objects = Mapping[str, Mapping[str, Any]]
 
 
-class Stale(Exception):
+class WatchExpired(Exception):
     """The watch cannot go on from this version: list again."""
 
 
@@ -54,7 +54,7 @@ class Watch:
                     begin = now()
                     version = await self.watch(version)
                     await asyncio.sleep(max(0.0, begin + SHORTEST_WATCH - now()))
-            except Stale as why:
+            except WatchExpired as why:
                 log.info("listing again", what=self._path, why=str(why))
                 await asyncio.sleep(FIRST_BACKOFF * rng.uniform(0.5, 1.0))
             except Exception as error:
@@ -74,7 +74,8 @@ class Watch:
         return version
 
     async def watch(self, version: str) -> str:
-        """Follow until the server ends the watch; returns the version to go on from. Raises `Stale`."""
+        """Follow until the server ends the watch; returns the version to go on from. Raises
+        `WatchExpired`."""
         query = {
             **self._selector,
             "watch": "true",
@@ -85,7 +86,7 @@ class Watch:
         response = await self._server.open("GET", self._path, query=query, timeout=LONGEST_WATCH)
         with contextlib.closing(response):
             if response.status == 410:
-                raise Stale("the version is gone")
+                raise WatchExpired("the version is gone")
             if response.status != 200:
                 raise await refusal("GET", self._path, response)
             buffer = b""
@@ -99,7 +100,7 @@ class Watch:
     def _event(self, event: dict[str, Any], version: str) -> str:
         kind, item = event["type"], event["object"]
         if kind == "ERROR":
-            raise Stale(f"{item.get('code')} {item.get('reason') or item.get('message')}")
+            raise WatchExpired(f"{item.get('code')} {item.get('reason') or item.get('message')}")
         metadata = item["metadata"]
         if kind == "DELETED":
             self._objects.pop(metadata["name"], None)

@@ -31,7 +31,7 @@ STRANGER_SECONDS = 60.0
 """Until an engine that does not know the question is asked again."""
 
 
-class NotThere(Exception):
+class FeedUnavailable(Exception):
     """The engine answers, but not this."""
 
 
@@ -96,7 +96,7 @@ class DirectFeed:
         while True:
             try:
                 self._take(name, await self._ask(url, name))
-            except NotThere as error:
+            except FeedUnavailable as error:
                 self._index.drop(name)
                 if self._well.pop(url, True):
                     log.info("no prefixes told", engine=name, reason=str(error))
@@ -137,7 +137,7 @@ class DirectFeed:
             f"{url}/v1/prefix_changes", params=query, headers=headers, timeout=self._timeout
         ) as answer:
             if answer.status in (401, 403, 404, 405):
-                raise NotThere(f"/v1/prefix_changes says {answer.status}")
+                raise FeedUnavailable(f"/v1/prefix_changes says {answer.status}")
             if answer.status != 200:
                 raise ForeignMessage(f"/v1/prefix_changes says {answer.status}")
             message = unpack(await answer.read())

@@ -16,18 +16,18 @@ import structlog
 from starlette.types import ASGIApp
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.arrivals import LEAVE_SHARE
 from mamba_edge.body_budget import BodyBudget
 from mamba_edge.cors import with_cors
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
+from mamba_edge.request_arrivals import LEAVE_SHARE
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.allowance import LEAVE_SECONDS
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.api.app import make_app
 from mamba_gateway.api.local_routes import LocalRoutes
-from mamba_gateway.api.serving_status import EngineAsker, StatusEndpoint
-from mamba_gateway.endpoints.engine_places import places
+from mamba_gateway.api.serving_status import EngineStatusClient, StatusEndpoint
+from mamba_gateway.endpoints.engine_capacity import engine_capacity
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.endpoints.probe import Prober
 from mamba_gateway.key_limits import KeyLimitTable
@@ -36,13 +36,13 @@ from mamba_gateway.prefix_index.source import prefixes_followed
 from mamba_gateway.process.endpoint_source import endpoints_followed
 from mamba_gateway.process.warm_up import WarmUp
 from mamba_gateway.prompts.prompt_reader import PromptReader
-from mamba_gateway.prompts.text_sides import TextSides
-from mamba_gateway.relay.parts import Parts
+from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.relay.relay import Relay
-from mamba_gateway.routing.hold import Hold
+from mamba_gateway.relay.shared_parts import SharedParts
+from mamba_gateway.routing.endpoint_wait import EndpointWait
 from mamba_gateway.routing.router import Router
-from mamba_gateway.routing.scoring import Weights
+from mamba_gateway.routing.scoring import RoutingWeights
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.upstream.connector import upstream_connector
 from mamba_gateway.upstream.request import make_session
@@ -90,7 +90,7 @@ async def serve(
     limits = settings.key_limits
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
-        places=lambda model: places(pool.snapshot(), model),
+        places=lambda model: engine_capacity(pool.snapshot(), model),
         weight=limits.weight,
         refused=lambda cause, key: metrics.refused.labels(cause, key).inc(),
     )  # fmt: skip
@@ -113,9 +113,9 @@ async def serve(
             ):
                 # A weight of 0 says that nobody wants to know what an engine can resume.
                 wanted = settings.prefix_weight or limits.count_tokens
-                texts = TextSides(session, pool, time.monotonic, backend_key) if wanted else None
+                texts = TextProcessors(session, pool, time.monotonic, backend_key) if wanted else None
                 prompts = PromptReader(texts, metrics) if texts else None
-                weights = Weights(settings.prefix_weight, settings.load_weight)
+                weights = RoutingWeights(settings.prefix_weight, settings.load_weight)
                 router = Router(pool, metrics, rng, weights=weights, index=index)
                 relay = Relay(
                     connector, pool, metrics, router,
@@ -134,12 +134,12 @@ async def serve(
                 warm_up = WarmUp(pool, index, texts, time.monotonic)
                 routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
                 status = StatusEndpoint(
-                    pool, admission, metrics, routes.readiness, EngineAsker(session, backend_key).ask
+                    pool, admission, metrics, routes.readiness, EngineStatusClient(session, backend_key).ask
                 )
                 app = make_app(routes, status, proxy, keys, bodies, tracing)
                 app = with_cors(app, settings.cors_origin)
-                hold = Hold(pool, metrics, wake)
-                parts = Parts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
+                hold = EndpointWait(pool, metrics, wake)
+                parts = SharedParts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
                 async with (
                     _working(texts),
                     _picker(settings, parts, keys, backend_keys, tracing, picker_ready) as picker,
@@ -184,7 +184,7 @@ async def _limiter(
 
 
 @contextlib.asynccontextmanager
-async def _working(texts: TextSides | None) -> AsyncIterator[None]:
+async def _working(texts: TextProcessors | None) -> AsyncIterator[None]:
     """Tokenizers are kept up with inside."""
     if texts is None:
         yield
@@ -200,7 +200,7 @@ async def _working(texts: TextSides | None) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def _picker(
     settings: GatewaySettings,
-    parts: Parts,
+    parts: SharedParts,
     keys: KeyFile | None,
     backend_keys: KeyFile | None,
     tracing: Tracing,

@@ -2,7 +2,7 @@
 
 from mamba_gateway.clock import Clock
 from mamba_gateway.endpoints.pool import Pool
-from mamba_gateway.prompts.text_sides import TextSides
+from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_prefix.prefix_index import PrefixIndex
 
 WARM_UP_SECONDS = 5.0
@@ -12,7 +12,7 @@ WARM_UP_SECONDS = 5.0
 class WarmUp:
     """Of one gateway. It serves what comes meanwhile; but whoever can send elsewhere should."""
 
-    def __init__(self, pool: Pool, index: PrefixIndex, texts: TextSides | None, clock: Clock) -> None:
+    def __init__(self, pool: Pool, index: PrefixIndex, texts: TextProcessors | None, clock: Clock) -> None:
         self._pool, self._index, self._texts, self._clock = pool, index, texts, clock
         self._until = clock() + WARM_UP_SECONDS
         self._over = texts is None

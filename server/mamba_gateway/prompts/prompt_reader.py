@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.prompts.text_sides import ModelText, TextSides
+from mamba_gateway.prompts.text_processors import ModelText, TextProcessors
 from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_text.encoder_pool import EncoderPool, GivenUp
 from mamba_text.errors import TemplateRefused
@@ -38,7 +38,7 @@ class _Texts(msgspec.Struct, frozen=True):
 class PromptReader:
     """Of one gateway."""
 
-    def __init__(self, texts: TextSides, metrics: GatewayMetrics) -> None:
+    def __init__(self, texts: TextProcessors, metrics: GatewayMetrics) -> None:
         self._texts, self._metrics = texts, metrics
         self._encoders = EncoderPool()
         self._pending = 0

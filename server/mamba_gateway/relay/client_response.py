@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Send
 
+from mamba_edge.asgi_responses import EVENT_STREAM
 from mamba_edge.direct_exchange import Begin
 from mamba_edge.errors import ApiError
-from mamba_edge.sending import EVENT_STREAM
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.headers import is_event_stream
 from mamba_gateway.relay.events import DONE

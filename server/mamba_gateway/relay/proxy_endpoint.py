@@ -12,25 +12,25 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.asgi_responses import USAGE_HEADER, DisconnectWatch
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, read_body, whole_body
 from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
-from mamba_edge.sending import USAGE_HEADER, DisconnectWatch
-from mamba_gateway.admission.admission import DRAINING, Admission, Claim
-from mamba_gateway.admission.rate_limiter import Entry, RateLimiter
+from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
+from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
 from mamba_gateway.admission.usage_meter import UsageMeter
-from mamba_gateway.errors import CUT_SHORT, Draining, UpstreamLost
+from mamba_gateway.errors import CUT_SHORT, GatewayDraining, UpstreamLost
 from mamba_gateway.headers import to_engine
 from mamba_gateway.key_limits import ANYONE, KeyLimits
 from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL, GatewayMetrics
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompts.prompt_reader import PromptReader
-from mamba_gateway.relay.answer import ResponseTruncated
 from mamba_gateway.relay.client_response import ClientResponse
+from mamba_gateway.relay.engine_response import ResponseTruncated
 from mamba_gateway.relay.relay import Relay
-from mamba_gateway.routing.explanation import REQUEST_HEADER
 from mamba_gateway.routing.routing_fields import NO_FIELDS, RoutingFields, routing_fields
+from mamba_gateway.routing.routing_record import REQUEST_HEADER
 from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import RequestTrace, SpanNote
@@ -159,7 +159,7 @@ class ProxyEndpoint:
             if task not in self._cut:
                 raise
             task.uncancel()
-            raise Draining(DRAINING) from None
+            raise GatewayDraining(DRAINING) from None
         finally:
             self._ended(task)
 
@@ -187,7 +187,7 @@ class ProxyEndpoint:
                 if self._prompts is not None and (counted or self._relay.has_choice):
                     await self._read_prompt(self._prompts, request)
                 tokens = tokens_of(request.prompt, len(request.body))
-                claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+                claim = PermitRequest(key, fields.rank, tokens + fields.answer_tokens, fields.model)
                 if limits.limited:
                     await self._counted(request, claim, tokens, response, scope["answer_headers"])
                 else:
@@ -203,7 +203,7 @@ class ProxyEndpoint:
             # A stream has said so itself by now; an answer without room for an error stays unfinished, and
             # the server closes the connection.
             if not response.answering:
-                raise Draining(DRAINING) from None
+                raise GatewayDraining(DRAINING) from None
         finally:
             self._ended(task)
 
@@ -226,7 +226,7 @@ class ProxyEndpoint:
     async def _counted(
         self,
         request: UpstreamRequest,
-        claim: Claim,
+        claim: PermitRequest,
         tokens: float,
         response: ClientResponse,
         headers: list[tuple[bytes, bytes]],
@@ -241,11 +241,11 @@ class ProxyEndpoint:
     async def _permitted(
         self,
         request: UpstreamRequest,
-        claim: Claim,
+        claim: PermitRequest,
         tokens: float,
         response: ClientResponse,
         waiting: SpanNote,
-        entry: Entry | None,
+        entry: RequestCharge | None,
     ) -> None:
         meter = request.meter or UsageMeter()
         # What a block would do, without the coroutines of one.

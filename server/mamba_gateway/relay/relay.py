@@ -19,7 +19,7 @@ from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import (
     NO_ANSWER,
     SILENT,
-    Draining,
+    GatewayDraining,
     NoEndpoint,
     RequestTimedOut,
     UpstreamIdleTimeout,
@@ -27,26 +27,26 @@ from mamba_gateway.errors import (
 )
 from mamba_gateway.headers import is_event_stream, to_client
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, RetryReason
-from mamba_gateway.relay.answer import (
+from mamba_gateway.relay.engine_response import (
     ResponseTruncated,
-    end_broken,
-    noted,
-    told_whole,
+    end_broken_stream,
+    record_chunk,
+    send_whole,
     upstream_error,
 )
 from mamba_gateway.relay.events import EventAligner
 from mamba_gateway.relay.retry_budget import RetryBudget
 from mamba_gateway.routing.decision import NoCandidate
-from mamba_gateway.routing.explanation import RESPONSE_HEADER, DecisionRecord
-from mamba_gateway.routing.hold import Hold
+from mamba_gateway.routing.endpoint_wait import EndpointWait
 from mamba_gateway.routing.router import Router
-from mamba_gateway.upstream.connection import Unreachable
+from mamba_gateway.routing.routing_record import RESPONSE_HEADER, RoutingRecord
+from mamba_gateway.upstream.connection import EngineUnreachable
 from mamba_gateway.upstream.connector import UpstreamConnector
 from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_gateway.upstream.interrupt import Interrupt
 from mamba_gateway.upstream.request import UpstreamRequest, ask
 from mamba_gateway.upstream.response import ConnectionLost, IdleTimeout, UpstreamResponse
-from mamba_gateway.upstream.silence import LifeSigns, SilenceWatch
+from mamba_gateway.upstream.silence import LivenessChecks, SilenceWatch
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
 
@@ -78,9 +78,9 @@ class Relay:
         """That its requests are served on."""
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
         self._lifetimes = Deadlines(self.loop, request_timeout)
-        self._life_signs = LifeSigns(connector, probe_timeout, silence_timeout)
+        self._life_signs = LivenessChecks(connector, probe_timeout, silence_timeout)
         self._budget = RetryBudget(time.monotonic)
-        self._hold = Hold(pool, metrics, wake)
+        self._hold = EndpointWait(pool, metrics, wake)
         self.cancelling = False
         """The drain's time is over: a cancelled stream still ends with an error event."""
 
@@ -146,8 +146,8 @@ class Relay:
                             request.let_body_go()
                             begun = True
                             added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
-                            if told_whole(response, first, send, added):
-                                spoiled = noted(first, request, response, span)
+                            if send_whole(response, first, send, added):
+                                spoiled = record_chunk(first, request, response, span)
                             else:
                                 spoiled = await self._forward(
                                     response, first, send, request, endpoint, lifetime, watch, added, span
@@ -162,7 +162,7 @@ class Relay:
                         response.close()
                 reason, detail, failed = "refused", f"it answered {response.status}", True
                 span.fail(reason)
-            except Unreachable as error:
+            except EngineUnreachable as error:
                 reason, detail, failed = "unreachable", str(error), True
                 span.fail(reason)
                 if last:
@@ -204,7 +204,7 @@ class Relay:
                 "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
             )
 
-    def _decide(self, request: UpstreamRequest, died: tuple[str, ...]) -> DecisionRecord | NoCandidate:
+    def _decide(self, request: UpstreamRequest, died: tuple[str, ...]) -> RoutingRecord | NoCandidate:
         return self._router.decide(
             request.model, request.prompt,
             body_bytes=len(request.body), tried=died, request_id=request.request_id,
@@ -233,7 +233,7 @@ class Relay:
         def passed(chunk: bytes) -> bytes:
             nonlocal spoiled
             watch.heard()
-            if (found := noted(chunk, request, response, span)) is not False:
+            if (found := record_chunk(chunk, request, response, span)) is not False:
                 spoiled = found
             return aligner.feed(chunk) if aligner else chunk
 
@@ -259,23 +259,23 @@ class Relay:
                 await send({"type": "http.response.body", "body": out, "more_body": True})
             while out := await response.pass_on(take):
                 await send({"type": "http.response.body", "body": out, "more_body": True})
-        except (ConnectionLost, Unreachable, IdleTimeout) as error:
+        except (ConnectionLost, EngineUnreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
             self._pool.fail(endpoint.url, str(error))
             span.fail("broke_off")
             log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
-            await end_broken(aligner, upstream_error(error), send)
+            await end_broken_stream(aligner, upstream_error(error), send)
             return True
         except asyncio.CancelledError:
             if lifetime.fired:
-                await end_broken(aligner, self._timed_out(), send)
+                await end_broken_stream(aligner, self._timed_out(), send)
             elif watch.fired:
                 self._metrics.broken.inc()
                 span.fail("silent")
-                await end_broken(aligner, UpstreamIdleTimeout(SILENT), send)
+                await end_broken_stream(aligner, UpstreamIdleTimeout(SILENT), send)
             elif self.cancelling:
-                await end_broken(
-                    aligner, Draining("the gateway stopped before the answer was complete"), send
+                await end_broken_stream(
+                    aligner, GatewayDraining("the gateway stopped before the answer was complete"), send
                 )
             raise
         else:

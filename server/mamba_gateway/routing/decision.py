@@ -8,7 +8,14 @@ from typing import Literal
 import msgspec
 
 from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.routing.scoring import EVEN, NOTHING_KNOWN, Comparison, Cost, RoutingRequest, Weights
+from mamba_gateway.routing.scoring import (
+    EVEN,
+    NOTHING_KNOWN,
+    Cost,
+    CostComparison,
+    RoutingRequest,
+    RoutingWeights,
+)
 
 TIE = 1e-9
 """Seconds within which two costs are the same."""
@@ -27,12 +34,12 @@ class NoCandidate(Enum):
     NONE_ASKED_FOR = "no engine that the proxy asks for is ready"
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RoutingDecision(msgspec.Struct, frozen=True):
     """Where a request goes, and all that was weighed for it."""
 
     place: int
     """Of the chosen one in the comparison."""
-    comparison: Comparison
+    comparison: CostComparison
     """Of all that passed the filters."""
     reason: Reason
     """only: there was no other; prefix: it can resume some of the prompt; home: all prompts of this new
@@ -109,8 +116,8 @@ def cheapest(totals: Sequence[float], rng: Random) -> int:
 
 
 def choose(
-    snapshot: Iterable[Endpoint], request: RoutingRequest, rng: Random, weights: Weights = EVEN
-) -> Decision | NoCandidate:
+    snapshot: Iterable[Endpoint], request: RoutingRequest, rng: Random, weights: RoutingWeights = EVEN
+) -> RoutingDecision | NoCandidate:
     """The endpoint for this request, or why there is none."""
     known = tuple(snapshot)
     model, among, tried = request.model, request.among, request.tried
@@ -129,11 +136,11 @@ def choose(
         candidates = list(asked_for(candidates, among))
     if not candidates:
         return _why_none(known, request)
-    comparison = Comparison.of(candidates, request, weights, rng)
+    comparison = CostComparison.of(candidates, request, weights, rng)
     if len(candidates) == 1:
-        return Decision(0, comparison, "only")
+        return RoutingDecision(0, comparison, "only")
     place = cheapest(comparison.totals(), rng)
-    return Decision(place, comparison, _reason(comparison.cost(place), comparison))
+    return RoutingDecision(place, comparison, _reason(comparison.cost(place), comparison))
 
 
 def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandidate:
@@ -165,7 +172,7 @@ def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, 
     return reasons
 
 
-def _reason(chosen: Cost, comparison: Comparison) -> Reason:
+def _reason(chosen: Cost, comparison: CostComparison) -> Reason:
     if chosen.resumable:
         return "prefix"
     return "home" if not chosen.apart and comparison.charges else "load"

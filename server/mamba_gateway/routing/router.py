@@ -14,9 +14,9 @@ from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate, choose
-from mamba_gateway.routing.explanation import DecisionLog, DecisionRecord
 from mamba_gateway.routing.recent_prefixes import RecentPrefixes
-from mamba_gateway.routing.scoring import EVEN, Cost, RoutingRequest, Weights
+from mamba_gateway.routing.routing_record import RoutingLog, RoutingRecord
+from mamba_gateway.routing.scoring import EVEN, Cost, RoutingRequest, RoutingWeights
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 
 SEEN_SECONDS = 600.0
@@ -34,14 +34,14 @@ class Router:
         metrics: GatewayMetrics,
         rng: Random,
         *,
-        weights: Weights = EVEN,
+        weights: RoutingWeights = EVEN,
         index: PrefixIndex | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._pool, self._metrics, self._rng, self._weights = pool, metrics, rng, weights
         self._index = index or PrefixIndex(off=True)
         self._recent = RecentPrefixes(clock)
-        self.log = DecisionLog()
+        self.log = RoutingLog()
 
     def decide(
         self,
@@ -52,7 +52,7 @@ class Router:
         tried: tuple[str, ...] = (),
         among: frozenset[str] | None = None,
         request_id: str = "",
-    ) -> DecisionRecord | NoCandidate:
+    ) -> RoutingRecord | NoCandidate:
         """Where the request goes, or why nowhere. Without `prompt` its length is guessed and load decides."""
         begin = time.perf_counter()
         snapshot = self._pool.snapshot()
@@ -69,7 +69,7 @@ class Router:
         found = choose(snapshot, request, self._rng, self._weights)
         if isinstance(found, NoCandidate):
             return found
-        record = DecisionRecord(
+        record = RoutingRecord(
             request_id, time.time(), snapshot, request, found, self._index.state,
             exact=prompt is not None and prompt.exact, published=published,
         )  # fmt: skip
@@ -77,7 +77,7 @@ class Router:
         self._metrics.decided(found.reason, time.perf_counter() - begin)
         return record
 
-    def sent(self, record: DecisionRecord, prompt: PromptPrefix | None, cost: Cost | None = None) -> int:
+    def sent(self, record: RoutingRecord, prompt: PromptPrefix | None, cost: Cost | None = None) -> int:
         """The request goes to the chosen engine, or to the one of `cost`; its ticket there."""
         request, chosen = record.request, cost or record.decision
         endpoint, known = chosen.endpoint, chosen.resumable
@@ -90,7 +90,7 @@ class Router:
 
     def answered(
         self,
-        record: DecisionRecord,
+        record: RoutingRecord,
         prompt: PromptPrefix | None,
         usage: Usage | None,
         cost: Cost | None = None,

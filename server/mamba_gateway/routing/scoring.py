@@ -36,7 +36,7 @@ FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RoutingWeights:
     """What the two sides count for; 0 = not at all."""
 
     prefix: float = 1.0
@@ -89,18 +89,18 @@ class Cost(msgspec.Struct):
         return self.compute + self.queue + self.memory + self.decode + self.apart
 
 
-EVEN = Weights()
+EVEN = RoutingWeights()
 NOTHING_KNOWN = (0, 0)
 _EXACT = (1.0,)
 
 
-class Comparison(msgspec.Struct):
+class CostComparison(msgspec.Struct):
     """One request and the endpoints it may go to. What a choice needs is one number of each, and most of them
     are asked for nothing else: `totals` makes the numbers alone, `costs` what they are made of."""
 
     endpoints: Sequence[Endpoint]
     request: RoutingRequest
-    weights: Weights
+    weights: RoutingWeights
     jitters: Sequence[float]
     """What the load that others make is multiplied with, of each endpoint."""
     usual: EngineSpeed
@@ -117,8 +117,8 @@ class Comparison(msgspec.Struct):
 
     @classmethod
     def of(
-        cls, endpoints: Sequence[Endpoint], request: RoutingRequest, weights: Weights, rng: Random
-    ) -> "Comparison":
+        cls, endpoints: Sequence[Endpoint], request: RoutingRequest, weights: RoutingWeights, rng: Random
+    ) -> "CostComparison":
         """Of at least one endpoint."""
         if len(endpoints) == 1:
             # Compared with nothing: nobody else has what it lacks, and no load is to be told apart.

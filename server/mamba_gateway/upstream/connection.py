@@ -22,7 +22,7 @@ NO_ANSWER = "what the engine sent is no answer"
 _BODILESS = (204, 304)
 
 
-class Unreachable(Exception):
+class EngineUnreachable(Exception):
     """No connection: the engine saw nothing of the request."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from mamba_api.authority import authority
-from mamba_gateway.upstream.connection import Unreachable, UpstreamConnection
+from mamba_gateway.upstream.connection import EngineUnreachable, UpstreamConnection
 from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_gateway.upstream.response import Pair, UpstreamResponse
 
@@ -96,8 +96,8 @@ class UpstreamConnector:
         """Send a request to the engine at a base URL; its answer, with the first bytes of the body, empty if
         it has none. `start` is method and target, without the base's own path.
 
-        Raises Unreachable, ConnectionLost, IdleTimeout; `ValueError` for a header with a line end. Close the
-        answer before its end, and the engine sees the connection close.
+        Raises EngineUnreachable, ConnectionLost, IdleTimeout; `ValueError` for a header with a line end.
+        Close the answer before its end, and the engine sees the connection close.
         """
         origin = self.origin(base)
         head = _head(origin, start, headers, len(body))
@@ -127,9 +127,9 @@ class UpstreamConnector:
                 return await asyncio.create_task(connecting, context=contextvars.Context())
         except TimeoutError:
             message = f"Connect to {where} took longer than {self._connect_timeout:g} s"
-            raise Unreachable(message) from None
+            raise EngineUnreachable(message) from None
         except (OSError, UnicodeError) as error:
-            raise Unreachable(f"Connect to {where} failed: {error}") from error
+            raise EngineUnreachable(f"Connect to {where} failed: {error}") from error
 
     def close(self) -> None:
         """Close what is idle, and keep nothing any more."""

@@ -9,10 +9,10 @@ import contextvars
 from typing import Protocol
 
 
-class Due(Protocol):
+class DeadlineListener(Protocol):
     """Something that has a deadline."""
 
-    def fall_due(self) -> None:
+    def expire(self) -> None:
         """Its time is over."""
 
 
@@ -21,11 +21,11 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self.loop, self.seconds = loop, seconds
-        self._began: dict[Due, float] = {}
+        self._began: dict[DeadlineListener, float] = {}
         """In the order in which they fall due."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, one: Due) -> float:
+    def begin(self, one: DeadlineListener) -> float:
         """Let it fall due after `seconds`, unless it ends before. It has not begun already. Returns the time
         of the loop."""
         self._began[one] = now = self.loop.time()
@@ -33,7 +33,7 @@ class Deadlines:
             self._wind(self.seconds)
         return now
 
-    def end(self, one: Due) -> None:
+    def end(self, one: DeadlineListener) -> None:
         """It does not fall due any more. Of what did already, or never began, nothing happens."""
         self._began.pop(one, None)
 
@@ -58,7 +58,7 @@ class Deadlines:
                 if left > 0:
                     break
                 del self._began[one]
-                one.fall_due()
+                one.expire()
         finally:
             # One that fails is no reason to forget the others.
             self._timer = None

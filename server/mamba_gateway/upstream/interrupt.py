@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class Interrupt:
-    """Raises TimeoutError where the block is, once `fall_due` was called in it."""
+    """Raises TimeoutError where the block is, once `expire` was called in it."""
 
     __slots__ = ("_cancelling", "_of", "_task", "fired")
 
@@ -26,7 +26,7 @@ class Interrupt:
         self._cancelling = self._of.cancelling()
         return self
 
-    def fall_due(self) -> None:
+    def expire(self) -> None:
         """End the block. Outside of it nothing happens."""
         if self._task is not None and not self.fired:
             self.fired = True

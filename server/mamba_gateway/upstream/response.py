@@ -19,7 +19,7 @@ class IdleTimeout(Exception):
     """The engine sent nothing for longer than the idle limit."""
 
 
-class Source(Protocol):
+class BodySource(Protocol):
     """What an answer needs of the connection that it comes over."""
 
     def pause_reading(self) -> None:
@@ -40,13 +40,13 @@ class UpstreamResponse:
         "_waiter", "_waits_since", "headers", "status",
     )  # fmt: skip
 
-    def __init__(self, connection: Source, idle: Deadlines) -> None:
+    def __init__(self, connection: BodySource, idle: Deadlines) -> None:
         """`idle`: how long the engine may say nothing."""
         self.status = 0
         """0 until its headers are whole."""
         self.headers: list[Pair] = []
         """Names in lower case."""
-        self._connection: Source | None = connection
+        self._connection: BodySource | None = connection
         self._idle, self._loop = idle, idle.loop
         self._parts: list[bytes] = []
         self._size = 0
@@ -170,13 +170,13 @@ class UpstreamResponse:
         self._size = 0
         return data
 
-    def fall_due(self) -> None:
+    def expire(self) -> None:
         """The engine may have said nothing for too long."""
         # Only time in which somebody waits for the engine counts, not that in which a client reads slowly.
         since = self._waits_since if self._waiter is not None else self._loop.time()
         left = since + self._idle.seconds - self._loop.time()
         if left > 0:
-            self._timer = self._loop.call_later(left, self.fall_due)
+            self._timer = self._loop.call_later(left, self.expire)
         elif self._connection is not None:
             self._connection.abort()
             self.end(IdleTimeout(f"the engine sent nothing for {self._idle.seconds:g} s"))

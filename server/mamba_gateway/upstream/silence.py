@@ -9,7 +9,7 @@ import math
 from types import TracebackType
 from typing import Any, Self
 
-from mamba_gateway.upstream.connection import Unreachable
+from mamba_gateway.upstream.connection import EngineUnreachable
 from mamba_gateway.upstream.connector import UpstreamConnector
 from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_gateway.upstream.interrupt import Interrupt
@@ -19,7 +19,7 @@ MOST_ENGINES = 1024
 """That are remembered; the one that was asked longest ago goes first."""
 
 
-class LifeSigns:
+class LivenessChecks:
     """Of all engines: when each said last that it lives. An engine is asked one question at a time, whose
     answer, awaited for `patience` seconds at most, is for all that want to know. Any answer below 500 is a
     sign of life: engines of other kinds have no such route."""
@@ -55,7 +55,7 @@ class LifeSigns:
         try:
             async with asyncio.timeout(self._patience):
                 answer, _ = await self._connector.send(base, "GET /livez", (), b"")
-        except (Unreachable, ConnectionLost, IdleTimeout, TimeoutError):
+        except (EngineUnreachable, ConnectionLost, IdleTimeout, TimeoutError):
             return False
         answer.close()
         if answer.status < 500:
@@ -73,7 +73,7 @@ class SilenceWatch(Interrupt):
 
     __slots__ = ("_base", "_heard", "_look", "_loop", "_signs", "_timer")
 
-    def __init__(self, signs: LifeSigns, base: str, task: asyncio.Task[Any]) -> None:
+    def __init__(self, signs: LivenessChecks, base: str, task: asyncio.Task[Any]) -> None:
         # What the base class does stands here again: each request comes through.
         self._of, self._task, self._cancelling, self.fired = task, None, 0, False
         self._signs, self._base = signs, base
@@ -105,20 +105,20 @@ class SilenceWatch(Interrupt):
         else:
             self._task = None
 
-    def fall_due(self) -> None:
+    def expire(self) -> None:
         """Its engine may have been silent for too long."""
         # Another stream may have been told in between that the engine lives.
         left = (
             max(self._heard, self._signs.last(self._base)) + self._signs.silence.seconds - self._loop.time()
         )
         if left > 0:
-            self._timer = self._loop.call_later(left, self.fall_due)
+            self._timer = self._loop.call_later(left, self.expire)
         else:
             self._look = asyncio.create_task(self._ask(self._heard))
 
     async def _ask(self, heard: float) -> None:
         lives = await self._signs.ask(self._base)
         if heard != self._heard or lives:
-            self.fall_due()
+            self.expire()
         else:
-            super().fall_due()
+            super().expire()

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from mamba_api.eviction import Eviction
 from mamba_api.strategy import Strategy
 from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.application import JsonResponse, error_answers, make_application, publish
+from mamba_edge.application import JsonResponse, error_responses, make_application, publish
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_server.api.errors import AdminRefused, Forbidden
 from mamba_server.api.request_body import limited_route
@@ -135,13 +135,13 @@ class Admin:
         return DrainState(draining=drain.draining, underWay=drain.under_way)
 
 
-_ERRORS = error_answers(
+_ERRORS = error_responses(
     e401="No or a wrong token",
     e403="A page in a browser called",
     e503="Not ready, or the engine was lost; see Retry-After",
     e504="The engine did not answer in time",
 )
-_BODY_ERRORS = error_answers(
+_BODY_ERRORS = error_responses(
     e400="The change is wrong", e408="The body did not arrive in time",
     e409="It does not fit what runs now: try again later",
     e413="The body is too large", e415="The body is not JSON",

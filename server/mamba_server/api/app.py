@@ -17,7 +17,7 @@ from mamba_api.openai_responses import (
 )
 from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.application import Responses, error_answers, make_application, publish
+from mamba_edge.application import Responses, error_responses, make_application, publish
 from mamba_edge.body_budget import BodyBudget
 from mamba_edge.cors import with_cors
 from mamba_edge.request_middleware import RequestMiddleware
@@ -36,14 +36,14 @@ _GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
 _STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, then [DONE]"
 
 
-_UNAUTHORIZED = error_answers(e401="No or a wrong API key")
+_UNAUTHORIZED = error_responses(e401="No or a wrong API key")
 _ARCHIVE: Responses = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
     304: {"description": "The client has these files: If-None-Match names their ETag"},
-    **error_answers(e503="The model is not there yet; see Retry-After"),
+    **error_responses(e503="The model is not there yet; see Retry-After"),
 }
-_NO_MODEL = error_answers(e404="No such model")
-_GENERATION_ERRORS = error_answers(
+_NO_MODEL = error_responses(e404="No such model")
+_GENERATION_ERRORS = error_responses(
     e400="The request is wrong; `param` names the field",
     e401="No or a wrong API key",
     e404="No such model",
@@ -80,7 +80,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         summary="What is cached here, for gateways",
         response_class=Response,
         dependencies=[Security(guard)],
-        responses=_UNAUTHORIZED | _MSGPACK | error_answers(e400="A parameter is wrong"),
+        responses=_UNAUTHORIZED | _MSGPACK | error_responses(e400="A parameter is wrong"),
     )
 
     app.add_api_route(

@@ -8,8 +8,8 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mamba_edge.arrivals import Arrivals
-from mamba_edge.errors import Draining
+from mamba_edge.errors import ServerDraining
+from mamba_edge.request_arrivals import RequestArrivals
 
 
 class Drain:
@@ -17,17 +17,19 @@ class Drain:
 
     def __init__(self) -> None:
         self.draining = False
-        self.arrivals = Arrivals()
+        self.arrivals = RequestArrivals()
         self.under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around one HTTP request. Raises Draining while it drains."""
+        """Around one HTTP request. Raises ServerDraining while it drains."""
         self.arrivals.came()
         if self.draining:
-            raise Draining("the server is draining: it finishes what runs and takes nothing new; try another")
+            raise ServerDraining(
+                "the server is draining: it finishes what runs and takes nothing new; try another"
+            )
         self.under_way += 1
         self._idle.clear()
         try:

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from mamba_edge.asgi_responses import USAGE_HEADER, send_events, send_json, while_connected
 from mamba_edge.direct_exchange import DIRECT
 from mamba_edge.errors import ApiError, NotReady
 from mamba_edge.request_body import find_header
-from mamba_edge.sending import USAGE_HEADER, send_events, send_json, while_connected
 from mamba_server.api import responses
 from mamba_server.api.active_request import ActiveRequest, Update
 from mamba_server.api.chat_response import ChatResponseBuilder

@@ -18,10 +18,10 @@ import uvloop
 
 from mamba_edge import process_memory
 from mamba_edge.api_keys import KeyFile, KeyFileError
-from mamba_edge.arrivals import LEAVE_SHARE
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
 from mamba_edge.ready_line import tell_ready
+from mamba_edge.request_arrivals import LEAVE_SHARE
 from mamba_planner.engine_settings import EngineSettings
 from mamba_prefix.errors import BadRedisUrl
 from mamba_prefix.publisher import Publisher
@@ -311,7 +311,7 @@ def serve(
 
     async def main() -> int:
         server = Server(settings, command=command, announce=announce, watch=watch, tracing=tracing)
-        return await process_memory.kept_low(server.run())
+        return await process_memory.with_trimming(server.run())
 
     set_up_logs(level=settings.log_level, process="api")
     # It tells of starts and stops that we tell of better; its warnings and errors are welcome.

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from mamba_api.serving_status import EngineStatus, RequestStatus, ServingStatus
 from mamba_edge.application import JsonResponse
+from mamba_edge.cached_value import CachedValue
 from mamba_edge.errors import ApiError
-from mamba_edge.shared_answer import SharedAnswer
 from mamba_server.api.engine_metrics import parse_key
 from mamba_server.api.info import readiness
 from mamba_server.api.serving import Serving
@@ -30,7 +30,7 @@ class StatusEndpoint:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._shared = SharedAnswer(self._made)
+        self._shared = CachedValue(self._made)
 
     async def status(self) -> Response:
         """What this engine does: its memory by owner, hits and misses, what runs, the plan in force."""

@@ -16,10 +16,10 @@ from eventually import until
 from mamba_edge.listener import CannotListen
 from mamba_gateway.endpoint_picker.certificate import CertificateError, self_signed
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.pool import Report
-from mamba_gateway.errors import Draining
+from mamba_gateway.endpoints.pool import ProbeReport
+from mamba_gateway.errors import GatewayDraining
 from mamba_gateway.process.server import serve
-from mamba_gateway.prompts.text_sides import ModelText
+from mamba_gateway.prompts.text_processors import ModelText
 from mamba_gateway.settings import GatewaySettings
 from mamba_prefix.messages import Snapshot, pack_entries
 from mamba_prefix.page_chain import PageChain
@@ -43,9 +43,9 @@ async def picker() -> AsyncIterator[PickerHarness]:
         await until(made.is_empty, 20)
 
 
-def measured(**more: Any) -> Report:
+def measured(**more: Any) -> ProbeReport:
     """Of an engine that says how fast it is: a prompt costs it seconds, not the number of its requests."""
-    return Report(ready=True, speed=EngineSpeed(10_000, 0, 0.001), prompt_tokens_waiting=0, **more)
+    return ProbeReport(ready=True, speed=EngineSpeed(10_000, 0, 0.001), prompt_tokens_waiting=0, **more)
 
 
 def refused(found: Any) -> tuple[int, str, dict[str, str]]:
@@ -276,7 +276,7 @@ async def test_a_body_that_is_announced_as_too_large_is_not_waited_for(picker: P
 
 
 async def test_requests_go_to_engines_that_serve_their_model(picker: PickerHarness) -> None:
-    picker.pool.report(f"http://{ENGINES[0]}", Report(ready=True, models=({"id": "small"},)))
+    picker.pool.report(f"http://{ENGINES[0]}", ProbeReport(ready=True, models=({"id": "small"},)))
     stream = picker.stream()
     assert await stream.picked() == list(ENGINES[1:])
     await stream.ends()
@@ -478,7 +478,7 @@ async def test_health_follows_what_is_known_and_a_drain(picker: PickerHarness) -
     assert await asked(picker, "liveness") == serving
     stream = picker.stream()
     await stream.headers()
-    assert refused(await stream.read())[:2] == (503, Draining.code)
+    assert refused(await stream.read())[:2] == (503, GatewayDraining.code)
     with pytest.raises(grpc.aio.AioRpcError):
         await asked(picker, "something else")
 

@@ -2,13 +2,13 @@
 
 import asyncio
 
-from mamba_edge.arrivals import Arrivals
+from mamba_edge.request_arrivals import RequestArrivals
 from virtual_time import in_virtual_time
 
 
 @in_virtual_time
 async def test_it_is_quiet_when_none_has_come_for_as_long_as_asked() -> None:
-    loop, arrivals = asyncio.get_running_loop(), Arrivals()
+    loop, arrivals = asyncio.get_running_loop(), RequestArrivals()
     quiet = asyncio.create_task(arrivals.none_for(5))
     last = 0.0
     for gap in (1, 4, 4.9, 3):
@@ -22,7 +22,7 @@ async def test_it_is_quiet_when_none_has_come_for_as_long_as_asked() -> None:
 
 @in_virtual_time
 async def test_requests_from_before_do_not_count_unless_they_are_under_way() -> None:
-    loop, arrivals = asyncio.get_running_loop(), Arrivals()
+    loop, arrivals = asyncio.get_running_loop(), RequestArrivals()
     arrivals.came()
     await arrivals.none_for(5, lambda: loop.time() < 7)
     assert 12 <= loop.time() <= 13
@@ -30,7 +30,7 @@ async def test_requests_from_before_do_not_count_unless_they_are_under_way() -> 
 
 @in_virtual_time
 async def test_a_loop_that_stood_still_sees_who_came_before_it_calls_that_quiet() -> None:
-    arrivals, looked = Arrivals(), 0
+    arrivals, looked = RequestArrivals(), 0
 
     def look() -> bool:
         nonlocal looked

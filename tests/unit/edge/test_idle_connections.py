@@ -4,9 +4,9 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
+from mamba_edge.asgi_responses import send_json
 from mamba_edge.http_server import HttpServer
 from mamba_edge.limited_protocol import LimitedProtocol
-from mamba_edge.sending import send_json
 from mamba_planner.http_limits import HttpLimits
 from virtual_time import in_virtual_time
 

@@ -39,7 +39,7 @@ async def test_memory_goes_back_while_work_is_done_and_no_longer(monkeypatch: py
         await looked.wait()
         return 7
 
-    assert await process_memory.kept_low(work(), seconds=0.001) == 7
+    assert await process_memory.with_trimming(work(), seconds=0.001) == 7
     assert trims
     assert threading.current_thread().name not in trims
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
@@ -50,7 +50,7 @@ async def test_the_end_of_the_work_is_passed_on() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await process_memory.kept_low(fails())
+        await process_memory.with_trimming(fails())
 
 
 def test_giving_back_needs_nothing() -> None:

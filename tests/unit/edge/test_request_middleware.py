@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from asgi import Asked, ask
 from mamba_edge import errors
+from mamba_edge.asgi_responses import send_json
 from mamba_edge.errors import ApiError, InvalidRequest
 from mamba_edge.request_body import ClientGone
 from mamba_edge.request_middleware import RequestMiddleware, request_id_of
-from mamba_edge.sending import send_json
 
 Inner = Callable[..., Any]
 

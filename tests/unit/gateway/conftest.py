@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.relay import Relay
 from mamba_gateway.routing.router import Router
@@ -69,7 +69,7 @@ class RelayHarness:
         """Make these the ready engines; the earlier ones are preferred."""
         self.pool.set_targets(Target(url, url.removeprefix("http://")) for url in urls)
         for place, url in enumerate(urls):
-            self.pool.report(url, Report(**{"ready": True, "running": 10 * place, **report}))
+            self.pool.report(url, ProbeReport(**{"ready": True, "running": 10 * place, **report}))
 
     async def send(self, message: Any) -> None:
         self.sent.append(dict(message))

@@ -9,7 +9,7 @@ import pytest
 
 from mamba_edge.errors import TooManyRequests
 from mamba_gateway.admission.admission import Admission, retry_after
-from mamba_gateway.errors import Draining
+from mamba_gateway.errors import GatewayDraining
 from virtual_time import in_virtual_time
 
 
@@ -32,7 +32,7 @@ async def test_the_door_is_shut_while_draining_and_those_inside_go_on() -> None:
     admission = harness()
     with admission.admit():
         admission.draining = True
-        with pytest.raises(Draining), admission.admit():
+        with pytest.raises(GatewayDraining), admission.admit():
             pass
         async with admission.permit():
             assert admission.in_flight == 1

@@ -13,8 +13,8 @@ from mamba_edge.api_keys import KeyFile
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.api.app import make_app
 from mamba_gateway.api.local_routes import LocalRoutes
-from mamba_gateway.api.serving_status import NoStatus, StatusEndpoint
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.api.serving_status import StatusEndpoint, StatusUnavailable
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.router import Router
@@ -28,7 +28,7 @@ async def relayed(_scope: Any, _receive: Any, send: Any) -> None:
 
 async def no_engine(_url: str) -> EngineStatus:
     """No engine says anything of itself."""
-    raise NoStatus("away")
+    raise StatusUnavailable("away")
 
 
 class Local:
@@ -46,7 +46,7 @@ class Local:
     async def ask(self, method: str, path: str, **more: Any) -> Asked:
         return await ask(self.app, method, path, **more).done()
 
-    def engines(self, **reports: Report) -> None:
+    def engines(self, **reports: ProbeReport) -> None:
         self.pool.set_targets(Target(f"http://{name}", name) for name in reports)
         for name, report in reports.items():
             self.pool.report(f"http://{name}", report)
@@ -113,7 +113,9 @@ async def test_before_the_engines_are_known_it_is_not_ready(path: str, local: Lo
 
 async def test_readiness_counts_the_endpoints_and_says_why_the_others_are_not(local: Local) -> None:
     local.engines(
-        a=Report(ready=True), b=Report(ready=False, reason="loading"), c=Report(ready=True, draining=True)
+        a=ProbeReport(ready=True),
+        b=ProbeReport(ready=False, reason="loading"),
+        c=ProbeReport(ready=True, draining=True),
     )
     asked = await local.ask("GET", "/readyz")
     assert (asked.status, asked.json["status"]) == (200, "ready")
@@ -132,9 +134,9 @@ async def test_a_drain_comes_before_every_other_reason(path: str, local: Local) 
 
 async def test_models_of_engines_that_are_away_stay_listed_once(local: Local) -> None:
     local.engines(
-        a=Report(ready=False, models=({"id": "m", "owned_by": "a"}, {"no": "id"})),
-        b=Report(ready=True, models=({"id": "m", "owned_by": "b"}, {"id": "org/x"})),
-        c=Report(ready=True),
+        a=ProbeReport(ready=False, models=({"id": "m", "owned_by": "a"}, {"no": "id"})),
+        b=ProbeReport(ready=True, models=({"id": "m", "owned_by": "b"}, {"id": "org/x"})),
+        c=ProbeReport(ready=True),
     )
     listed = (await local.ask("GET", "/v1/models")).json
     assert (listed["object"], [entry["id"] for entry in listed["data"]]) == ("list", ["m", "org/x"])
@@ -146,7 +148,7 @@ async def test_models_of_engines_that_are_away_stay_listed_once(local: Local) ->
 async def test_with_keys_models_need_one_and_probes_do_not(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("key-1\n")
     local = Local(tmp_path / "keys")
-    local.engines(a=Report(ready=True, models=({"id": "m"},)))
+    local.engines(a=ProbeReport(ready=True, models=({"id": "m"},)))
     for path in ("/v1/models", "/v1/models/m", "/v1/models/other", "/v1/routing/decisions"):
         asked = await local.ask("GET", path)
         assert (asked.status, asked.error["code"]) == (401, "invalid_api_key")
@@ -166,20 +168,20 @@ async def test_a_defect_is_an_envelope_that_tells_nothing_of_the_inside(local: L
 
 
 async def test_series_of_an_endpoint_go_with_it_and_a_client_s_model_is_no_label(local: Local) -> None:
-    local.engines(a=Report(ready=True, models=({"id": "m"},), running=3), b=Report(ready=False))
+    local.engines(a=ProbeReport(ready=True, models=({"id": "m"},), running=3), b=ProbeReport(ready=False))
     local.pool.begin("http://a")
     text = (await local.ask("GET", "/metrics")).body.decode()
     assert 'mambaserve_gateway_endpoint_ready{endpoint="a"} 1.0' in text
     assert 'mambaserve_gateway_endpoint_ready{endpoint="b"} 0.0' in text
     assert 'mambaserve_gateway_endpoint_in_flight{endpoint="a"} 1.0' in text
     assert 'mambaserve_gateway_endpoint_load{endpoint="a"} 4.0' in text
-    local.engines(b=Report(ready=True, draining=True))
+    local.engines(b=ProbeReport(ready=True, draining=True))
     text = (await local.ask("GET", "/metrics")).body.decode()
     assert 'endpoint="a"' not in text
     assert 'mambaserve_gateway_endpoint_draining{endpoint="b"} 1.0' in text
     assert local.metrics.model_label("m") == "unknown"
     assert local.metrics.model_label(None) == "unknown"
-    local.engines(c=Report(ready=False, models=({"id": "m"},)))
+    local.engines(c=ProbeReport(ready=False, models=({"id": "m"},)))
     assert local.metrics.model_label("m") == "m"
 
 
@@ -198,9 +200,9 @@ async def test_what_is_not_http_is_none_of_the_identifier_s_business(local: Loca
 
 async def test_the_last_decisions_are_told_newest_first_with_all_that_was_weighed(local: Local) -> None:
     local.engines(
-        a=Report(ready=True, models=({"id": "m"},), running=9),
-        b=Report(ready=True, models=({"id": "m"},)),
-        c=Report(ready=True, draining=True),
+        a=ProbeReport(ready=True, models=({"id": "m"},), running=9),
+        b=ProbeReport(ready=True, models=({"id": "m"},)),
+        c=ProbeReport(ready=True, draining=True),
     )
     assert (await local.ask("GET", "/v1/routing/decisions")).json == {"object": "list", "data": []}
     prompt = PromptPrefix.of(range(1000))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mamba_edge.errors import ApiError
-from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.relay.engine_response import ResponseTruncated
 from raw_engine import OK, SSE, RawEngine, says
 
 Harnesses = Callable[..., Any]

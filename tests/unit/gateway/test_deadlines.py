@@ -15,7 +15,7 @@ class Noted:
         self.due: list[float] = []
         self.began = asyncio.get_running_loop().time()
 
-    def fall_due(self) -> None:
+    def expire(self) -> None:
         self.due.append(asyncio.get_running_loop().time() - self.began)
 
 
@@ -43,8 +43,8 @@ async def test_one_that_falls_due_may_begin_anew_and_end_others() -> None:
     other = Noted()
 
     class Again(Noted):
-        def fall_due(self) -> None:
-            super().fall_due()
+        def expire(self) -> None:
+            super().expire()
             deadlines.end(other)
             if len(self.due) < 3:
                 deadlines.begin(self)
@@ -72,7 +72,7 @@ async def test_the_timer_does_not_hold_the_context_of_who_needed_it_first() -> N
     seen: list[str] = []
 
     class Looks(Noted):
-        def fall_due(self) -> None:
+        def expire(self) -> None:
             seen.append(of_request.get())
 
     of_request.set("first")
@@ -88,7 +88,7 @@ async def test_who_fails_does_not_keep_the_others_from_falling_due() -> None:
     loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
 
     class Fails(Noted):
-        def fall_due(self) -> None:
+        def expire(self) -> None:
             raise ValueError
 
     deadlines.begin(Fails())
@@ -117,8 +117,8 @@ async def test_one_timer_waits_for_all_and_the_end_takes_it_along() -> None:
     deadlines = Deadlines(loop, 1.0)
 
     class Again(Noted):
-        def fall_due(self) -> None:
-            super().fall_due()
+        def expire(self) -> None:
+            super().expire()
             deadlines.begin(self)
 
     again = [Again() for _ in range(3)]

@@ -12,12 +12,12 @@ from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.api.app import make_app
 from mamba_gateway.api.local_routes import LocalRoutes
-from mamba_gateway.api.serving_status import NoStatus, StatusEndpoint
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.api.serving_status import StatusEndpoint, StatusUnavailable
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
-from mamba_gateway.routing.explanation import DecisionLog
+from mamba_gateway.routing.routing_record import RoutingLog
 from mamba_gateway.upstream.request import UpstreamRequest
 
 CARD = {
@@ -53,13 +53,13 @@ class RefusingRelay:
 
 
 async def no_engine(_url: str) -> EngineStatus:
-    raise NoStatus("away")
+    raise StatusUnavailable("away")
 
 
 def application() -> Any:
     pool = Pool()
     pool.set_targets([Target("http://e", "e")])
-    pool.report("http://e", Report(ready=True, models=(CARD,)))
+    pool.report("http://e", ProbeReport(ready=True, models=(CARD,)))
     metrics = GatewayMetrics(pool.snapshot)
     made: list[Any] = []
 
@@ -72,7 +72,7 @@ def application() -> Any:
                 body_timeout=5.0, comment_interval=0.0,
                 limiter=RateLimiter(KeyLimitTable(KeyLimits(), {}), metrics, time.monotonic),
             )  # fmt: skip
-            routes = LocalRoutes(pool, admission, metrics, DecisionLog())
+            routes = LocalRoutes(pool, admission, metrics, RoutingLog())
             status = StatusEndpoint(pool, admission, metrics, routes.readiness, no_engine)
             made.append(make_app(routes, status, proxy, None))
         await made[0](scope, receive, send)

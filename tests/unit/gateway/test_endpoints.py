@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 
 A, B = Target("http://a", "a"), Target("http://b", "b")
-WELL = Report(ready=True, models=({"id": "m"},), running=2)
+WELL = ProbeReport(ready=True, models=({"id": "m"},), running=2)
 
 
 def test_targets_come_and_go_and_keep_their_counts() -> None:
@@ -30,7 +30,7 @@ def test_the_pool_is_synced_when_every_target_was_looked_at_once_and_stays_so() 
     pool.set_targets([A, B])
     pool.report(A.url, WELL)
     assert not pool.synced
-    pool.report(B.url, Report(ready=False, reason="loading"))
+    pool.report(B.url, ProbeReport(ready=False, reason="loading"))
     assert pool.synced
     pool.set_targets([A, B, Target("http://c")])
     assert pool.synced
@@ -93,7 +93,7 @@ def test_models_are_remembered_while_an_engine_is_away() -> None:
     pool = Pool()
     pool.set_targets([A])
     pool.report(A.url, WELL)
-    pool.report(A.url, Report(ready=False, reason="loading"))
+    pool.report(A.url, ProbeReport(ready=False, reason="loading"))
     assert pool.snapshot()[0].models == frozenset({"m"})
     assert pool.model_entries() == ({"id": "m"},)
 

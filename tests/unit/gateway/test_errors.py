@@ -21,5 +21,5 @@ def test_every_error_is_drawn_in_the_tree_with_its_status_and_code(cls: type[Api
 
 def test_what_has_no_engine_now_may_be_sent_again_and_a_drain_wants_no_idle_clients() -> None:
     assert int(errors.NoEndpoint("x").headers()["retry-after"]) >= 1
-    assert errors.Draining("x").headers() == {"connection": "close", "retry-after": "1"}
+    assert errors.GatewayDraining("x").headers() == {"connection": "close", "retry-after": "1"}
     assert "connection" not in errors.NoEndpoint("x").headers()

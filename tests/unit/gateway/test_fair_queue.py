@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.admission.fair_queue import FairQueue, Waiting
+from mamba_gateway.admission.fair_queue import FairQueue, WaitingRequest
 
 
 class Line:
@@ -15,9 +15,9 @@ class Line:
     def __init__(self, **weights: float) -> None:
         self.queue = FairQueue(lambda flow: weights.get(flow, 1.0))
 
-    def add(self, flow: str, cost: float = 10, priority: int = 0, model: str | None = "m") -> Waiting:
+    def add(self, flow: str, cost: float = 10, priority: int = 0, model: str | None = "m") -> WaitingRequest:
         turn = asyncio.get_running_loop().create_future()
-        entry = Waiting(flow, priority, cost, model, turn)
+        entry = WaitingRequest(flow, priority, cost, model, turn)
         self.queue.add(entry)
         return entry
 
@@ -118,7 +118,7 @@ async def test_a_client_that_left_is_passed_over_before_it_is_taken_out() -> Non
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_comes_and_goes_each_is_served_once_or_left_and_nothing_stays(seed: int) -> None:
     rng, line = Random(seed), Line(a=2.0)
-    inside: set[Waiting] = set()
+    inside: set[WaitingRequest] = set()
     for _ in range(800):
         move = rng.random()
         if move < 0.5:

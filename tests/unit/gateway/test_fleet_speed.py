@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.fleet_speed import judged
-from mamba_gateway.endpoints.pool import Pool, Report, Target
-from mamba_gateway.routing.decision import Decision, choose
+from mamba_gateway.endpoints.fleet_speed import pooled_speed
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
+from mamba_gateway.routing.decision import RoutingDecision, choose
 from mamba_gateway.routing.scoring import RoutingRequest, home_of
 
 SPEEDS = st.builds(
@@ -31,33 +31,33 @@ def pool_of(*speeds: EngineSpeed | None, model: str = "m") -> Pool:
     return pool
 
 
-def report(speed: EngineSpeed | None, model: str = "m") -> Report:
-    return Report(ready=True, models=({"id": model},), speed=speed, prompt_tokens_waiting=0.0, room=1e9)
+def report(speed: EngineSpeed | None, model: str = "m") -> ProbeReport:
+    return ProbeReport(ready=True, models=({"id": model},), speed=speed, prompt_tokens_waiting=0.0, room=1e9)
 
 
 def test_engines_that_differ_by_chance_are_as_fast_as_each_other() -> None:
     fleet = [measured(50_000, 0.1), measured(62_000, 0.1), measured(41_000, 0.1), measured(9_000, 1.0)]
-    found = {judged(one, fleet).tokens_per_second for one in fleet}
+    found = {pooled_speed(one, fleet).tokens_per_second for one in fleet}
     assert max(found) == pytest.approx(min(found))
     assert 41_000 < min(found) < 62_000
 
 
 def test_a_surely_slower_engine_is_slower() -> None:
     fleet = [measured(40_000, 0.02), measured(40_000, 0.02), measured(10_000, 0.02)]
-    fast, _, slow = [judged(one, fleet).tokens_per_second for one in fleet]
+    fast, _, slow = [pooled_speed(one, fleet).tokens_per_second for one in fleet]
     assert fast / slow == pytest.approx(4.0, rel=0.05)
 
 
 def test_an_engine_that_says_nothing_of_its_error_is_believed() -> None:
     own = EngineSpeed(9_000.0)
-    assert judged(own, [own, measured(50_000, 0.1)]) is own
+    assert pooled_speed(own, [own, measured(50_000, 0.1)]) is own
     other = measured(50_000, 0.1)
-    assert judged(other, [own, other]).tokens_per_second == pytest.approx(50_000)
+    assert pooled_speed(other, [own, other]).tokens_per_second == pytest.approx(50_000)
 
 
 def test_an_engine_alone_has_its_own_speed() -> None:
     own = measured(9_000, 1.0)
-    assert judged(own, [own]).tokens_per_second == pytest.approx(9_000)
+    assert pooled_speed(own, [own]).tokens_per_second == pytest.approx(9_000)
 
 
 @given(own=SPEEDS, others=st.lists(SPEEDS, max_size=6))
@@ -65,11 +65,11 @@ def test_nothing_is_made_up(own: EngineSpeed, others: list[EngineSpeed]) -> None
     """What comes out lies between the slowest and the fastest, and keeps the order of equally sure ones."""
     fleet = [own, *others]
     told = [one.tokens_per_second for one in fleet]
-    found = judged(own, fleet)
+    found = pooled_speed(own, fleet)
     assert min(told) * 0.999 <= found.tokens_per_second <= max(told) * 1.001
     assert (found.attention_ratio, found.decode_seconds, found.error) == (1e-6, 0.01, own.error)
     faster = measured(2 * own.tokens_per_second, own.error)
-    assert judged(faster, fleet).tokens_per_second >= found.tokens_per_second * 0.999
+    assert pooled_speed(faster, fleet).tokens_per_second >= found.tokens_per_second * 0.999
 
 
 def test_engines_of_another_model_are_no_measure() -> None:
@@ -88,7 +88,7 @@ def test_an_engine_with_a_slow_first_step_still_gets_its_share_of_new_beginnings
     for key in range(200):
         request = RoutingRequest("m", prompt_tokens=2_000, home=key * 0x9E3779B97F4A7C15 % 2**64)
         found = choose(snapshot, request, Random(key))
-        assert isinstance(found, Decision)
+        assert isinstance(found, RoutingDecision)
         homes.append(home_of(snapshot, request.home or 0).name)
         chosen.append(found.endpoint.name)
     assert chosen == homes

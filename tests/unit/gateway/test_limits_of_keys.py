@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Send
 
 from eventually import until
-from mamba_edge.sending import USAGE_HEADER
-from mamba_gateway.endpoints.engine_places import ENGINE_QUEUE
+from mamba_edge.asgi_responses import USAGE_HEADER
+from mamba_gateway.endpoints.engine_capacity import ENGINE_QUEUE
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.upstream.request import UpstreamRequest

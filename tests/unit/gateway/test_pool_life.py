@@ -4,15 +4,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 
 URLS = ("http://a", "http://b", "http://c")
 REPORTS = (
-    Report(ready=True, models=({"id": "m"},), running=2, waiting=1),
-    Report(ready=True, models=None),
-    Report(ready=True, draining=True),
-    Report(ready=False, reason="loading"),
-    Report(ready=False),
+    ProbeReport(ready=True, models=({"id": "m"},), running=2, waiting=1),
+    ProbeReport(ready=True, models=None),
+    ProbeReport(ready=True, draining=True),
+    ProbeReport(ready=False, reason="loading"),
+    ProbeReport(ready=False),
 )
 
 
@@ -27,7 +27,7 @@ class PoolLife(RuleBasedStateMachine):
         self.targets: dict[str, Target] = {}
         self.ours: dict[str, int] = {}
         self.life: dict[str, int] = {}
-        self.reported: dict[str, Report] = {}
+        self.reported: dict[str, ProbeReport] = {}
         self.suspects: set[str] = set()
 
     @rule(
@@ -49,7 +49,7 @@ class PoolLife(RuleBasedStateMachine):
         self.targets = {target.url: target for target in wanted}
 
     @rule(url=st.sampled_from(URLS), report=st.sampled_from(REPORTS))
-    def report(self, url: str, report: Report) -> None:
+    def report(self, url: str, report: ProbeReport) -> None:
         self.pool.report(url, report)
         if url in self.targets:
             self.reported[url] = report

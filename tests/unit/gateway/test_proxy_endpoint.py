@@ -21,7 +21,7 @@ from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, InvalidRequest
 from mamba_edge.validation import invalid
 from mamba_gateway.errors import NoEndpoint, UpstreamLost
-from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.relay.engine_response import ResponseTruncated
 from mamba_gateway.routing.routing_fields import routing_fields
 from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_server.api.json_fields import parse_json_object

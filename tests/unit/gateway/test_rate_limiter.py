@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mamba_edge.errors import TooManyRequests
-from mamba_gateway.admission.allowance import Verdict
+from mamba_gateway.admission.allowance import AllowanceResult
 from mamba_gateway.admission.rate_limiter import AWAY_SECONDS, RateLimiter, duration
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
@@ -117,20 +117,20 @@ class Shared:
 
     def __init__(self) -> None:
         self.away = False
-        self.verdict = Verdict("", 5, 50)
+        self.verdict = AllowanceResult("", 5, 50)
         self.asked: list[str] = []
         self.left: list[float] = []
         self.answer = asyncio.Event()
         self.answer.set()
 
-    async def enter(self, name: str, lease: str, cost: float, limits: KeyLimits) -> Verdict:
+    async def enter(self, name: str, lease: str, cost: float, limits: KeyLimits) -> AllowanceResult:
         self.asked.append(lease)
         await self.answer.wait()
         if self.away:
             raise RedisAway("gone")
         return self.verdict
 
-    async def leave(self, name: str, lease: str, more: float, limits: KeyLimits) -> Verdict:
+    async def leave(self, name: str, lease: str, more: float, limits: KeyLimits) -> AllowanceResult:
         self.left.append(more)
         return self.verdict
 
@@ -141,9 +141,9 @@ class Shared:
 async def test_the_count_of_all_gateways_decides_while_it_can_be_asked() -> None:
     shared = Shared()
     made = limiter(KeyLimits(requests_per_minute=10), shared)
-    shared.verdict = Verdict("requests", 0, 50)
+    shared.verdict = AllowanceResult("requests", 0, 50)
     assert await wait_of(made) == pytest.approx(6)
-    shared.verdict = Verdict("", 5, 50)
+    shared.verdict = AllowanceResult("", 5, 50)
     await used(made, cost=3, used=10)
     await made.close()
     assert shared.left == [7]
@@ -152,7 +152,7 @@ async def test_the_count_of_all_gateways_decides_while_it_can_be_asked() -> None
 async def test_without_redis_counting_goes_on_here_from_what_was_known_last() -> None:
     shared = Shared()
     made = limiter(KeyLimits(requests_per_minute=10), shared)
-    shared.verdict = Verdict("", 2, 50)
+    shared.verdict = AllowanceResult("", 2, 50)
     await used(made)
     await asyncio.sleep(0)
     shared.away = True

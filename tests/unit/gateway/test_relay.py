@@ -15,12 +15,12 @@ from eventually import until
 from kept_spans import KeptSpans, tracing_to
 from mamba_edge.errors import ApiError
 from mamba_gateway.admission.usage_meter import UsageMeter
-from mamba_gateway.endpoints.pool import Report
+from mamba_gateway.endpoints.pool import ProbeReport
 from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import to_engine
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, RetryReason
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.relay.engine_response import ResponseTruncated
 from mamba_gateway.upstream.connection import PIECE_BYTES
 from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_prefix.prefix_index import Depths, PrefixIndex
@@ -87,7 +87,7 @@ async def test_the_only_engine_that_died_is_not_tried_again_though_it_came_back(
         made.engines(bad.url)
         asking = asyncio.create_task(made.run())
         await until(lambda: made.count("retries_total", reason="died"))
-        made.pool.report(bad.url, Report(ready=True))
+        made.pool.report(bad.url, ProbeReport(ready=True))
         with pytest.raises(UpstreamLost):
             await asyncio.wait_for(asking, 2)
         assert len(bad.requests) == 1

@@ -8,12 +8,12 @@ import pytest
 
 from mamba_gateway.admission.usage_meter import UsageMeter
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate
-from mamba_gateway.routing.explanation import KEPT, MOST_HEADER_BYTES
 from mamba_gateway.routing.router import BESIDE_INDEX_SECONDS, Router
+from mamba_gateway.routing.routing_record import KEPT, MOST_HEADER_BYTES
 from mamba_gateway.routing.scoring import TIMES_APART
 from mamba_prefix.messages import Snapshot, pack_entries
 from mamba_prefix.page_chain import PageChain
@@ -44,7 +44,7 @@ class Gateway:
         self.pool.set_targets(Target(f"http://e{n}", f"e{n}") for n in range(engines))
         well = {"ready": True, "speed": EngineSpeed(10_000.0), "prompt_tokens_waiting": 0.0, "room": 1e6}
         for n in range(engines):
-            self.pool.report(f"http://e{n}", Report(**{**well, **report}))
+            self.pool.report(f"http://e{n}", ProbeReport(**{**well, **report}))
         self.metrics = GatewayMetrics(self.pool.snapshot)
         self.router = Router(self.pool, self.metrics, Random(seed), index=index, clock=lambda: self.now)
 
@@ -143,7 +143,7 @@ def test_a_prompt_that_nobody_tokenized_goes_by_load_and_its_length_is_guessed()
     gateway = Gateway(engines=2)
     gateway.pool.report(
         "http://e0",
-        Report(ready=True, speed=EngineSpeed(10_000.0), prompt_tokens_waiting=5000.0, room=1e6),
+        ProbeReport(ready=True, speed=EngineSpeed(10_000.0), prompt_tokens_waiting=5000.0, room=1e6),
     )
     record = gateway.router.decide("m", None, body_bytes=4000)
     assert (record.decision.endpoint.name, record.decision.reason) == ("e1", "load")
@@ -168,7 +168,7 @@ def test_the_header_is_one_bounded_line_however_many_engines_there_are(engines, 
     pool = Pool()
     pool.set_targets(Target(f"http://{n}", f"{name}{n}") for n in range(engines))
     for n in range(engines):
-        pool.report(f"http://{n}", Report(ready=n % 2 == 0))
+        pool.report(f"http://{n}", ProbeReport(ready=n % 2 == 0))
     router = Router(pool, GatewayMetrics(pool.snapshot), Random(0))
     line = router.decide("m", PromptPrefix.of(STEM)).header()
     assert len(line) <= MOST_HEADER_BYTES

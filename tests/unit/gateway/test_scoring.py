@@ -14,13 +14,13 @@ from mamba_gateway.routing.scoring import (
     ASSUMED_SHARE,
     JITTER,
     TIMES_APART,
-    Comparison,
+    CostComparison,
     RoutingRequest,
-    Weights,
+    RoutingWeights,
     home_of,
 )
 
-EVEN = Weights()
+EVEN = RoutingWeights()
 FAST, SLOW = EngineSpeed(10_000.0), EngineSpeed(1000.0)
 
 
@@ -39,7 +39,7 @@ def ask(tokens, resumable=None, home=None, seen=None):
 
 
 def costs(ends, request, weights=EVEN):
-    return Comparison.of(ends, request, weights, Random(0)).costs()
+    return CostComparison.of(ends, request, weights, Random(0)).costs()
 
 
 def chosen(ends, request, weights=EVEN, seed=0):
@@ -107,14 +107,14 @@ def test_a_weight_decides_between_the_engine_that_knows_the_prompt_and_the_idle_
     prefix, load, expected, engine
 ) -> None:
     ends = [engine("idle"), engine("warm", queued_tokens=2.3 * (1 + TIMES_APART) * 3000)]
-    assert chosen(ends, ask(8000, {"warm": 6000}), Weights(prefix, load)) == expected
+    assert chosen(ends, ask(8000, {"warm": 6000}), RoutingWeights(prefix, load)) == expected
 
 
 def test_a_weight_of_nothing_switches_its_side_off(engine) -> None:
     ends = [engine("a", queued_tokens=1e6, running=50, room=0.0), engine("b")]
-    a, b = costs(ends, ask(8000, {"a": 7999}), Weights(1, 0))
+    a, b = costs(ends, ask(8000, {"a": 7999}), RoutingWeights(1, 0))
     assert (a.queue, a.memory, a.decode) == (0, 0, 0)
-    a, b = costs(ends, ask(8000, {"a": 7999}), Weights(0, 1))
+    a, b = costs(ends, ask(8000, {"a": 7999}), RoutingWeights(0, 1))
     assert a.compute == b.compute == 0
 
 
@@ -133,7 +133,7 @@ def test_the_number_that_decides_is_the_sum_of_the_parts_that_explain_it(engine,
         endpoint("foreign", running=4),
     ]
     for request in (ask(8000, {"a": 4096}, seen={"b": 6000}), ask(900, home=5), ask(10)):
-        comparison = Comparison.of(ends, request, Weights(0.7, 1.3), Random(1))
+        comparison = CostComparison.of(ends, request, RoutingWeights(0.7, 1.3), Random(1))
         assert comparison.totals() == [cost.total for cost in comparison.costs()]
         assert len(set(comparison.totals())) > 2
 

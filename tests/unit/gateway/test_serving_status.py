@@ -9,25 +9,25 @@ from aiohttp import web
 from mamba_api.serving_status import EngineStatus, ServingStatus
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.api.local_routes import LocalRoutes
-from mamba_gateway.api.serving_status import MOST_BYTES, EngineAsker, NoStatus, StatusEndpoint
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.api.serving_status import MOST_BYTES, EngineStatusClient, StatusEndpoint, StatusUnavailable
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.routing.explanation import DecisionLog
+from mamba_gateway.routing.routing_record import RoutingLog
 
-READY = Report(ready=True, models=({"id": "m"},), running=3, waiting=1, kv_usage=0.5)
+READY = ProbeReport(ready=True, models=({"id": "m"},), running=3, waiting=1, kv_usage=0.5)
 SAID = EngineStatus(name="as it calls itself", status="ready", model="m", slots={"live": 2})
 
 
 async def asked(pool: Pool, ask: Any) -> ServingStatus:
     admission, metrics = Admission(4, 4, 1.0, lambda: 0.0), GatewayMetrics(pool.snapshot)
-    routes = LocalRoutes(pool, admission, metrics, DecisionLog())
+    routes = LocalRoutes(pool, admission, metrics, RoutingLog())
     metrics.held.set(2)
     with admission.admit():
         body = (await StatusEndpoint(pool, admission, metrics, routes.readiness, ask).status()).body
     return ServingStatus.model_validate_json(bytes(body))
 
 
-def pool_of(**reports: Report) -> Pool:
+def pool_of(**reports: ProbeReport) -> Pool:
     pool = Pool()
     pool.set_targets(Target(f"http://{name}", name) for name in reports)
     for name, report in reports.items():
@@ -52,10 +52,10 @@ async def test_engines_are_listed_by_the_names_that_the_gateway_knows_them_by() 
 
 async def test_an_engine_that_does_not_say_is_shown_as_the_pool_knows_it() -> None:
     async def ask(url: str) -> EngineStatus:
-        raise NoStatus("/v1/status answered 404")
+        raise StatusUnavailable("/v1/status answered 404")
 
-    gone = Report(ready=False, reason="refused the connection")
-    found = await asked(pool_of(other=READY, gone=gone, going=Report(ready=False, draining=True)), ask)
+    gone = ProbeReport(ready=False, reason="refused the connection")
+    found = await asked(pool_of(other=READY, gone=gone, going=ProbeReport(ready=False, draining=True)), ask)
     shown = {one.name: (one.status, one.running, one.model) for one in found.engines}
     assert shown["other"] == ("ready", 3, "m")
     assert (shown["gone"][0], shown["going"][0]) == ("unreachable", "draining")
@@ -90,10 +90,12 @@ async def test_whatever_an_engine_answers_only_costs_its_own_numbers(
     await site.start()
     try:
         async with aiohttp.ClientSession() as session:
-            with pytest.raises(NoStatus, match=why):
-                await EngineAsker(session, lambda: b"inner").ask(f"http://127.0.0.1:{runner.addresses[0][1]}")
-            with pytest.raises(NoStatus):
-                await EngineAsker(session).ask("http://127.0.0.1:1")
+            with pytest.raises(StatusUnavailable, match=why):
+                await EngineStatusClient(session, lambda: b"inner").ask(
+                    f"http://127.0.0.1:{runner.addresses[0][1]}"
+                )
+            with pytest.raises(StatusUnavailable):
+                await EngineStatusClient(session).ask("http://127.0.0.1:1")
     finally:
         await runner.cleanup()
     assert shown == ["Bearer inner"]

@@ -18,7 +18,7 @@ from mamba_gateway.endpoint_picker.certificate import self_signed
 from mamba_gateway.upstream.connection import (
     HEAD_BYTES,
     PIECE_BYTES,
-    Unreachable,
+    EngineUnreachable,
     UpstreamConnection,
 )
 from mamba_gateway.upstream.connector import (
@@ -331,7 +331,7 @@ async def test_an_engine_over_tls_is_asked_if_its_certificate_is_trusted(
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
     async with upstream_connector(2.0, 30.0) as connector:
-        with pytest.raises(Unreachable, match="certificate"):
+        with pytest.raises(EngineUnreachable, match="certificate"):
             await connector.send(url, "POST /x", (), b"{}")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate"))
     async with upstream_connector(2.0, 30.0) as connector:
@@ -342,7 +342,7 @@ async def test_an_engine_over_tls_is_asked_if_its_certificate_is_trusted(
 
 async def test_an_engine_at_an_address_of_ipv6_that_is_not_there_is_told_in_brackets() -> None:
     async with upstream_connector(2.0, 30.0) as connector:
-        with pytest.raises(Unreachable, match=r"Connect to \[::1\]:1 failed"):
+        with pytest.raises(EngineUnreachable, match=r"Connect to \[::1\]:1 failed"):
             await connector.send("http://[::1]:1", "POST /x", (), b"{}")
 
 

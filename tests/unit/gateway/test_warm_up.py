@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.process.warm_up import WARM_UP_SECONDS, WarmUp
-from mamba_gateway.prompts.text_sides import TextSides
+from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_prefix.prefix_index import PrefixIndex, State
 
 
@@ -23,11 +23,11 @@ class Beginning:
         self.warm_up = WarmUp(self.pool, self.index, self, lambda: self.now)  # type: ignore[arg-type]
 
     def engine_ready(self) -> None:
-        self.pool.report("http://a", Report(ready=True))
+        self.pool.report("http://a", ProbeReport(ready=True))
 
 
 def test_what_stands_in_for_the_tokenizers_has_their_surface() -> None:
-    assert isinstance(TextSides.all_asked, property)
+    assert isinstance(TextProcessors.all_asked, property)
 
 
 @pytest.mark.parametrize("state", ["following", "stale", "off"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api_script import Answer, ApiScript, item, line, listed, watched
-from mamba_gateway.endpoints.watch import LONGEST_BACKOFF, SHORTEST_WATCH, Objects, Stale, Watch
+from mamba_gateway.endpoints.watch import LONGEST_BACKOFF, SHORTEST_WATCH, Objects, Watch, WatchExpired
 from virtual_time import in_virtual_time
 
 
@@ -128,10 +128,10 @@ def test_a_version_that_is_gone_leads_to_a_new_list_that_forgets_what_went_meanw
 
 
 async def test_a_stale_watch_says_in_the_server_s_words_why() -> None:
-    with pytest.raises(Stale, match="410 Expired"):
+    with pytest.raises(WatchExpired, match="410 Expired"):
         await watch(ApiScript(watched(GONE)), Seen()).watch("1")
     silent = line("ERROR", {"message": "etcd is away"})
-    with pytest.raises(Stale, match="etcd is away"):
+    with pytest.raises(WatchExpired, match="etcd is away"):
         await watch(ApiScript(watched(silent)), Seen()).watch("1")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoints.pool import Report
-from mamba_gateway.endpoints.standing import FAILURES
+from mamba_gateway.endpoints.outlier_ejection import FAILURES
+from mamba_gateway.endpoints.pool import ProbeReport
 from mamba_gateway.errors import UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.relay.retry_budget import ALWAYS
 from mamba_gateway.upstream.request import UpstreamRequest
@@ -123,7 +123,7 @@ async def test_an_engine_that_lies_about_its_health_is_left_out(harness: Harness
         made.engines(liar.url, good.url)
         for _ in range(10):
             await made.run()
-            made.pool.report(liar.url, Report(ready=True))  # all is well, it says
+            made.pool.report(liar.url, ProbeReport(ready=True))  # all is well, it says
         assert len(liar.requests) == FAILURES
         assert len(good.requests) == 10
 

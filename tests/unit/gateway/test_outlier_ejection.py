@@ -2,8 +2,8 @@
 
 import asyncio
 
-from mamba_gateway.endpoints.pool import Pool, Report, Target
-from mamba_gateway.endpoints.standing import FAILURES, FIRST_SECONDS, LONGEST_SECONDS
+from mamba_gateway.endpoints.outlier_ejection import FAILURES, FIRST_SECONDS, LONGEST_SECONDS
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.relay.retry_budget import ALWAYS, SHARE, WINDOW, RetryBudget
 
 
@@ -17,7 +17,7 @@ def pool(*names: str) -> Pool:
 def well(made: Pool) -> None:
     """All probes say that all is well."""
     for one in made.snapshot():
-        made.report(one.url, Report(ready=True))
+        made.report(one.url, ProbeReport(ready=True))
 
 
 def ready(made: Pool) -> str:
@@ -100,7 +100,7 @@ async def test_no_more_than_half_are_left_out() -> None:
 async def test_when_nothing_else_is_left_it_is_better_than_nothing() -> None:
     made = pool("a", "b")
     fail(made, "a")
-    made.report("http://b", Report(ready=True, draining=True))
+    made.report("http://b", ProbeReport(ready=True, draining=True))
     assert "a" in ready(made)
 
 

@@ -26,7 +26,7 @@ class ResponseTruncated(Exception):
     """The answer broke off and its framing has no room for an error: the connection has to be closed."""
 
 
-def told_whole(response: UpstreamResponse, part: bytes, send: Send, added: tuple[Pair, ...]) -> bool:
+def send_whole(response: UpstreamResponse, part: bytes, send: Send, added: tuple[Pair, ...]) -> bool:
     """Pass on an answer that is here already and no stream, where the client's side can without a wait."""
     begin = getattr(send, "begin", None)
     if begin is None or not response.complete or is_event_stream(response.headers):
@@ -35,7 +35,9 @@ def told_whole(response: UpstreamResponse, part: bytes, send: Send, added: tuple
     return told
 
 
-def noted(chunk: bytes, request: UpstreamRequest, response: UpstreamResponse, span: SpanNote) -> bool | None:
+def record_chunk(
+    chunk: bytes, request: UpstreamRequest, response: UpstreamResponse, span: SpanNote
+) -> bool | None:
     """What the bytes say of the answer: whether it failed on the way; None = by a mistake of the client."""
     if request.meter is not None and response.status == 200:
         request.meter.feed(chunk)
@@ -51,7 +53,7 @@ def upstream_error(error: Exception) -> ApiError:
     return UpstreamLost(CUT_SHORT)
 
 
-async def end_broken(aligner: EventAligner | None, error: ApiError, send: Send) -> None:
+async def end_broken_stream(aligner: EventAligner | None, error: ApiError, send: Send) -> None:
     if aligner is None:
         raise ResponseTruncated from error
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.routing.decision import Decision, dropped
+from mamba_gateway.routing.decision import RoutingDecision, dropped
 from mamba_gateway.routing.scoring import Cost, RoutingRequest
 from mamba_prefix.prefix_index import NOTHING, Depths
 from mamba_telemetry import conventions as names
@@ -28,7 +28,7 @@ KEPT = 256
 """Decisions that can be asked for later."""
 
 
-class DecisionRecord(msgspec.Struct, frozen=True):
+class RoutingRecord(msgspec.Struct, frozen=True):
     """One decision and all that it was made from."""
 
     request_id: str
@@ -36,7 +36,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     """Seconds since the epoch."""
     snapshot: tuple[Endpoint, ...]
     request: RoutingRequest
-    decision: Decision
+    decision: RoutingDecision
     index: str
     """State of the index of resumable prefixes then."""
     exact: bool
@@ -91,17 +91,17 @@ class DecisionRecord(msgspec.Struct, frozen=True):
         }
 
 
-class DecisionLog:
+class RoutingLog:
     """The last decisions of one gateway."""
 
     def __init__(self) -> None:
-        self._kept: deque[DecisionRecord] = deque(maxlen=KEPT)
+        self._kept: deque[RoutingRecord] = deque(maxlen=KEPT)
 
-    def add(self, record: DecisionRecord) -> None:
+    def add(self, record: RoutingRecord) -> None:
         """Keep it, in place of the oldest."""
         self._kept.append(record)
 
-    def last(self, most: int = KEPT) -> Iterable[DecisionRecord]:
+    def last(self, most: int = KEPT) -> Iterable[RoutingRecord]:
         """The newest first."""
         kept = list(self._kept)[::-1]
         return kept[:most]

@@ -14,7 +14,7 @@ LOOKS = 10
 due all the same. So the time is counted in so many pieces, between which it sees to its sockets."""
 
 
-class Arrivals:
+class RequestArrivals:
     """Of one process."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
 
 
 @dataclass(slots=True)
-class Standing:
+class OutlierEjection:
     """Of one engine. Times are monotonic seconds."""
 
     failures: int = 0

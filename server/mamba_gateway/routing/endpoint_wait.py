@@ -11,18 +11,18 @@ from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import NO_ANSWER, NoEndpoint, UpstreamLost
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.routing.decision import NoCandidate, no_such_model
-from mamba_gateway.routing.explanation import DecisionRecord
+from mamba_gateway.routing.routing_record import RoutingRecord
 
-Decide = Callable[[], DecisionRecord | NoCandidate]
+Decide = Callable[[], RoutingRecord | NoCandidate]
 
 
-class Hold:
+class EndpointWait:
     """Of one gateway. `wake` is called while a request waits."""
 
     def __init__(self, pool: Pool, metrics: GatewayMetrics, wake: Callable[[], None]) -> None:
         self._pool, self._metrics, self._wake = pool, metrics, wake
 
-    async def until_decided(self, decide: Decide, model: str | None, deadline: float) -> DecisionRecord:
+    async def until_decided(self, decide: Decide, model: str | None, deadline: float) -> RoutingRecord:
         """The first decision for an engine, by `deadline` in the loop's time.
 
         Raises ModelNotFound, UpstreamLost when each was tried, NoEndpoint.
@@ -30,20 +30,20 @@ class Hold:
         found = decide()
         return self.at_once(found) or await self.later(found, decide, model, deadline)
 
-    def at_once(self, found: DecisionRecord | NoCandidate) -> DecisionRecord | None:
+    def at_once(self, found: RoutingRecord | NoCandidate) -> RoutingRecord | None:
         """What was decided, if that was an engine; else somebody has to wait."""
-        if not isinstance(found, DecisionRecord):
+        if not isinstance(found, RoutingRecord):
             return None
         if found.decision.endpoint.draining:
             self._wake()  # nothing else is left, and nobody else may ask for more
         return found
 
     async def later(
-        self, found: DecisionRecord | NoCandidate, decide: Decide, model: str | None, deadline: float
-    ) -> DecisionRecord:
+        self, found: RoutingRecord | NoCandidate, decide: Decide, model: str | None, deadline: float
+    ) -> RoutingRecord:
         """What `until_decided` gives, where `found` was no engine."""
         with self._metrics.held.track_inprogress():
-            while not isinstance(found, DecisionRecord):
+            while not isinstance(found, RoutingRecord):
                 self._wake()
                 if found is NoCandidate.MODEL_UNKNOWN:
                     raise ModelNotFound(no_such_model(model, self._pool.model_names()), param="model")

@@ -5,26 +5,26 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 KEPT_SECONDS = 0.5
 """How old an answer may be: below the pace at which pages poll."""
 
 
-class SharedAnswer(Generic[Answer]):
+class CachedValue(Generic[Value]):
     """`make` is run for the first who asks; those who come meanwhile and shortly after get the same."""
 
     def __init__(
         self,
-        make: Callable[[], Awaitable[Answer]],
+        make: Callable[[], Awaitable[Value]],
         *,
         seconds: float = KEPT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make, self._seconds, self._clock = make, seconds, clock
         self._lock = asyncio.Lock()
-        self._kept: tuple[Answer, float] | None = None
+        self._kept: tuple[Value, float] | None = None
 
-    async def get(self) -> Answer:
+    async def get(self) -> Value:
         """The answer, at most `seconds` old. Raises what `make` raises, and then keeps nothing."""
         async with self._lock:
             if self._kept is None or self._clock() >= self._kept[1]:

@@ -4,7 +4,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
-class UntilClose:
+class CloseDelimitedResponses:
     """Around the application for a client of HTTP/1.0, which knows no chunks: a body of unknown length ends
     where the connection does."""
 

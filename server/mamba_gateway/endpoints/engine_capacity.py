@@ -13,7 +13,7 @@ ENGINE_QUEUE = 8
 """Requests that may wait at an engine: as many as one of its steps starts at most."""
 
 
-def places(endpoints: Iterable[Endpoint], model: str | None) -> float:
+def engine_capacity(endpoints: Iterable[Endpoint], model: str | None) -> float:
     """For `model`, over all engines; without a limit where one does not say how many it can run, and where
     none is there at all, since a request is then held, or refused, by the relay."""
     free, found = 0.0, False

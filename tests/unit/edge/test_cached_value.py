@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mamba_edge.shared_answer import SharedAnswer
+from mamba_edge.cached_value import CachedValue
 
 
 class Counted:
@@ -16,7 +16,7 @@ class Counted:
         self.may = asyncio.Event()
         self.may.set()
         self.broken = False
-        self.shared = SharedAnswer(self.make, seconds=1.0, clock=lambda: self.now)
+        self.shared = CachedValue(self.make, seconds=1.0, clock=lambda: self.now)
 
     async def make(self) -> int:
         self.made += 1

@@ -8,12 +8,12 @@ from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompts.prompt_reader import PromptReader
-from mamba_gateway.routing.hold import Hold
+from mamba_gateway.routing.endpoint_wait import EndpointWait
 from mamba_gateway.routing.router import Router
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SharedParts:
     """Of one gateway."""
 
     pool: Pool
@@ -21,6 +21,6 @@ class Parts:
     admission: Admission
     limiter: RateLimiter
     router: Router
-    hold: Hold
+    hold: EndpointWait
     prompts: PromptReader | None
     bodies: BodyBudget

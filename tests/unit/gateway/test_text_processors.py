@@ -7,9 +7,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mamba_gateway.endpoints.pool import Pool, Report, Target
-from mamba_gateway.prompts import text_sides
-from mamba_gateway.prompts.text_sides import ASKED_AGAIN, FAILED_AGAIN, MOST_KEPT, TextSides
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
+from mamba_gateway.prompts import text_processors
+from mamba_gateway.prompts.text_processors import ASKED_AGAIN, FAILED_AGAIN, MOST_KEPT, TextProcessors
 from mamba_text.text_archive import TextArchive
 
 MODEL = Path(__file__).parents[3] / "server/mamba_server/builtin/tiny-recall"
@@ -49,13 +49,13 @@ class Engine:
 class Gateway:
     def __init__(self, session: aiohttp.ClientSession, *engines: Engine) -> None:
         self.now, self.engines, self.pool = 1000.0, engines, Pool()
-        self.texts = TextSides(session, self.pool, lambda: self.now, lambda: b"backend-key")
+        self.texts = TextProcessors(session, self.pool, lambda: self.now, lambda: b"backend-key")
         self.pool.set_targets(Target(engine.url) for engine in engines)
         for engine in engines:
             self.report(engine)
 
     def report(self, engine: Engine, ready: bool = True, model: str = "m") -> None:
-        self.pool.report(engine.url, Report(ready=ready, models=({"id": model},)))
+        self.pool.report(engine.url, ProbeReport(ready=ready, models=({"id": model},)))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ async def test_without_a_usable_tokenizer_there_is_none_and_it_is_asked_for_agai
     elif how == "no zip":
         engine.data = b"x"
     else:
-        monkeypatch.setattr(text_sides, "MOST_PACKED_BYTES", len(ARCHIVE.data) - 1)
+        monkeypatch.setattr(text_processors, "MOST_PACKED_BYTES", len(ARCHIVE.data) - 1)
     gateway = Gateway(session, engine)
     await gateway.texts.look()
     await gateway.texts.look()

@@ -50,7 +50,7 @@ class _Known:
     """When to ask the engine the next time."""
 
 
-class TextSides:
+class TextProcessors:
     """Of one gateway. `key` gives what is shown to engines that ask for one."""
 
     def __init__(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.endpoints.engine_places import ENGINE_QUEUE, places
-from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.engine_capacity import ENGINE_QUEUE, engine_capacity
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 
 Make = Callable[..., Endpoint]
 
@@ -32,33 +32,37 @@ Make = Callable[..., Endpoint]
 def test_an_engine_has_places_for_what_it_can_run(
     endpoint: Make, changes: dict[str, Any], free: float
 ) -> None:
-    assert places([endpoint("a", **changes)], "m") == free
+    assert engine_capacity([endpoint("a", **changes)], "m") == free
 
 
 def test_engines_count_together_and_only_those_that_may_be_chosen(endpoint: Make) -> None:
     full, idle = endpoint("a", max_running=4, in_flight=20), endpoint("b", max_running=4)
-    assert places([full, idle], "m") == 4 + 4 + 2 * ENGINE_QUEUE - 20
+    assert engine_capacity([full, idle], "m") == 4 + 4 + 2 * ENGINE_QUEUE - 20
     others = [
         endpoint("c", ready=False),
         endpoint("d", draining=True),
         endpoint("e", models=frozenset({"x"})),
     ]
-    assert places([full, idle, *others], "m") == places([full, idle], "m")
+    assert engine_capacity([full, idle, *others], "m") == engine_capacity([full, idle], "m")
 
 
 def test_where_no_engine_is_nothing_waits_here(endpoint: Make) -> None:
-    assert places([], "m") == places([endpoint("a", ready=False, max_running=1)], "m") == math.inf
+    assert (
+        engine_capacity([], "m")
+        == engine_capacity([endpoint("a", ready=False, max_running=1)], "m")
+        == math.inf
+    )
 
 
 def test_requests_of_ours_that_ended_since_the_report_was_made_are_not_taken_for_those_of_others() -> None:
     pool = Pool(clock=lambda: 0.0)
     pool.set_targets([Target("http://a", "a")])
     tickets = [pool.begin("http://a") for _ in range(16)]
-    pool.report("http://a", Report(ready=True, running=16, max_running=16))
+    pool.report("http://a", ProbeReport(ready=True, running=16, max_running=16))
     for ticket in tickets:
         pool.end("http://a", ticket)
     # What it tells now was true before they ended together.
-    pool.report("http://a", Report(ready=True, running=16, max_running=16))
-    assert places(pool.snapshot(), None) == 16 + ENGINE_QUEUE
-    pool.report("http://a", Report(ready=True, running=5, max_running=16))
-    assert places(pool.snapshot(), None) == 16 + ENGINE_QUEUE - 5
+    pool.report("http://a", ProbeReport(ready=True, running=16, max_running=16))
+    assert engine_capacity(pool.snapshot(), None) == 16 + ENGINE_QUEUE
+    pool.report("http://a", ProbeReport(ready=True, running=5, max_running=16))
+    assert engine_capacity(pool.snapshot(), None) == 16 + ENGINE_QUEUE - 5
