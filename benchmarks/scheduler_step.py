@@ -23,7 +23,7 @@ from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream
 from mamba_server.engine.garbage import never_search_old_objects, search_new_objects
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.start_budget import StartBudget
@@ -72,7 +72,7 @@ def engine(
     runner = InstantRunner(cache.batch)
     budget = StartBudget(time.thread_time) if bounded else None
     core = EngineCore(
-        Scheduler(cache, Limits(8192, CHUNK, running, length), budget),
+        Scheduler(cache, SchedulerLimits(8192, CHUNK, running, length), budget),
         InlineStream(), runner,
         overlap=True, eos_token_ids=frozenset({0}), max_waiting=1 << 20,
     )  # fmt: skip

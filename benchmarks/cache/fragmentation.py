@@ -19,7 +19,7 @@ from benchmarks.cache.replay import CachePolicy, build
 
 from mamba_cli.fleet.cache_size import CacheSize
 from mamba_server.cache import ledger
-from mamba_server.cache.arena import AllocationSite, Arena, Grant
+from mamba_server.cache.arena import Allocation, AllocationSite, Arena
 from mamba_server.cache.eviction import Policy
 from mamba_server.cache.node import Node
 from mamba_server.cache.state_cache import StateCache
@@ -72,7 +72,7 @@ class WatchedArena(Arena):
 
     def allocate(
         self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0
-    ) -> Grant | None:
+    ) -> Allocation | None:
         grant = super().allocate(site, live=live, tracking=tracking, pages=pages)
         if grant is None:
             self.refused += 1

@@ -21,7 +21,7 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.wire import AddRequest, SamplingParams
@@ -80,7 +80,7 @@ def build(
         track_interval=policy.track_interval,
         cap=policy.cap,
     )
-    limits = Limits(policy.step_tokens, 64, rows, longest)
+    limits = SchedulerLimits(policy.step_tokens, 64, rows, longest)
     return EngineCore(
         Scheduler(cache, limits), InlineStream(), InstantRunner(), overlap=False,
         eos_token_ids=frozenset(),

@@ -22,7 +22,7 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult, StepRunner
 from mamba_server.engine.forward_stream import Result, Ticket
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.step_pace import STEP_TIME, StepPace
@@ -109,7 +109,7 @@ def engine(
         track_interval=constraints.track_interval,
         cap=constraints.max_checkpoints_per_path,
     )
-    limits = Limits(
+    limits = SchedulerLimits(
         constraints.chunked_prefill_tokens, CHUNK, most, plan.max_model_len, plan.workload.output_tokens
     )
     gpu = SimulatedGpu(runner(cache), cache.batch, step_time)

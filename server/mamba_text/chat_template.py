@@ -28,12 +28,12 @@ _FAILURES = (
 )  # fmt: skip
 
 
-class _Raised(jinja2.TemplateError):
+class _TemplateException(jinja2.TemplateError):
     """The template called raise_exception."""
 
 
 def _raise(message: str) -> None:
-    raise _Raised(str(message))
+    raise _TemplateException(str(message))
 
 
 class _Generation(Extension):
@@ -123,7 +123,7 @@ class ChatTemplate:
                 tools=tools,
                 add_generation_prompt=generation_prompt,
             )
-        except _Raised as error:
+        except _TemplateException as error:
             raise TemplateRefused(f"the chat template refused these messages: {error}") from error
         except _FAILURES as error:
             raise TemplateRefused(f"the chat template failed for these messages: {error}") from error

@@ -19,7 +19,7 @@ from mamba_text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class TextSide:
+class TextProcessor:
     """What the model directory says about text."""
 
     tokenizer: Tokenizer
@@ -27,7 +27,7 @@ class TextSide:
     defaults: GenerationDefaults
 
     @classmethod
-    def load(cls, directory: Path) -> "TextSide":
+    def load(cls, directory: Path) -> "TextProcessor":
         """Of a model directory. Raises TextError."""
         tokenizer = Tokenizer.load(directory)
         template = ChatTemplate.load(directory, tokenizer)

@@ -13,7 +13,7 @@ from mamba_text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class TextStep:
+class CertainText:
     """What some new tokens made certain."""
 
     text: str
@@ -25,7 +25,7 @@ class TextStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TextVisibility:
     """What of a sequence is text for the client."""
 
     stops: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class SequenceText:
     """Text of one sequence, with the stop strings ignored for the first `min_tokens` tokens."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: Shown, min_tokens: int = 0
+        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: TextVisibility, min_tokens: int = 0
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_tail, special=shown.special_tokens, kept=shown.kept)
         self._matcher = StopMatcher(shown.stops, show=shown.stop)
@@ -51,20 +51,20 @@ class SequenceText:
         self.tokens = 0
         """Tokens that count so far."""
 
-    def feed(self, token_ids: Sequence[int], *, stop_token: bool = False, last: bool = False) -> TextStep:
+    def feed(self, token_ids: Sequence[int], *, stop_token: bool = False, last: bool = False) -> CertainText:
         """Add tokens; `stop_token`: the last one ended the sequence, no text; `last`: nothing follows."""
         parts: list[str] = []
         shown = len(token_ids) - 1 if stop_token and self._hide_stop else len(token_ids)
         for place, token_id in enumerate(token_ids[:shown]):
             self.tokens += 1
             if self._add(self._detokenizer.feed(token_id), parts):
-                return TextStep("".join(parts), place + 1, stopped=True)
+                return CertainText("".join(parts), place + 1, stopped=True)
         self.tokens += len(token_ids) - shown
         if last:
             if self._add(self._detokenizer.flush(), parts):
-                return TextStep("".join(parts), len(token_ids), stopped=True)
+                return CertainText("".join(parts), len(token_ids), stopped=True)
             parts.append(self._matcher.flush())
-        return TextStep("".join(parts), len(token_ids))
+        return CertainText("".join(parts), len(token_ids))
 
     def _add(self, piece: str, parts: list[str]) -> bool:
         if not piece:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class StopMatch:
     """What a piece made certain: text for the client, and the stop string that ended it."""
 
     text: str
@@ -25,10 +25,10 @@ class StopMatcher:
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
 
-    def feed(self, piece: str) -> Matched:
+    def feed(self, piece: str) -> StopMatch:
         """Add a piece of text. After a match the matcher is spent: do not feed it again."""
         if not self._stops:
-            return Matched(piece)
+            return StopMatch(piece)
         text = self._held + piece
         found: tuple[int, int, str] | None = None
         for stop in self._stops:
@@ -39,10 +39,10 @@ class StopMatcher:
             self._held = ""
             if self._show:
                 begin += len(stop)
-            return Matched(text[:begin], stop)
+            return StopMatch(text[:begin], stop)
         keep = self._undecided(text)
         self._held = text[len(text) - keep :]
-        return Matched(text[: len(text) - keep])
+        return StopMatch(text[: len(text) - keep])
 
     def flush(self) -> str:
         """The text held back: nothing follows, so it is no stop string."""

@@ -1,7 +1,7 @@
 """The files that say how a model's text becomes token ids, as one archive: what engines give to gateways.
 
-A plain zip of the few files that `TextSide.load` reads, the same bytes for the same files. What comes over
-the network is unpacked within limits, by the names that are known and no others.
+A plain zip of the few files that `TextProcessor.load` reads, the same bytes for the same files. What comes
+over the network is unpacked within limits, by the names that are known and no others.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mamba_text.errors import BadTokenizer
-from mamba_text.prompt import TextSide
+from mamba_text.prompt import TextProcessor
 
 FILES = (
     "chat_template.jinja",
@@ -53,14 +53,14 @@ class TextArchive:
         return cls(out.getvalue(), digest.hexdigest())
 
 
-def load_text_side(data: bytes) -> TextSide:
+def load_text_side(data: bytes) -> TextProcessor:
     """What a packed archive holds. Raises TextError for one that is broken, too large or of other files."""
     with tempfile.TemporaryDirectory(prefix="mambaserve-text-") as folder:
         try:
             _unpack(data, Path(folder))
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
             raise BadTokenizer(f"the archive of the tokenizer is broken: {error}") from error
-        return TextSide.load(Path(folder))
+        return TextProcessor.load(Path(folder))
 
 
 def _unpack(data: bytes, folder: Path) -> None:

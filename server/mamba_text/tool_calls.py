@@ -49,7 +49,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ParsedOutput:
     """What became certain: text for the client, and whole calls."""
 
     text: str = ""
@@ -75,14 +75,14 @@ class ToolCallReader:
     _out: list[str] = field(default_factory=list)
     _found: list[ToolCall] = field(default_factory=list)
 
-    def feed(self, text: str, *, last: bool) -> Read:
+    def feed(self, text: str, *, last: bool) -> ParsedOutput:
         """More of the answer; `last`: nothing follows."""
         rest = text
         while rest:
             rest = self._outside(rest) if self._inside is None else self._within(rest)
         if last:
             self._finish()
-        read = Read("".join(self._out), tuple(self._found))
+        read = ParsedOutput("".join(self._out), tuple(self._found))
         self._out, self._found = [], []
         return read
 

@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "the stop string is shown", TEXT + "stop_strings.py",
-        "return Matched(text[:begin], stop)", "return Matched(text[: begin + len(stop)], stop)", (STOPS,),
+        "return StopMatch(text[:begin], stop)", "return StopMatch(text[: begin + len(stop)], stop)", (STOPS,),
     ),
     Mutant(
         "the token that completes a stop string does not count", TEXT + "sequence_text.py",

@@ -12,7 +12,7 @@ MUTANTS = (
         "                if False:\n                    waiting_pages",
     ),
     Mutant(
-        "the table needs no fence before a checkpoint is ready", CACHE + "slot_life.py",
+        "the table needs no fence before a checkpoint is ready", CACHE + "slot_state.py",
         "(SlotState.TRACK_PENDING, SlotState.TRACK_READY): True",
         "(SlotState.TRACK_PENDING, SlotState.TRACK_READY): False",
     ),
@@ -74,8 +74,9 @@ MUTANTS = (
     ),
     Mutant(
         "a row is given to another before the last step of its sequence", CACHE + "state_cache.py",
-        "            self._retiring.append(_Retiring(",
-        "            self.batch._free.append(allocation.row)\n            self._retiring.append(_Retiring(",
+        "            self._retiring.append(_RetiringSequence(",
+        "            self.batch._free.append(allocation.row)\n"
+        "            self._retiring.append(_RetiringSequence(",
     ),
     Mutant(
         "a row begins with what the last sequence left in it", CACHE + "persistent_batch.py",
@@ -176,11 +177,11 @@ MUTANTS = (
         (UNIT,),
     ),
     Mutant(
-        "the ghost tree grows without bound", CACHE + "ghosts.py",
+        "the ghost tree grows without bound", CACHE + "ghost_tree.py",
         "while self.bytes > self.most_bytes and", "while False and", (UNIT,),
     ),
     Mutant(
-        "the end of an answered turn counts as an end still", CACHE + "ghosts.py",
+        "the end of an answered turn counts as an end still", CACHE + "ghost_tree.py",
         "            ghost.uses += 1\n", "            pass\n", (UNIT,),
     ),
     Mutant(
@@ -189,11 +190,11 @@ MUTANTS = (
         "return (*branches, match.kv_depth)", (UNIT,),
     ),
     Mutant(
-        "ages never change", CACHE + "ghosts.py",
+        "ages never change", CACHE + "ghost_tree.py",
         "        aged = self._age()\n", "        aged: list[Ghost] = []\n", (UNIT,),
     ),
     Mutant(
-        "a class is believed however badly it foretells", CACHE + "returns.py",
+        "a class is believed however badly it foretells", CACHE + "return_times.py",
         "or self.score > -SLACK else", "or True else", (UNIT,),
     ),
     Mutant(

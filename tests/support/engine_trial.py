@@ -26,7 +26,7 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
 
@@ -85,7 +85,7 @@ class EngineTrial:
             track_interval=setup.page_size * setup.intervals,
             cap=setup.cap,
         )
-        limits = Limits(setup.step_tokens, setup.chunk, setup.rows, LONGEST)
+        limits = SchedulerLimits(setup.step_tokens, setup.chunk, setup.rows, LONGEST)
         self.runner = DepthCodedRunner(self.cache)
         self.arena.in_flight = self.runner.named
         self.simulated = SimulatedStream(lambda queued: rng.randint(0, queued))

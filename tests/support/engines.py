@@ -11,7 +11,7 @@ from unittest import mock
 from mamba_planner import planner
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.cache import ledger
-from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot
+from mamba_server.engine.boot import NO_OVERRIDES, BootOverrides, Engine, boot
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
 
 
@@ -26,7 +26,9 @@ class Answer:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
-def make_engine(directory: Path, *, trial: Trial = NO_TRIAL, exact: bool = False, **settings: Any) -> Engine:
+def make_engine(
+    directory: Path, *, trial: BootOverrides = NO_OVERRIDES, exact: bool = False, **settings: Any
+) -> Engine:
     """Boot an engine on the CPU, with overlap unless told otherwise: what holds with it holds without.
 
     Sizes default to something small. `exact`: float64 throughout.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import make_engine
-from mamba_server.engine.boot import Engine, Trial
+from mamba_server.engine.boot import BootOverrides, Engine
 
 LARGE = os.environ.get("MAMBASERVE_GATES") == "large"
 STRATEGIES = ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
@@ -30,7 +30,7 @@ class Case:
     def boot(self, directory: Path, *, fail: Any = None, stream: Any = None, **settings: Any) -> Engine:
         return make_engine(
             directory,
-            trial=Trial(self.chunk, fail, stream),
+            trial=BootOverrides(self.chunk, fail, stream),
             **{
                 "strategy": self.strategy,
                 "overlap": self.overlap,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mamba_server.cache.arena import AllocationSite, Arena, Grant
+from mamba_server.cache.arena import Allocation, AllocationSite, Arena
 
 
 class GuardedArena(Arena):
@@ -29,7 +29,7 @@ class GuardedArena(Arena):
 
     def allocate(
         self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0
-    ) -> Grant | None:
+    ) -> Allocation | None:
         before = (self.free_slots, self.free_pages, self.page_owner.tobytes())
         grant = super().allocate(site, live=live, tracking=tracking, pages=pages)
         if grant is None:

@@ -18,7 +18,7 @@ from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.api.serving import Serving
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults
-from mamba_text.prompt import TextSide
+from mamba_text.prompt import TextProcessor
 from mamba_text.tokenizer import Tokenizer
 from tiny_model import TEMPLATE, byte_level_tokenizer
 
@@ -110,7 +110,7 @@ class Api:
         settings = EngineSettings(model="tiny", max_waiting_requests=options.pop("waiting", 8), **options)
         self.serving = Serving(settings, "tiny", self.engine.client, metrics, Drain())
         made = None if template is None else compiled(template)
-        self.serving.text = TextSide(TOKENIZER, made, GenerationDefaults())
+        self.serving.text = TextProcessor(TOKENIZER, made, GenerationDefaults())
         self._keys, self._token = keys, token
 
     @cached_property

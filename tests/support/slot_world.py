@@ -13,7 +13,7 @@ import numpy as np
 from cache_bench import CacheBench, flush_and_sweep, ids
 from depth_coded import POISON, ZERO, State, after
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.cache.slot_life import SlotState
+from mamba_server.cache.slot_state import SlotState
 
 PROMPT, SLOTS = 2, 3
 Action = tuple[str, int]

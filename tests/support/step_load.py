@@ -18,7 +18,7 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import SimulatedStream
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.start_budget import StartBudget
@@ -56,7 +56,7 @@ class StepLoad:
             PersistentBatch(setup.rows, pages), reservation(setup.strategy, overlap=True),
             track_interval=256, cap=4, prefix_caching=setup.prefix_caching,
         )  # fmt: skip
-        limits = Limits(setup.step_tokens, 64, setup.rows, setup.longest)
+        limits = SchedulerLimits(setup.step_tokens, 64, setup.rows, setup.longest)
         self.scheduler = Scheduler(self.cache, limits, budget)
         self.core = EngineCore(
             self.scheduler, SimulatedStream(lambda _: 0), _NoModel(),

@@ -16,7 +16,7 @@ from mamba_gateway.clock import Clock
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.headers import bearer
-from mamba_text.prompt import TextSide
+from mamba_text.prompt import TextProcessor
 from mamba_text.segment_cache import SegmentCache
 from mamba_text.text_archive import MOST_PACKED_BYTES, load_text_side
 
@@ -38,7 +38,7 @@ MOST_KEPT = 4
 class ModelText:
     """How one model's text becomes token ids."""
 
-    side: TextSide
+    side: TextProcessor
     segments: SegmentCache
 
 

@@ -19,14 +19,14 @@ from mamba_server.api.inbox import Inbox
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace, error_code
-from mamba_text.sequence_text import SequenceText, Shown
+from mamba_text.sequence_text import SequenceText, TextVisibility
 from mamba_text.tokenizer import Tokenizer
 
 Logprobs = list[TokenLogprobs | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ChoiceUpdate:
     """What is new in one choice."""
 
     choice: int
@@ -53,7 +53,7 @@ class _Sequence:
 
 
 @dataclass(slots=True)
-class Counts:
+class TokenCounts:
     """Tokens of the whole HTTP request, for `usage`."""
 
     prompt: int = 0
@@ -73,7 +73,7 @@ class ActiveRequest:
         engine: EngineClient,
         tokenizer: Tokenizer,
         requests: Sequence[AddRequest],
-        shown: Shown,
+        shown: TextVisibility,
         metrics: RequestMetrics,
         trace: RequestTrace = UNTRACED,
     ) -> None:
@@ -93,7 +93,7 @@ class ActiveRequest:
             for index in range(request.n)
         }
         self._unfinished = {request.request_id: request.n for request in requests}
-        self.counts = Counts(prompt=sum(len(request.token_ids) for request in requests))
+        self.counts = TokenCounts(prompt=sum(len(request.token_ids) for request in requests))
         self._longest: dict[str, int] = {}
         """Most tokens of a finished sequence, by request."""
         self._begun = 0.0
@@ -125,13 +125,13 @@ class ActiveRequest:
             self._engine.close(request_id, abort=True)
         self._metrics.cached(self.counts.cached_total)
 
-    async def updates(self) -> AsyncIterator[Update]:
+    async def updates(self) -> AsyncIterator[ChoiceUpdate]:
         """What is new, until every choice has finished. Raises ApiError when the engine fails the request."""
         while self._unfinished:
             for update in await self._next():
                 yield update
 
-    async def _next(self) -> list[Update]:
+    async def _next(self) -> list[ChoiceUpdate]:
         try:
             updates = [self._update(delta) for delta in await self._inbox.take()]
         except ApiError as error:
@@ -141,7 +141,7 @@ class ActiveRequest:
             raise
         return [update for update in updates if update is not None]
 
-    def _update(self, delta: SequenceDelta) -> Update | None:
+    def _update(self, delta: SequenceDelta) -> ChoiceUpdate | None:
         key = (delta.request_id, delta.index)
         sequence = self._sequences.get(key)
         if sequence is None or sequence.finished:
@@ -159,7 +159,7 @@ class ActiveRequest:
         self._count(delta, sequence, len(used))
         if finish is not None:
             self._finish(delta.request_id, sequence, finish, delta.error)
-        return Update(
+        return ChoiceUpdate(
             choice=sequence.choice,
             text=step.text,
             token_ids=used,

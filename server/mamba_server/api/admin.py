@@ -84,7 +84,7 @@ def _is_address(host: str) -> bool:
         return False
 
 
-class Admin:
+class AdminEndpoints:
     """Handlers over one served model."""
 
     def __init__(self, serving: Serving) -> None:
@@ -150,7 +150,7 @@ _BODY_ERRORS = error_responses(
 
 def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
     """The application. Without `token` the caller must bind it to loopback."""
-    admin, guard = Admin(serving), AdminGuard(token)
+    admin, guard = AdminEndpoints(serving), AdminGuard(token)
     app = make_application(
         "mambaserve admin",
         guard=guard,

@@ -23,7 +23,7 @@ from mamba_edge.cors import with_cors
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints
-from mamba_server.api.info import Info
+from mamba_server.api.info import InfoEndpoints
 from mamba_server.api.prefix_feed import CONTENT_TYPE, PrefixFeed
 from mamba_server.api.request_body import limited_route
 from mamba_server.api.serving import Serving
@@ -72,7 +72,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         settings.max_body_bytes, guard, serving.drain.request, seconds=settings.body_timeout
     )
     _add_generation(app, serving, guard)
-    _add_info(app, Info(serving, registry), guard)
+    _add_info(app, InfoEndpoints(serving, registry), guard)
     app.add_api_route(
         "/v1/prefix_changes",
         PrefixFeed(serving.engine.changes).prefix_changes,
@@ -137,7 +137,7 @@ def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:
     )
 
 
-def _add_info(app: FastAPI, info: Info, guard: KeyGuard) -> None:
+def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
     keyed = [Security(guard)]
     app.add_api_route(
         "/v1/models",

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from mamba_api.openai import ChatCompletionRequest
 from mamba_server.api import responses
-from mamba_server.api.active_request import Update
+from mamba_server.api.active_request import ChoiceUpdate
 from mamba_server.api.responses import (
     ChatBody,
     ChatChoiceBody,
@@ -24,11 +24,11 @@ from mamba_server.api.responses import (
 )
 from mamba_server.wire import TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
-from mamba_text.tool_calls import Read, ToolCall, ToolCallFormat, ToolCallReader
+from mamba_text.tool_calls import ParsedOutput, ToolCall, ToolCallFormat, ToolCallReader
 
 
 @dataclass(slots=True)
-class _Choice:
+class _ChatChoice:
     reader: ToolCallReader | None
     """Where the model was offered tools."""
     text: list[str] = field(default_factory=list)
@@ -37,10 +37,10 @@ class _Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: ChatFinish | None = None
 
-    def read(self, update: Update) -> tuple[Read, ChatFinish | None]:
+    def read(self, update: ChoiceUpdate) -> tuple[ParsedOutput, ChatFinish | None]:
         """What the update's text is, and how the choice ends."""
         if self.reader is None:
-            return Read(update.text), update.finish_reason
+            return ParsedOutput(update.text), update.finish_reason
         read = self.reader.feed(update.text, last=update.finish_reason is not None)
         called = self.reader.calls and update.finish_reason == "stop"
         return read, "tool_calls" if called else update.finish_reason
@@ -67,13 +67,13 @@ class ChatResponseBuilder:
         self._id, self._created, self._model = response_id, created, model
         most = 1 if request.parallel_tool_calls is False else None
         self._choices = [
-            _Choice(None if tool_calls is None else ToolCallReader(tool_calls, most))
+            _ChatChoice(None if tool_calls is None else ToolCallReader(tool_calls, most))
             for _ in range(request.n or 1)
         ]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._begun = False
 
-    def chunk(self, update: Update, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
+    def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
         """The events of one update; None when it shows nothing new. A choice's first one tells the role."""
         shown = usage if with_usage else UNSET
         events = b""
@@ -106,7 +106,7 @@ class ChatResponseBuilder:
         """The event after the last choice."""
         return responses.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
 
-    def collect(self, update: Update) -> None:
+    def collect(self, update: ChoiceUpdate) -> None:
         """Keep an update for `whole`."""
         choice = self._choices[update.choice]
         read, finish = choice.read(update)

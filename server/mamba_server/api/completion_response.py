@@ -6,14 +6,14 @@ from msgspec import UNSET, UnsetType
 
 from mamba_api.openai import CompletionRequest
 from mamba_server.api import responses
-from mamba_server.api.active_request import Update
+from mamba_server.api.active_request import ChoiceUpdate
 from mamba_server.api.responses import CompletionBody, CompletionChoiceBody, UsageBody
 from mamba_server.wire import FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class _Choice:
+class _CompletionChoice:
     """What is known of one choice so far."""
 
     text: list[str] = field(default_factory=list)
@@ -44,9 +44,9 @@ class CompletionResponseBuilder:
         self._id, self._created, self._model = response_id, created, model
         self._n = request.n or 1
         self._hide_output = request.max_tokens == 0
-        self._choices = [_Choice() for _ in range(self._n * len(prompts))]
+        self._choices = [_CompletionChoice() for _ in range(self._n * len(prompts))]
 
-    def chunk(self, update: Update, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
+    def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
         """The event of one update; None when it shows nothing new."""
         self._add(update)
         choice = self._choices[update.choice]
@@ -62,7 +62,7 @@ class CompletionResponseBuilder:
         """The event after the last choice."""
         return responses.event(self._body([], usage))
 
-    def collect(self, update: Update) -> None:
+    def collect(self, update: ChoiceUpdate) -> None:
         """Keep an update for `whole`."""
         self._add(update)
 
@@ -78,7 +78,7 @@ class CompletionResponseBuilder:
     def _says_more(self) -> bool:
         return self._request.logprobs is not None or bool(self._request.return_token_ids)
 
-    def _add(self, update: Update) -> None:
+    def _add(self, update: ChoiceUpdate) -> None:
         choice = self._choices[update.choice]
         choice.finish_reason = update.finish_reason
         if update.prompt_logprobs is not None:
@@ -91,7 +91,7 @@ class CompletionResponseBuilder:
         choice.logprobs += update.logprobs or ()
 
     def _choice_body(
-        self, index: int, choice: _Choice, *, first: bool, finish: FinishReason | None
+        self, index: int, choice: _CompletionChoice, *, first: bool, finish: FinishReason | None
     ) -> CompletionChoiceBody:
         prompt_token_ids, prompt_text = self._prompts[index // self._n]
         text = "".join(choice.text)

@@ -18,11 +18,11 @@ from mamba_edge.direct_exchange import DIRECT
 from mamba_edge.errors import ApiError, NotReady
 from mamba_edge.request_body import find_header
 from mamba_server.api import responses
-from mamba_server.api.active_request import ActiveRequest, Update
+from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.prompts import Prompts
+from mamba_server.api.prompts import PromptBuilder
 from mamba_server.api.responses import UsageBody
 from mamba_server.api.sampling import output_tokens, sampling_params
 from mamba_server.api.serving import Serving
@@ -30,8 +30,8 @@ from mamba_server.wire import AddRequest, TokenIds
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
 from mamba_telemetry.request_trace import RequestTrace, error_code
-from mamba_text.prompt import Prompt, TextSide
-from mamba_text.sequence_text import Shown
+from mamba_text.prompt import Prompt, TextProcessor
+from mamba_text.sequence_text import TextVisibility
 
 log = get_logger(__name__)
 
@@ -39,9 +39,9 @@ log = get_logger(__name__)
 class ResponseBuilder(Protocol):
     """What both kinds of answer offer."""
 
-    def chunk(self, update: Update, usage: UsageBody | None, *, with_usage: bool) -> bytes | None: ...
+    def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None: ...
     def usage_chunk(self, usage: UsageBody) -> bytes: ...
-    def collect(self, update: Update) -> None: ...
+    def collect(self, update: ChoiceUpdate) -> None: ...
     def whole(self, usage: UsageBody) -> bytes: ...
 
 
@@ -75,7 +75,7 @@ class GenerationEndpoints:
         text, limits = self._model(request)
         self._describe("text_completion", request, scope)
         with self._serving.admitted(len(request.prompts), request.n or 1):
-            made = Prompts(text, limits, self._serving.encoders, scope["trace"])
+            made = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompts = await made.of_completion(request)
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
@@ -96,7 +96,7 @@ class GenerationEndpoints:
         text, limits = self._model(request)
         self._describe("chat", request, scope)
         with self._serving.admitted(1, request.n or 1):
-            prompts = Prompts(text, limits, self._serving.encoders, scope["trace"])
+            prompts = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompts.of_chat(request, scope["body_bytes"])
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         add = _add_request(request, response_id, prompt, text, limits, scope)
@@ -122,7 +122,7 @@ class GenerationEndpoints:
             trace.root.set(names.REQUEST_MODEL, self._serving.model_name)
             trace.root.set(names.REQUEST_STREAM, bool(request.stream))
 
-    def _model(self, request: GenerationRequest) -> tuple[TextSide, ModelLimits]:
+    def _model(self, request: GenerationRequest) -> tuple[TextProcessor, ModelLimits]:
         self._serving.check_model(request.model)
         limits = self._serving.limits()
         if self._serving.text is None:
@@ -134,7 +134,7 @@ class GenerationEndpoints:
         request: GenerationRequest,
         builder: ResponseBuilder,
         adds: list[AddRequest],
-        text: TextSide,
+        text: TextProcessor,
         scope: Scope,
         send: Send,
         kept: frozenset[int] = frozenset(),
@@ -143,7 +143,7 @@ class GenerationEndpoints:
         fields = scope["log_fields"]
         fields["answer"] = adds[0].request_id
         serving = self._serving
-        shown = Shown(
+        shown = TextVisibility(
             request.stops,
             special_tokens=request.skip_special_tokens is False,
             stop=bool(request.include_stop_str_in_output),
@@ -177,7 +177,7 @@ def _add_request(
     request: GenerationRequest,
     request_id: str,
     prompt: Prompt,
-    text: TextSide,
+    text: TextProcessor,
     limits: ModelLimits,
     scope: Scope,
 ) -> AddRequest:

@@ -14,7 +14,7 @@ from mamba_telemetry.request_trace import RequestTrace, SpanNote
 
 
 @dataclass(slots=True)
-class _Progress:
+class _SequenceProgress:
     """Of one sequence."""
 
     since: float
@@ -34,7 +34,7 @@ class EngineSpans:
     def __init__(self, trace: RequestTrace, requests: Sequence[AddRequest]) -> None:
         self._trace = trace
         self._requests: dict[str, SpanNote] = {}
-        self._sequences: dict[tuple[str, int], _Progress] = {}
+        self._sequences: dict[tuple[str, int], _SequenceProgress] = {}
         for request in requests if trace.recording else ():
             now = time.monotonic()
             span = trace.begin(names.ENGINE, at=now)
@@ -43,7 +43,7 @@ class EngineSpans:
             span.set(names.REQUEST_CHOICES, request.n if request.n > 1 else None)
             self._requests[request.request_id] = span
             for index in range(request.n):
-                self._sequences[request.request_id, index] = _Progress(now)
+                self._sequences[request.request_id, index] = _SequenceProgress(now)
 
     def traceparent(self, request: AddRequest) -> str:
         """What the engine links by; "" = it need not note anything."""
@@ -101,7 +101,7 @@ class EngineSpans:
             if code and (not span.end or (isinstance(reasons, tuple) and "error" in reasons)):
                 span.fail(code)
 
-    def _piece(self, span: SpanNote, index: int, progress: _Progress, piece: PrefillTiming) -> None:
+    def _piece(self, span: SpanNote, index: int, progress: _SequenceProgress, piece: PrefillTiming) -> None:
         trace = self._trace
         waited = "" if progress.begun else names.ENGINE_QUEUE
         if piece.preemptions > progress.preemptions:

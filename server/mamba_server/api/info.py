@@ -26,7 +26,7 @@ def readiness(serving: Serving) -> Readiness:
     )
 
 
-class Info:
+class InfoEndpoints:
     """Handlers over one served model."""
 
     def __init__(self, serving: Serving, registry: CollectorRegistry) -> None:

@@ -15,7 +15,7 @@ from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace
 from mamba_text.encoder_pool import EncoderPool
 from mamba_text.errors import TemplateRefused
-from mamba_text.prompt import Prompt, TextSide, chat_prompt, completion_token_ids
+from mamba_text.prompt import Prompt, TextProcessor, chat_prompt, completion_token_ids
 
 
 def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> None:
@@ -27,11 +27,11 @@ def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -
     limits.check_ids(param, token_ids)
 
 
-class Prompts:
+class PromptBuilder:
     """Makes the prompts of one request. Raises InvalidRequest, ContextTooLong."""
 
     def __init__(
-        self, text: TextSide, limits: ModelLimits, pool: EncoderPool, trace: RequestTrace = UNTRACED
+        self, text: TextProcessor, limits: ModelLimits, pool: EncoderPool, trace: RequestTrace = UNTRACED
     ) -> None:
         self._text, self._limits, self._pool, self._trace = text, limits, pool, trace
 

@@ -14,10 +14,10 @@ from mamba_text.tokenizer import Tokenizer
 
 ChatFinish = FinishReason | Literal["tool_calls"]
 PromptLogprobs = list[dict[str, Any] | None]
-Ids = list[int] | UnsetType
+OptionalTokenIds = list[int] | UnsetType
 
 
-class Details(msgspec.Struct, frozen=True):
+class PromptTokensDetailsBody(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
@@ -25,7 +25,7 @@ class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: Details
+    prompt_tokens_details: PromptTokensDetailsBody
 
 
 class CompletionLogprobsBody(msgspec.Struct):
@@ -41,8 +41,8 @@ class CompletionChoiceBody(msgspec.Struct):
     logprobs: CompletionLogprobsBody | None = None
     finish_reason: FinishReason | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: Ids = UNSET
-    token_ids: Ids = UNSET
+    prompt_token_ids: OptionalTokenIds = UNSET
+    token_ids: OptionalTokenIds = UNSET
 
 
 class CompletionBody(msgspec.Struct):
@@ -85,7 +85,7 @@ class ChatChoiceBody(msgspec.Struct):
     message: MessageBody
     logprobs: ChatLogprobsBody | None = None
     finish_reason: ChatFinish | None = None
-    token_ids: Ids = UNSET
+    token_ids: OptionalTokenIds = UNSET
 
 
 class ChatBody(msgspec.Struct):
@@ -96,7 +96,7 @@ class ChatBody(msgspec.Struct):
     usage: UsageBody
     object: str = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: Ids = UNSET
+    prompt_token_ids: OptionalTokenIds = UNSET
 
 
 class DeltaBody(msgspec.Struct):
@@ -110,7 +110,7 @@ class ChatChunkChoiceBody(msgspec.Struct):
     delta: DeltaBody
     logprobs: ChatLogprobsBody | None = None
     finish_reason: ChatFinish | None = None
-    token_ids: Ids = UNSET
+    token_ids: OptionalTokenIds = UNSET
 
 
 class ChatChunkBody(msgspec.Struct):
@@ -121,7 +121,7 @@ class ChatChunkBody(msgspec.Struct):
     object: str = "chat.completion.chunk"
     usage: UsageBody | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: Ids = UNSET
+    prompt_token_ids: OptionalTokenIds = UNSET
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -145,7 +145,7 @@ def usage_comment(usage: UsageBody) -> bytes:
 
 def usage_body(prompt: int, completion: int, cached: int) -> UsageBody:
     """Token counts of one request."""
-    return UsageBody(prompt, completion, prompt + completion, Details(cached))
+    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetailsBody(cached))
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs]) -> ChatLogprobsBody:

@@ -47,7 +47,7 @@ from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.traces import set_up_traces
 from mamba_telemetry.tracing import OFF, Tracing
 from mamba_text.errors import TextError
-from mamba_text.prompt import TextSide
+from mamba_text.prompt import TextProcessor
 
 log = get_logger(__name__)
 
@@ -206,7 +206,7 @@ class Server:
         try:
             directory = await in_daemon_thread(lambda: source.resolve(settings.model, engine.loading))
             engine.loading("tokenizer", 0, 1)
-            self._serving.text = await in_daemon_thread(lambda: TextSide.load(directory))
+            self._serving.text = await in_daemon_thread(lambda: TextProcessor.load(directory))
             self._serving.text_files = directory
         except (ModelError, TextError) as error:
             failure = ServeError(str(error))

@@ -17,7 +17,7 @@ from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_telemetry.tracing import OFF, Tracing
 from mamba_text.encoder_pool import EncoderPool
-from mamba_text.prompt import TextSide
+from mamba_text.prompt import TextProcessor
 
 MOST_SEQUENCES = 1024
 """Of one HTTP request: prompts times choices."""
@@ -32,7 +32,7 @@ class Serving:
     engine: EngineClient
     metrics: RequestMetrics
     drain: Drain
-    text: TextSide | None = None
+    text: TextProcessor | None = None
     text_files: Path | None = None
     """The model directory that `text` was loaded from."""
     on_strategy: Callable[[str], None] = lambda _: None

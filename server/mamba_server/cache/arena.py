@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.slot_life import SlotState, check
+from mamba_server.cache.slot_state import SlotState, check_transition
 
 Pages = npt.NDArray[np.int32]
 
@@ -43,7 +43,7 @@ class PageOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Allocation:
     """What one allocation gave."""
 
     slots: tuple[int, ...]
@@ -136,7 +136,7 @@ class Arena:
 
     def allocate(
         self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0
-    ) -> Grant | None:
+    ) -> Allocation | None:
         """Slots (`live` ones first) and pages for a sequence; None, and no change, if short."""
         if self._fail is not None and self._fail(site):
             return None
@@ -146,7 +146,7 @@ class Arena:
         for index, slot in enumerate(taken):
             self._role[slot] = _SLOT
             self.move(slot, SlotState.LIVE if index < live else SlotState.TRACK_PENDING)
-        return Grant(taken, self._take_pages(pages))
+        return Allocation(taken, self._take_pages(pages))
 
     def _take_pages(self, count: int) -> Pages:
         if not self.pages_per_slab or not count:
@@ -186,7 +186,7 @@ class Arena:
         """Take `slot` to `state` along the life-cycle table; `fence`: last step that names it."""
         fence = max(fence, self._slot_fence[slot])
         before = self._slot_state[slot]
-        check(slot, before, state, fence=fence, completed=self.completed)
+        check_transition(slot, before, state, fence=fence, completed=self.completed)
         if before is not SlotState.FREE:
             self.slots_by_state[before] -= 1
         if state is not SlotState.FREE:

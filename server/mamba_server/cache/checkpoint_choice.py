@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mamba_server.cache.ghosts import GhostTree, Place, Sighting
+from mamba_server.cache.ghost_tree import CheckpointKind, GhostMatch, GhostTree
 from mamba_server.cache.placement import Placement, place
 from mamba_server.cache.tree import Match, RadixTree
 
@@ -35,7 +35,7 @@ class CheckpointChooser:
     def choose(
         self,
         prompt: int,
-        sighting: Sighting | None,
+        sighting: GhostMatch | None,
         match: Match,
         turn_boundary: int,
         branches: Sequence[int],
@@ -59,7 +59,7 @@ class CheckpointChooser:
             return CheckpointChoice(placement)
         return self._worth_it(self.ghosts, sighting, placement, match, branches)
 
-    def _parting(self, match: Match, branches: Sequence[int], sighting: Sighting | None) -> Sequence[int]:
+    def _parting(self, match: Match, branches: Sequence[int], sighting: GhostMatch | None) -> Sequence[int]:
         """Depths at which other prompts part from this one, most important first."""
         if sighting is None:
             return (match.kv_depth, *branches)
@@ -69,7 +69,8 @@ class CheckpointChooser:
             (
                 (ghost.rate * (ghost.depth * page_size - match.resumable), ghost.depth * page_size)
                 for ghost in sighting.path()
-                if ghost.depth * page_size > match.resumable and (ghost.uses or ghost.place is Place.BRANCH)
+                if ghost.depth * page_size > match.resumable
+                and (ghost.uses or ghost.place is CheckpointKind.BRANCH)
             ),
             reverse=True,
         )
@@ -78,7 +79,7 @@ class CheckpointChooser:
     def _worth_it(
         self,
         ghosts: GhostTree,
-        sighting: Sighting,
+        sighting: GhostMatch,
         placement: Placement,
         match: Match,
         sure: Sequence[int],
@@ -86,8 +87,8 @@ class CheckpointChooser:
         """Keep of the placement what promises more than what it pushes out; `sure`: somebody waits for it."""
         eviction, page_size = self.tree.eviction, self.tree.page_size
         required, optional = placement.required, placement.optional
-        places = [(depth, Place.END, 0) for depth in required]
-        places += [(depth, Place.GRID, rank) for rank, depth in enumerate(reversed(optional))]
+        places = [(depth, CheckpointKind.END, 0) for depth in required]
+        places += [(depth, CheckpointKind.GRID, rank) for rank, depth in enumerate(reversed(optional))]
         marked = {
             depth: ghosts.mark(sighting, depth // page_size, place, rank) for depth, place, rank in places
         }

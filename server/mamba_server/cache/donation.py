@@ -9,10 +9,10 @@ import numpy as np
 from mamba_server.cache.arena import Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.ghosts import GhostTree, Place
+from mamba_server.cache.ghost_tree import CheckpointKind, GhostTree
 from mamba_server.cache.node import Node, Tokens
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
-from mamba_server.cache.slot_life import SlotState
+from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.tree import RadixTree
 
 
@@ -69,7 +69,9 @@ class Donation:
         ghost, sighting = None, allocation.sighting
         if self.ghosts is not None and slot and sighting is not None:
             if count <= sighting.tip.depth:
-                ghost = self.ghosts.mark(sighting, count, Place.GRID if guess else Place.END)
+                ghost = self.ghosts.mark(
+                    sighting, count, CheckpointKind.GRID if guess else CheckpointKind.END
+                )
             else:
                 ghost = self.ghosts.answered(sighting, token_ids, allocation.salt)
         node, had, taken = self._tree.insert(token_ids, pages, slot, step, allocation.salt, ghost=ghost)

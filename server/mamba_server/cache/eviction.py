@@ -10,9 +10,9 @@ import math
 from typing import get_args
 
 from mamba_api import eviction
-from mamba_server.cache.ghosts import Ghost, GhostTree
+from mamba_server.cache.eviction_heap import EvictionHeap
+from mamba_server.cache.ghost_tree import Ghost, GhostTree
 from mamba_server.cache.node import Node
-from mamba_server.cache.victims import Victims
 
 Policy = eviction.Eviction
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -23,8 +23,8 @@ class Eviction:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._checkpoints = Victims()
-        self._bare = Victims()
+        self._checkpoints = EvictionHeap()
+        self._bare = EvictionHeap()
         self._clock = 0.0
         self._ghosts: GhostTree | None = None
         self._pages_per_slab = 0

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mamba_server.cache.arena import SLICE, PageOwner, Pages
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.slot_life import SlotState
+from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.state_cache import StateCache
 
 Nodes = npt.NDArray[np.object_]
@@ -23,7 +23,7 @@ PAGES_OF_NODES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class LedgerAccount:
     """Slots and pages by owner. `free` slots are free slabs: they could be pages instead."""
 
     slots_total: int
@@ -42,11 +42,11 @@ class Account:
         return asdict(self)
 
 
-def account(cache: StateCache) -> Account:
+def account(cache: StateCache) -> LedgerAccount:
     """Who owns what just now, from the arena's counts."""
     arena = cache.arena
     slots, pages = arena.slots_by_state, arena.pages_by_owner
-    return Account(
+    return LedgerAccount(
         slots_total=arena.slabs - 1,
         slots_free=arena.free_slots,
         slots_live=slots[SlotState.LIVE],

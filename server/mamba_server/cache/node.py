@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from mamba_server.cache.ghosts import Ghost
-    from mamba_server.cache.victims import Victims
+    from mamba_server.cache.eviction_heap import EvictionHeap
+    from mamba_server.cache.ghost_tree import Ghost
 
 Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
@@ -61,7 +61,7 @@ class Node:
         self.used_at = 0.0
         """The eviction clock when it was made or hit last."""
         self.priority = 0.0
-        self.victims: Victims | None = None
+        self.victims: EvictionHeap | None = None
         """Among which it is, if it may be evicted."""
         self.victim_at = 0
         """Its place there."""

@@ -5,7 +5,7 @@ Called by the state cache alone. Which checkpoint goes first is the eviction pol
 
 from collections.abc import Iterable
 
-from mamba_server.cache.arena import AllocationSite, Arena, Grant, PageOwner
+from mamba_server.cache.arena import Allocation, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
@@ -26,7 +26,7 @@ class Reclaimer:
 
     def allocate(
         self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, evict: bool = True
-    ) -> Grant | None:
+    ) -> Allocation | None:
         """Slots (`live` ones first) and pages, all or none; None if there is not enough, whatever goes.
 
         `evict`: what nobody uses just now may go for it; what is refused changes nothing (W6).

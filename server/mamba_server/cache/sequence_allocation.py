@@ -8,7 +8,7 @@ changes it. How far the sequence has come stands in its row of the persistent ba
 from dataclasses import dataclass
 
 from mamba_server.cache.arena import Pages
-from mamba_server.cache.ghosts import Sighting
+from mamba_server.cache.ghost_tree import GhostMatch
 from mamba_server.cache.node import Node
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
@@ -70,7 +70,7 @@ class SequenceAllocation:
         """Optional depths whose checkpoints promise more than what they would push out."""
         self.awaited: set[int] = set()
         """Depths at which prompts that were put off wait for a state of this one."""
-        self.sighting: Sighting | None = None
+        self.sighting: GhostMatch | None = None
         """Its prompt in the ghost tree."""
         self.node: Node | None = None
         """Deepest tree node whose pages this sequence uses (page lock held)."""

@@ -15,18 +15,18 @@ from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointCho
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.donation import Donation
 from mamba_server.cache.eviction import Policy
-from mamba_server.cache.ghosts import GhostTree, Sighting
+from mamba_server.cache.ghost_tree import GhostMatch, GhostTree
 from mamba_server.cache.node import NO_TOKENS, Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
-from mamba_server.cache.slot_life import SlotState
+from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.tree import Match, RadixTree
 
 
 @dataclass(frozen=True, slots=True)
-class _Retiring:
+class _RetiringSequence:
     fence: int
     allocation: SequenceAllocation
     token_ids: Callable[[], Tokens]
@@ -62,7 +62,7 @@ class StateCache:
         self.reclaimer = Reclaimer(arena, tree, self.counters)
         tree.on_pin = arena.pin
         self.allocations: dict[int, SequenceAllocation] = {}
-        self._retiring: list[_Retiring] = []
+        self._retiring: list[_RetiringSequence] = []
         self.donation = Donation(arena, tree, self.counters, self._foreseeing(), cap)
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
@@ -170,7 +170,7 @@ class StateCache:
             self._prefilling[salt, allocation.first_page] += 1
         return allocation
 
-    def _sight(self, token_ids: Tokens, salt: str) -> Sighting:
+    def _sight(self, token_ids: Tokens, salt: str) -> GhostMatch:
         assert self.ghosts is not None
         sighting, aged = self.ghosts.seen(token_ids, salt)
         for ghost in aged:
@@ -370,7 +370,7 @@ class StateCache:
         string, or written by a step whose token was dropped) is not donated any more (L3, L4).
         """
         if allocation.last_step > self.arena.completed:
-            self._retiring.append(_Retiring(allocation.last_step, allocation, token_ids))
+            self._retiring.append(_RetiringSequence(allocation.last_step, allocation, token_ids))
         else:
             self._retire_now(allocation, token_ids())
 

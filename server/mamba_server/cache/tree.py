@@ -14,7 +14,7 @@ import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.ghosts import Ghost
+from mamba_server.cache.ghost_tree import Ghost
 from mamba_server.cache.node import Node, Pages, Tokens
 
 

@@ -16,7 +16,7 @@ from mamba_server.engine.cpu_threads import set_up_threads, threads_for
 from mamba_server.host_cores import usable_cores
 
 if TYPE_CHECKING:
-    from mamba_server.engine.process import Port
+    from mamba_server.engine.engine_loop import EngineSockets
 
 PR_SET_PDEATHSIG = 1
 
@@ -43,21 +43,21 @@ def main() -> int:
     cores = usable_cores()
     ours = set_up_threads(os.environ, cores)
     # It brings numpy, which starts threads while it is imported.
-    from mamba_server.engine.process import Port, say_fatal
+    from mamba_server.engine.engine_loop import EngineSockets, send_fatal
 
-    port: Port | None = None
+    port: EngineSockets | None = None
     try:
         # Before the sockets, whose threads write to memory when they like.
         _import_torch(settings)
-        port = Port(options.to_engine, options.from_engine)
+        port = EngineSockets(options.to_engine, options.from_engine)
         return _serve(settings, port, cores if ours else None)
     except Exception as error:
-        port = port or Port(options.to_engine, options.from_engine)
+        port = port or EngineSockets(options.to_engine, options.from_engine)
         exit_code = getattr(error, "exit_code", None)
         if exit_code is None:
-            say_fatal(port, f"the engine failed: {type(error).__name__}: {error}", 1)
+            send_fatal(port, f"the engine failed: {type(error).__name__}: {error}", 1)
             raise
-        say_fatal(port, str(error), exit_code)
+        send_fatal(port, str(error), exit_code)
         return int(exit_code)
     finally:
         if port is not None:
@@ -81,19 +81,19 @@ def _import_torch(settings: EngineSettings) -> None:
             put_imports_aside(library())
 
 
-def _serve(settings: EngineSettings, port: "Port", cores: int | None) -> int:
+def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -> int:
     """cores: of which some are to compute; None = as many as OpenMP was told."""
-    from mamba_server.engine.admin import Admin
+    from mamba_server.engine.admin import AdminCalls
     from mamba_server.engine.boot import boot, ready_plan, use_threads
+    from mamba_server.engine.engine_loop import EngineLoop, report_progress
     from mamba_server.engine.garbage import never_search_old_objects
-    from mamba_server.engine.process import EngineProcess, report_progress
     from mamba_server.wire import Ready
 
     engine = boot(settings, report_progress(port))
     use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
     shown = ready_plan(engine)
-    admin = Admin(engine.core, shown)
-    process = EngineProcess(engine.core, admin, port, device_counters=engine.device_counters)
+    admin = AdminCalls(engine.core, shown)
+    process = EngineLoop(engine.core, admin, port, device_counters=engine.device_counters)
     never_search_old_objects()
     try:
         process.run(

@@ -10,7 +10,7 @@ from mamba_server.engine.core import EngineCore
 from mamba_server.wire import AdminCall, AdminReply
 
 
-class Admin:
+class AdminCalls:
     """Answers `AdminCall`s between two steps. `plan` is the JSON form of the plan in force."""
 
     def __init__(self, core: EngineCore, plan: dict[str, Any]) -> None:

@@ -12,8 +12,8 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import Match
 from mamba_server.engine.answer_lengths import AnswerLengths
 from mamba_server.engine.decode_set import DecodeSet
-from mamba_server.engine.limits import Limits
-from mamba_server.engine.memory_forecast import Growth, MemoryForecast
+from mamba_server.engine.limits import SchedulerLimits
+from mamba_server.engine.memory_forecast import MemoryForecast, SequenceGrowth
 from mamba_server.engine.queue_policy import Turn, WaitingQueue
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
@@ -44,7 +44,7 @@ class Admission:
     """Shares `waiting`, `prefilling` and `decoding` with the scheduler."""
 
     cache: StateCache
-    limits: Limits
+    limits: SchedulerLimits
     waiting: WaitingQueue
     prefilling: list[Sequence]
     decoding: DecodeSet
@@ -253,14 +253,14 @@ class Admission:
             self._forecast = MemoryForecast(cache.available_pages, cache.page_size, running)
         slots = cache.strategy.slots_per_sequence * cache.arena.pages_per_slab
         wanted = cache.pages_for(sequence.known) - cache.held_already(match) + slots
-        return self._forecast.admits(Growth(self._tokens_left(sequence), wanted + HALF_A_PAGE, 0))
+        return self._forecast.admits(SequenceGrowth(self._tokens_left(sequence), wanted + HALF_A_PAGE, 0))
 
-    def _growth(self, sequence: Sequence) -> Growth:
+    def _growth(self, sequence: Sequence) -> SequenceGrowth:
         """Of one that runs; its slots count as the pages of their slabs."""
         cache, allocation = self.cache, sequence.allocation
         assert allocation is not None
         context = max(sequence.target, sequence.known)
-        return Growth(
+        return SequenceGrowth(
             self._tokens_left(sequence),
             context / cache.page_size - allocation.page_count + HALF_A_PAGE,
             cache.own_pages(allocation) + (1 + allocation.reserved) * cache.arena.pages_per_slab,

@@ -33,7 +33,7 @@ from mamba_server.engine.device_counters import Counters, device_counters
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.start_budget import StartBudget
@@ -51,7 +51,7 @@ Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class BootOverrides:
     """What the correctness gates vary and no setting does."""
 
     chunk: int | None = None
@@ -66,7 +66,7 @@ class Trial:
     """Measures what the worst step takes, where nothing does on the device."""
 
 
-NO_TRIAL = Trial()
+NO_OVERRIDES = BootOverrides()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Engine:
     device_counters: Counters
 
 
-def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> Engine:
+def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVERRIDES) -> Engine:
     """Build the engine.
 
     Raises ModelError, ModelConfigError, BudgetError, NoDevice, UnknownKernels: each with an `exit_code` and
@@ -200,15 +200,17 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
     return Device("cuda" if device.type == "cuda" else "cpu", size, told=told)
 
 
-def _limits(settings: EngineSettings, made: MemoryPlan, device: torch.device, trial: Trial) -> Limits:
+def _limits(
+    settings: EngineSettings, made: MemoryPlan, device: torch.device, trial: BootOverrides
+) -> SchedulerLimits:
     # Rows of the batch are a bound and no more, within it memory decides. Each sequence has a slab at least.
     most = min(settings.max_running_requests or MOST_RUNNING[device.type], made.slabs - 1)
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
     chunk = trial.chunk or CHUNK[device.type]
-    return Limits(step_tokens, chunk, most, made.max_model_len, made.workload.output_tokens)
+    return SchedulerLimits(step_tokens, chunk, most, made.max_model_len, made.workload.output_tokens)
 
 
-def _pace(settings: EngineSettings, limits: Limits, device: torch.device) -> StepPace | None:
+def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.device) -> StepPace | None:
     """None where a number of tokens was asked for, and no time."""
     target = settings.step_time_asked
     if target is None:

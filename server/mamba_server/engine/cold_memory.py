@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from mamba_kernels.cpu.library import Library
-from mamba_server.engine.memory_map import Mapping, memory_map
+from mamba_server.engine.memory_map import MemoryMapping, memory_map
 
 LEAST = 1 << 20
 """Bytes of memory that are worth a mapping of their own."""
@@ -40,7 +40,7 @@ def put_imports_aside(library: Library | None) -> int:
     return done
 
 
-def is_worth_it(mapping: Mapping) -> bool:
+def is_worth_it(mapping: MemoryMapping) -> bool:
     """Whether it is memory of no file, large, and mostly in use."""
     return (
         mapping.rights == "rw-p"

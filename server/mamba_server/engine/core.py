@@ -67,7 +67,7 @@ class StepTimes:
 
 
 @dataclass(slots=True)
-class _Launched:
+class _LaunchedStep:
     schedule: Schedule
     ticket: Ticket[Callable[[], StepResult]]
     schedule_seconds: float
@@ -126,7 +126,7 @@ class EngineCore:
         self._ran = 0.0
         """When the step that is being committed was over."""
         self._order = 0
-        self._launched: deque[_Launched] = deque()
+        self._launched: deque[_LaunchedStep] = deque()
         self._deltas: list[SequenceDelta] = []
         """What the next `step` tells."""
 
@@ -249,7 +249,7 @@ class EngineCore:
             planned = self.clock()
             ticket = self._stream.launch(work)
             allocations = [sequence.allocation for sequence in schedule.members]
-            self._launched.append(_Launched(schedule, ticket, planned - began, planned, allocations))
+            self._launched.append(_LaunchedStep(schedule, ticket, planned - began, planned, allocations))
         self._commit_launched(1 if self.overlap and not schedule.empty else 0)
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -261,7 +261,7 @@ class EngineCore:
         if self.lost:
             self._end_all()
 
-    def _commit(self, launched: _Launched) -> None:
+    def _commit(self, launched: _LaunchedStep) -> None:
         schedule = launched.schedule
         try:
             result = self._stream.wait(launched.ticket)()
@@ -381,7 +381,7 @@ class EngineCore:
         self.cache.advance(schedule.step)
         self.cache.settle()
 
-    def _end_spoilt(self, launched: _Launched, finite: npt.NDArray[np.bool_]) -> None:
+    def _end_spoilt(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
         """End the sequences that came to NaN or infinity, and them alone, before anything of this step, or of
         the next one that may be in flight, is donated.
         """

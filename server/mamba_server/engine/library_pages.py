@@ -8,7 +8,7 @@ needs the room; what is read again is there at once.
 
 import re
 
-from mamba_server.engine.memory_map import Mapping, memory_map
+from mamba_server.engine.memory_map import MemoryMapping, memory_map
 from mamba_server.model.mapped_pages import drop
 
 _LIBRARY = re.compile(r"/.*\.so(\.[0-9.]+)?$")
@@ -21,7 +21,7 @@ def give_back_libraries() -> None:
             drop(mapping.begin, mapping.end)
 
 
-def is_unchanged(mapping: Mapping) -> bool:
+def is_unchanged(mapping: MemoryMapping) -> bool:
     """Whether it is of a library, cannot be written and has not been.
 
     Tables of addresses were written by the loader before they became unwritable: dropped, they would come

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """Budgets of a step. `chunk`: prefill chunk; pieces end on its multiples unless they end the prompt.
 
     `step_tokens`: most tokens of a step; `max_running`: most sequences at once, however much memory there is;

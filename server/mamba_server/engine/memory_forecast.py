@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class SequenceGrowth:
     """What a sequence will take and give back, in pages but for `left`."""
 
     left: int
@@ -26,13 +26,13 @@ class Growth:
 class MemoryForecast:
     """`free`: pages that are free or can be made so by eviction now; `running`: who holds the others."""
 
-    def __init__(self, free: int, page_size: int, running: Iterable[Growth]) -> None:
+    def __init__(self, free: int, page_size: int, running: Iterable[SequenceGrowth]) -> None:
         self._free = free
         self._page_size = page_size
         self._running = list(running)
         self._most = sum(self._whole(each) for each in self._running)
 
-    def admits(self, newcomer: Growth) -> bool:
+    def admits(self, newcomer: SequenceGrowth) -> bool:
         """Whether `newcomer` fits beside those that run until each of them ends; then it is one of them."""
         most = self._most + self._whole(newcomer)
         # First as if nobody left.
@@ -42,10 +42,10 @@ class MemoryForecast:
         self._most = most
         return True
 
-    def _whole(self, growth: Growth) -> float:
+    def _whole(self, growth: SequenceGrowth) -> float:
         return growth.wanted + growth.left / self._page_size
 
-    def _peak(self, running: list[Growth]) -> float:
+    def _peak(self, running: list[SequenceGrowth]) -> float:
         """Most pages beyond those held now. At the end of the k-th the first k are still there and grew."""
         left, wanted, held = np.array([(each.left, each.wanted, each.held) for each in running]).T
         longest_first = np.argsort(-left, kind="stable")

@@ -10,7 +10,7 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class MemoryMapping:
     """Addresses [begin, end) with equal rights."""
 
     begin: int
@@ -23,7 +23,7 @@ class Mapping:
     """Bytes in memory that are of no file, or no longer as the file has them."""
 
 
-def memory_map(smaps: Path = SMAPS) -> list[Mapping]:
+def memory_map(smaps: Path = SMAPS) -> list[MemoryMapping]:
     """All of them; none where there is no such file."""
     try:
         return list(mappings(smaps.read_text("utf-8", errors="replace").splitlines()))
@@ -31,7 +31,7 @@ def memory_map(smaps: Path = SMAPS) -> list[Mapping]:
         return []
 
 
-def mappings(smaps: Iterable[str]) -> Iterator[Mapping]:
+def mappings(smaps: Iterable[str]) -> Iterator[MemoryMapping]:
     """The same of the lines of such a file."""
     place: tuple[int, int, str, str] | None = None
     for line in smaps:
@@ -39,5 +39,5 @@ def mappings(smaps: Iterable[str]) -> Iterator[Mapping]:
             begin, end, rights, name = found.groups()
             place = int(begin, 16), int(end, 16), rights, name
         elif place is not None and line.startswith("Anonymous:"):
-            yield Mapping(*place, 1024 * int(line.split()[1]))
+            yield MemoryMapping(*place, 1024 * int(line.split()[1]))
             place = None

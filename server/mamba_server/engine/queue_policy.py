@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Iterator
 
 from mamba_server.engine.sequence import Sequence
-from mamba_server.engine.shared_prefix import Awaited
+from mamba_server.engine.shared_prefix import AwaitedCheckpoint
 
 WINDOW = 8
 """How many of the oldest of a flow are compared."""
@@ -78,7 +78,7 @@ class WaitingQueue:
         """A heap of flows that had nothing to compute: forgotten once they owe nothing either."""
         self._active_weight = 0.0
         """Of all active flows; weights are powers of two, so the sum is exact."""
-        self._held: dict[Awaited, list[Sequence]] = {}
+        self._held: dict[AwaitedCheckpoint, list[Sequence]] = {}
         self._virtual = 0.0
         self._count = 0
 
@@ -113,7 +113,7 @@ class WaitingQueue:
         flow.items.remove(sequence)
         self._rest(flow)
 
-    def hold(self, sequence: Sequence, awaited: Awaited) -> None:
+    def hold(self, sequence: Sequence, awaited: AwaitedCheckpoint) -> None:
         """Put `sequence` off until the checkpoint `awaited` is there, or will never be."""
         self.remove(sequence)
         sequence.put_off = True

@@ -23,7 +23,7 @@ from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
 from mamba_server.engine.decode_step import DecodeStep
 from mamba_server.engine.decode_steps import DecodeSteps, Progress
-from mamba_server.engine.landing import PromptSpan, land, of_members, on_host, to_host
+from mamba_server.engine.host_results import PromptSpan, host_result, in_schedule_order, on_host, to_host
 from mamba_server.engine.sampler import SampledTokens, Sampler, joined
 from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.schedule import Schedule
@@ -42,7 +42,7 @@ _FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "stat
 
 
 @dataclass(frozen=True, slots=True)
-class _Newcomer:
+class _NewRow:
     """A row that samples for the first time in this step (or for the first time after a preemption)."""
 
     row: int
@@ -161,7 +161,7 @@ class ModelRunner:
         """Everything the step needs, taken now; the work to launch."""
         arrays = build(schedule, self._persistent, self._chunk, self._page_size)
         newcomers = [
-            _Newcomer(
+            _NewRow(
                 sequence.row,
                 sequence.params,
                 sequence.seed,
@@ -191,7 +191,7 @@ class ModelRunner:
         noise: Ints,
         pages: tuple[Ints, Ints],
         decodes: int,
-        newcomers: list[_Newcomer],
+        newcomers: list[_NewRow],
         spans: list[PromptSpan],
     ) -> Callable[[], StepResult]:
         with torch.inference_mode():
@@ -209,7 +209,7 @@ class ModelRunner:
             probes = hidden[wanted : len(arrays.checked)]
             if not wanted:
                 finite = to_host(is_finite(probes))
-                return lambda: land(None, spans, scores, [], of_members(finite, arrays.checked))
+                return lambda: host_result(None, spans, scores, [], in_schedule_order(finite, arrays.checked))
             positions = _to(arrays.context_len[arrays.sampling], self._device)
             sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions)
             checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
@@ -217,7 +217,7 @@ class ModelRunner:
             self._last_token[rows] = sampled.ids
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = on_host(sampled)
-            return lambda: land(landed, spans, scores, tops, of_members(finite, arrays.checked))
+            return lambda: host_result(landed, spans, scores, tops, in_schedule_order(finite, arrays.checked))
 
     def _hidden(self, host: HostBatch, token_ids: Ints, decoding: torch.Tensor) -> torch.Tensor:
         """Normed hidden states of the rows `host.logits_rows`. decoding: [D] int64 persistent rows of the
@@ -265,7 +265,7 @@ class ModelRunner:
             self._last_token[_to(host.table_row.astype(np.int64), self._device)] = sampled.ids
         landed = on_host(sampled, reused=True)
         tops = [row.params.logprobs for row in rows]
-        return lambda: land(landed, [], [], tops, landed.finite.numpy())
+        return lambda: host_result(landed, [], [], tops, landed.finite.numpy())
 
     def _sample(
         self, hidden: torch.Tensor, batches: list[SamplingBatch], positions: torch.Tensor
@@ -280,7 +280,7 @@ class ModelRunner:
             first = rows.stop
         return joined(parts)
 
-    def _admit(self, newcomers: list[_Newcomer]) -> None:
+    def _admit(self, newcomers: list[_NewRow]) -> None:
         if newcomers:
             self._batch = None
         for each in newcomers:

@@ -13,7 +13,7 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.engine.admission import Admission
 from mamba_server.engine.answer_lengths import AnswerLengths
 from mamba_server.engine.decode_set import DecodeSet, rows_of
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.queue_policy import Turn, WaitingQueue
 from mamba_server.engine.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequence import Phase, Sequence
@@ -26,7 +26,7 @@ class Scheduler:
     `budget`: bounds the time that the starts of a step take; None = their number alone is bounded.
     """
 
-    def __init__(self, cache: StateCache, limits: Limits, budget: StartBudget | None = None) -> None:
+    def __init__(self, cache: StateCache, limits: SchedulerLimits, budget: StartBudget | None = None) -> None:
         self.cache = cache
         self.limits = limits
         self.waiting = WaitingQueue()

@@ -13,7 +13,7 @@ from mamba_server.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class AwaitedCheckpoint:
     """The checkpoint at `depth` of the prefill of `leader`, as long as that runs on `allocation`."""
 
     leader: Sequence
@@ -52,12 +52,12 @@ def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
 
 def deepest(
     sequence: Sequence, leaders: Iterable[Sequence], page_size: int, *, new_checkpoints: bool
-) -> Awaited | None:
+) -> AwaitedCheckpoint | None:
     """The deepest checkpoint that one of `leaders` will leave within what it shares with `sequence`.
 
     `new_checkpoints`: one may still be asked for at any depth that the leader has not reached.
     """
-    best: Awaited | None = None
+    best: AwaitedCheckpoint | None = None
     for leader in leaders:
         allocation = leader.allocation
         if allocation is None:
@@ -71,5 +71,5 @@ def deepest(
             depths.append(common)
         depth = max(depths, default=0)
         if depth > (best.depth if best is not None else 0):
-            best = Awaited(leader, allocation, depth)
+            best = AwaitedCheckpoint(leader, allocation, depth)
     return best

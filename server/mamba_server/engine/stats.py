@@ -92,6 +92,6 @@ def _evictable_slabs(core: EngineCore) -> float:
     return core.cache.tree.evictable_pages / per_slab if per_slab else 0.0
 
 
-def _kv_usage(account: ledger.Account) -> float:
+def _kv_usage(account: ledger.LedgerAccount) -> float:
     whole = account.pages_free + account.pages_sequence + account.pages_tree + account.pages_fenced
     return account.pages_sequence / whole if whole else 0.0

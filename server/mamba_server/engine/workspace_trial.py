@@ -15,7 +15,7 @@ from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.forward_batch import HostBatch
@@ -34,7 +34,7 @@ def measured_workspace(
     config: ModelConfig,
     made: MemoryPlan,
     dtype: str,
-    limits: Limits,
+    limits: SchedulerLimits,
     device: torch.device,
     measure: Measure,
 ) -> int:
@@ -67,7 +67,7 @@ def measured_workspace(
         ) from error
 
 
-def worst_steps(limits: Limits, spare_row: int) -> Iterator[tuple[HostBatch, bool]]:
+def worst_steps(limits: SchedulerLimits, spare_row: int) -> Iterator[tuple[HostBatch, bool]]:
     """Steps, and whether all their rows are scored as a prompt's are. One of them takes the most, whatever
     the model: a whole step of one prompt at the end of the longest context, all of it scored; as many prompts
     as may run; as many decodes of the longest context."""

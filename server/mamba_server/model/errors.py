@@ -4,7 +4,7 @@ ModelError
 ├── SourceError            the URI leads to no usable model directory
 │   ├── InvalidSource      the URI itself is malformed
 │   ├── SourceNotFound     nothing there, or no config.json in it
-│   ├── NoRoom             the disk does not hold what is to be fetched
+│   ├── InsufficientDiskSpace the disk does not hold what is to be fetched
 │   └── DownloadFailed     the Hub refused or broke off; what arrived is kept for the next attempt
 ├── UnsupportedModel       the configuration is understood, but its kind of layer cannot be served
 └── WeightsError           the safetensors files and the configuration disagree, or a file is damaged
@@ -29,7 +29,7 @@ class SourceNotFound(SourceError):
     """Nothing there, or no config.json in it."""
 
 
-class NoRoom(SourceError):
+class InsufficientDiskSpace(SourceError):
     """The disk does not hold what is to be fetched."""
 
 

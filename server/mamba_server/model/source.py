@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mamba_planner.byte_size import binary_size
-from mamba_server.model.errors import DownloadFailed, InvalidSource, NoRoom, SourceNotFound
+from mamba_server.model.errors import DownloadFailed, InsufficientDiskSpace, InvalidSource, SourceNotFound
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: bytes done of bytes in all, of one stage."""
@@ -40,7 +40,7 @@ def resolve(uri: str, progress: Progress = silent, *, pvc_root: Path = PVC_ROOT)
     Takes a plain path, file://PATH, hf://OWNER/NAME[@REVISION], pvc://CLAIM/PATH and builtin://NAME. A Hub
     model is downloaded into the Hub's cache (HF_HOME); an interrupted download goes on where it stopped.
 
-    Raises InvalidSource, SourceNotFound, NoRoom, DownloadFailed.
+    Raises InvalidSource, SourceNotFound, InsufficientDiskSpace, DownloadFailed.
     """
     scheme, rest = _split(uri)
     if scheme == "hf":
@@ -161,7 +161,7 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
             progress("download", 0, total)
             wanted["tqdm_class"] = _reporting_bar(progress, total)
         path = Path(snapshot_download(repo, **wanted))
-    except NoRoom:
+    except InsufficientDiskSpace:
         raise
     except HFValidationError as error:
         raise InvalidSource(f"{uri}: {error}") from error
@@ -196,7 +196,7 @@ def _room_for(total: int, uri: str) -> None:
     cache = Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(next(one for one in (cache, *cache.parents) if one.exists())).free
     if total > free:
-        raise NoRoom(
+        raise InsufficientDiskSpace(
             f"{uri}: {binary_size(total)} are to be fetched and {cache} has {binary_size(free)} left: free "
             "some of it, or point HF_HOME to a larger volume (in a cluster that of spec.model.cache)"
         )

@@ -27,7 +27,7 @@ SMALL = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class WeightEntry:
     """One tensor as its file's header describes it."""
 
     file: Path
@@ -41,7 +41,7 @@ class Weights:
 
     def __init__(self, directory: Path, progress: Progress = silent) -> None:
         """Read and check all headers. Raises WeightsError for absent, damaged or truncated files."""
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, WeightEntry] = {}
         self._files: dict[Path, Any] = {}
         self._taken: set[str] = set()
         self._progress = progress
@@ -110,7 +110,7 @@ def _short(name: str) -> str:
     return name
 
 
-def _header(path: Path) -> list[Entry]:
+def _header(path: Path) -> list[WeightEntry]:
     """Tensors of one file; the header is compared with the file's length before anything is mapped."""
     try:
         size = path.stat().st_size
@@ -124,7 +124,7 @@ def _header(path: Path) -> list[Entry]:
     try:
         header = json.loads(text)
         entries = [
-            (Entry(path, name, tuple(item["shape"]), end - begin), end)
+            (WeightEntry(path, name, tuple(item["shape"]), end - begin), end)
             for name, item in header.items()
             if name != "__metadata__"
             for begin, end in [item["data_offsets"]]

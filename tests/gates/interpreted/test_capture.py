@@ -21,7 +21,7 @@ from engines import Answer, make_engine, run
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_kernels.triton_support import UnsupportedArgument
 from mamba_server.engine import runner
-from mamba_server.engine.boot import Trial
+from mamba_server.engine.boot import BootOverrides
 from mamba_server.engine.decode_buckets import decode_buckets
 from mamba_server.engine.decode_step import DecodeStep
 from mamba_server.model.decode_inputs import DecodeInputs
@@ -181,7 +181,9 @@ def test_repeated_steps_say_what_steps_issued_anew_say(
 
     monkeypatch.setattr(DecodeInputs, "write", watched)
     graphs = RecordedGraphs()
-    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=4, track_interval=16)
+    engine = make_engine(
+        tiny_recall, trial=BootOverrides(graphs=graphs), max_running_requests=4, track_interval=16
+    )
     answers = _serve(engine)
     assert sum(tracked) > 0, "some state was tracked"
     assert graphs.repeated > 20
@@ -215,7 +217,7 @@ def test_what_is_prepared_at_the_start_changes_no_answer(
 ) -> None:
     graphs = RecordedGraphs()
     engine = make_engine(
-        tiny_recall, trial=Trial(graphs=graphs), max_running_requests=2, chunked_prefill_tokens=128
+        tiny_recall, trial=BootOverrides(graphs=graphs), max_running_requests=2, chunked_prefill_tokens=128
     )
     device_side: Any = engine.core._runner
     stages: list[str] = []
@@ -235,7 +237,7 @@ def test_a_model_that_a_kernel_cannot_take_is_served_without_graphs(
         raise UnsupportedArgument("not this one")
 
     graphs = RecordedGraphs()
-    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=2)
+    engine = make_engine(tiny_recall, trial=BootOverrides(graphs=graphs), max_running_requests=2)
     monkeypatch.setattr(engine.kernels.operators.state_update, "_kernel", refuse)
     answers = run(engine, requests(1)[:1])
     assert answers["1-0", 0].tokens == anew["1-0", 0].tokens
@@ -249,7 +251,7 @@ def test_more_penalties_than_there_is_room_for_are_counted_right(
     prompts = [list(range(20 + n, 29 + n)) for n in range(3)]
     asked = [AddRequest(str(n), prompt, PENALIZED) for n, prompt in enumerate(prompts)]
     graphs = RecordedGraphs()
-    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=4)
+    engine = make_engine(tiny_recall, trial=BootOverrides(graphs=graphs), max_running_requests=4)
     few = run(engine, asked[:1])
     repeated = graphs.repeated
     many = run(engine, [AddRequest(f"again {n}", prompt, PENALIZED) for n, prompt in enumerate(prompts)])
@@ -272,7 +274,7 @@ def test_float16_states_have_the_same_bits_in_repeated_steps_as_in_steps_issued_
         return layers.nan_to_num()
 
     settings: dict[str, Any] = {"max_running_requests": 2, "state_dtype": "float16"}
-    repeated = states(make_engine(tiny_recall, trial=Trial(graphs=RecordedGraphs()), **settings))
+    repeated = states(make_engine(tiny_recall, trial=BootOverrides(graphs=RecordedGraphs()), **settings))
     monkeypatch.setattr("mamba_server.model.layers.hybrid.HybridModel.decodes_resident", False)
     anew = states(make_engine(tiny_recall, **settings))
     assert repeated.dtype == torch.float16

@@ -13,7 +13,7 @@ from engines import make_engine, run
 from kernel_variants import late, variants
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_kernels.ssd_prefill.segments import Segments
-from mamba_server.engine.boot import Trial
+from mamba_server.engine.boot import BootOverrides
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.model.trial_batch import trial_batch
 from mamba_server.wire import AddRequest, SamplingParams
@@ -32,7 +32,7 @@ def test_serving_launches_what_the_start_has_compiled(
 ) -> None:
     monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
     engine = make_engine(
-        tiny_recall, trial=Trial(graphs=RecordedGraphs()), max_running_requests=5, track_interval=16,
+        tiny_recall, trial=BootOverrides(graphs=RecordedGraphs()), max_running_requests=5, track_interval=16,
         chunked_prefill_tokens=40, state_dtype=state_dtype,
     )  # fmt: skip
     device_side: Any = engine.core._runner

@@ -7,7 +7,7 @@ import pytest
 
 from engines import make_engine, run
 from mamba_kernels.paged_attention import triton as paged_attention
-from mamba_server.engine.boot import Trial
+from mamba_server.engine.boot import BootOverrides
 from mamba_server.engine.workspace_trial import worst_steps
 from mamba_server.wire import AddRequest, SamplingParams
 from peak_memory import peak_bytes
@@ -30,7 +30,7 @@ def test_the_worst_steps_are_computed_and_measured_by_the_kernels_that_serve(
         return taken[-1]
 
     engine = make_engine(
-        tiny_recall, trial=Trial(measure=measure), arena_bytes=None, device_memory="512Mi",
+        tiny_recall, trial=BootOverrides(measure=measure), arena_bytes=None, device_memory="512Mi",
         max_running_requests=2, max_model_len=96, chunked_prefill_tokens=64,
         state_dtype=state_dtype,
     )  # fmt: skip

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mamba_edge.errors import InternalError, NotReady
 from mamba_server import wire
-from mamba_server.api.active_request import ActiveRequest, Update
+from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.errors import EngineLost, EngineRefused
-from mamba_text.sequence_text import Shown
+from mamba_text.sequence_text import TextVisibility
 from scripted_engine import TOKENIZER, Api, ids_of
 
 
@@ -27,16 +27,16 @@ def active(api: Api, *prompts: str, n: int = 1, stops: tuple[str, ...] = (), **p
         api.engine.client,
         api.serving.text.tokenizer,
         requests,
-        Shown(stops),
+        TextVisibility(stops),
         api.serving.metrics,  # type: ignore[union-attr]
     )
 
 
-async def drained(run: ActiveRequest) -> list[Update]:
+async def drained(run: ActiveRequest) -> list[ChoiceUpdate]:
     return [update async for update in run.updates()]
 
 
-async def served(run: ActiveRequest, *story: Callable[[], None]) -> list[Update]:
+async def served(run: ActiveRequest, *story: Callable[[], None]) -> list[ChoiceUpdate]:
     """What the run gives while the story happens."""
     async with run:
         for happens in story:
@@ -295,7 +295,7 @@ def sums(api: Api) -> dict[str, float]:
 async def test_times_are_those_of_the_engine_from_the_arrival_on_however_the_client_reads(slow: bool) -> None:
     api = Api()
     requests = [wire.AddRequest("r0", wire.TokenIds([5]), wire.SamplingParams(max_tokens=9), arrival=100.0)]
-    run = ActiveRequest(api.engine.client, TOKENIZER, requests, Shown(), api.serving.metrics)
+    run = ActiveRequest(api.engine.client, TOKENIZER, requests, TextVisibility(), api.serving.metrics)
     async with run:
         updates = aiter(run.updates())
         api.engine.delta([70], at=103.0, started=101.0, first_at=103.0)

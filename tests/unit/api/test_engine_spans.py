@@ -11,7 +11,7 @@ from mamba_server import wire
 from mamba_server.api.active_request import ActiveRequest
 from mamba_telemetry.request_trace import RequestTrace
 from mamba_telemetry.tracing import Tracing
-from mamba_text.sequence_text import Shown
+from mamba_text.sequence_text import TextVisibility
 from scripted_engine import TOKENIZER, Api, ids_of
 
 REQUEST = "POST /v1/completions"
@@ -26,7 +26,12 @@ class Traced:
         self.trace: RequestTrace = self.tracing.begin(REQUEST, {"traceparent": header}, at=1.0)
         add = wire.AddRequest("r0", wire.TokenIds(ids_of("prompt")), wire.SamplingParams(max_tokens=64), n=n)
         self.run = ActiveRequest(
-            self.api.engine.client, TOKENIZER, [add], Shown(("stop!",)), self.api.serving.metrics, self.trace
+            self.api.engine.client,
+            TOKENIZER,
+            [add],
+            TextVisibility(("stop!",)),
+            self.api.serving.metrics,
+            self.trace,
         )
 
     def attributes(self, name: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_server.api import responses
-from mamba_server.api.active_request import Update
+from mamba_server.api.active_request import ChoiceUpdate
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.wire import TokenLogprobs
@@ -39,9 +39,9 @@ def scored(ids: list[int]) -> list[TokenLogprobs]:
     ]
 
 
-def update(choice: int, text: str, *, first: bool = False, finish: Any = None, **more: Any) -> Update:
+def update(choice: int, text: str, *, first: bool = False, finish: Any = None, **more: Any) -> ChoiceUpdate:
     ids = more.pop("ids", ids_of(text))
-    return Update(choice, text, ids, scored(ids), finish, first, **more)
+    return ChoiceUpdate(choice, text, ids, scored(ids), finish, first, **more)
 
 
 def data(raw: bytes) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ words = st.lists(st.text(alphabet='ab \u00e9\u4e16\U0001f389\n"\\', max_size=6),
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[int, list[Update]]:
+def runs(draw: st.DrawFn) -> tuple[int, list[ChoiceUpdate]]:
     """Updates of up to three choices, each in order, mixed with each other."""
     left = [list(enumerate(draw(words))) for _ in range(draw(st.integers(1, 3)))]
     sizes = [len(parts) for parts in left]
@@ -71,7 +71,7 @@ def runs(draw: st.DrawFn) -> tuple[int, list[Update]]:
 @settings(deadline=None, max_examples=60)
 @given(runs(), st.booleans(), st.booleans(), st.booleans())
 def test_a_stream_of_completions_says_what_the_whole_says(
-    run: tuple[int, list[Update]], echo: bool, logprobs: bool, ids: bool
+    run: tuple[int, list[ChoiceUpdate]], echo: bool, logprobs: bool, ids: bool
 ) -> None:
     n, updates = run
     fields = {"n": n, "echo": echo, "logprobs": 1 if logprobs else None, "return_token_ids": ids}
@@ -98,7 +98,7 @@ def test_a_stream_of_completions_says_what_the_whole_says(
 @settings(deadline=None, max_examples=60)
 @given(runs(), st.booleans(), st.booleans())
 def test_a_stream_of_a_chat_says_what_the_whole_says(
-    run: tuple[int, list[Update]], logprobs: bool, ids: bool
+    run: tuple[int, list[ChoiceUpdate]], logprobs: bool, ids: bool
 ) -> None:
     n, updates = run
     fields = {"n": n, "logprobs": logprobs, "return_token_ids": ids}
@@ -176,7 +176,7 @@ def test_choices_of_several_prompts_echo_their_own_prompt() -> None:
 def test_impossible_log_probabilities_are_json_all_the_same(logprob: float) -> None:
     entry = TokenLogprobs(5, logprob, [5, 6], [logprob, -math.inf])
     answer = chat(logprobs=True)
-    chunk = answer.chunk(Update(0, "x", [5], [entry], None, True), None, with_usage=False)
+    chunk = answer.chunk(ChoiceUpdate(0, "x", [5], [entry], None, True), None, with_usage=False)
     assert chunk is not None
     content = data(chunk)[1]["choices"][0]["logprobs"]["content"][0]
     assert content["logprob"] == (None if math.isnan(logprob) else -9999.0)

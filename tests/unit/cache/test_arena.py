@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mamba_server.cache.arena import AllocationSite, Arena, PageOwner
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.slot_life import SlotState
+from mamba_server.cache.slot_state import SlotState
 from operations import operations
 
 ADMIT, EXTEND = AllocationSite.ADMIT, AllocationSite.EXTEND

@@ -10,7 +10,7 @@ from mamba_server.cache.arena import PageOwner
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.node import Node
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.cache.slot_life import SlotState
+from mamba_server.cache.slot_state import SlotState
 
 
 def busy() -> tuple[CacheBench, SequenceAllocation, Node]:

@@ -7,11 +7,11 @@ from cache_bench import CacheBench
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction, Policy
-from mamba_server.cache.ghosts import GhostTree
+from mamba_server.cache.ghost_tree import GhostTree
 from mamba_server.cache.node import Node
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
-from mamba_server.cache.slot_life import SlotState
+from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 

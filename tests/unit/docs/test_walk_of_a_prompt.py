@@ -64,4 +64,4 @@ def test_from_the_wire_on_it_names_every_file_that_handles_token_ids_and_no_othe
     named = {path for _, path in WALK[WIRE:]}
     # It decodes the message and hands it on: the one that need not spell them.
     assert handled - {*named, *BESIDE} == set()
-    assert named - handled == {"server/mamba_server/engine/process.py"}
+    assert named - handled == {"server/mamba_server/engine/engine_loop.py"}

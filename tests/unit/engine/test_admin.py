@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
-from mamba_server.engine.admin import Admin
+from mamba_server.engine.admin import AdminCalls
 from mamba_server.wire import AdminCall
 
 PLAN = {"strategy": "ExtraBuffer", "slotsPerSequence": 3, "reason": "planned", "maxRunningRequests": 4}
@@ -24,7 +24,7 @@ class Caller:
 
     def __init__(self, engine: EngineTrial) -> None:
         self.engine = engine
-        self.admin = Admin(engine.core, PLAN)
+        self.admin = AdminCalls(engine.core, PLAN)
 
     def __call__(self, verb: str, **body: Any) -> tuple[int, dict[str, Any]]:
         reply = self.admin.answer(AdminCall(7, verb, body))

@@ -19,7 +19,15 @@ from mamba_planner.memory import MOST_RUNNING, RUNTIME_BYTES
 from mamba_planner.spec_settings import engine_settings
 from mamba_planner.strategy import reservation
 from mamba_server.engine import boot as booting
-from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
+from mamba_server.engine.boot import (
+    NO_OVERRIDES,
+    BootOverrides,
+    Engine,
+    boot,
+    make_stream,
+    pick_device,
+    ready_plan,
+)
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
 
@@ -28,7 +36,7 @@ TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
 CPU = torch.device("cpu")
 
 
-def start(report: Any = lambda *_: None, trial: Trial = NO_TRIAL, **settings: Any) -> Engine:
+def start(report: Any = lambda *_: None, trial: BootOverrides = NO_OVERRIDES, **settings: Any) -> Engine:
     """An engine without overlap: no thread to end."""
     given = {"model": str(TINY), "device": "cpu", "arena_bytes": 8 << 20, "overlap": False, **settings}
     return boot(EngineSettings(**given), report, trial)
@@ -79,7 +87,7 @@ def test_on_a_cpu_one_step_follows_the_other_unless_overlap_is_asked_for(
 
 def test_a_trial_may_put_another_stream_in_its_place() -> None:
     other = SimulatedStream(lambda _: 0)
-    assert start(trial=Trial(stream=lambda _: other)).stream is other
+    assert start(trial=BootOverrides(stream=lambda _: other)).stream is other
 
 
 # --- what is built -------------------------------------------------------------------------------------
@@ -280,7 +288,7 @@ def test_what_the_worst_step_took_is_what_is_planned_with() -> None:
         return 5 << 20
 
     given = {"arena_bytes": None, "device_memory": "1Gi", "chunked_prefill_tokens": 64, "max_model_len": 512}
-    plain, measured = start(**given), start(trial=Trial(measure=measure), **given)
+    plain, measured = start(**given), start(trial=BootOverrides(measure=measure), **given)
     assert ran == ["the steps"]
     assert workspace(measured) == 5 << 20 < workspace(plain)
     assert measured.plan.arena_bytes > plain.plan.arena_bytes
@@ -291,7 +299,7 @@ def test_an_arena_of_a_given_size_is_not_measured_for() -> None:
     def measure(_: Any) -> int:
         raise AssertionError
 
-    assert start(trial=Trial(measure=measure)).plan.arena_bytes == start().plan.arena_bytes
+    assert start(trial=BootOverrides(measure=measure)).plan.arena_bytes == start().plan.arena_bytes
 
 
 def test_a_worst_step_that_leaves_nothing_or_does_not_fit_is_refused_with_numbers() -> None:
@@ -300,9 +308,9 @@ def test_a_worst_step_that_leaves_nothing_or_does_not_fit_is_refused_with_number
 
     given = {"arena_bytes": None, "device_memory": "256Mi", "chunked_prefill_tokens": 64}
     with pytest.raises(InsufficientMemory, match=r"workspace 1\.1Gi"):
-        start(trial=Trial(measure=lambda _: 1 << 30), **given)
+        start(trial=BootOverrides(measure=lambda _: 1 << 30), **given)
     with pytest.raises(InsufficientMemory, match="a step of 64 tokens needs more than") as caught:
-        start(trial=Trial(measure=short), **given)
+        start(trial=BootOverrides(measure=short), **given)
     assert caught.value.exit_code == 3
 
 

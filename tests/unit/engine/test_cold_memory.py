@@ -14,7 +14,7 @@ import pytest
 from mamba_kernels.cpu.library import Library, library
 from mamba_server.engine.cold_memory import is_worth_it, put_imports_aside
 from mamba_server.engine.cpu_threads import COUNT, OF_NUMPY
-from mamba_server.engine.memory_map import Mapping, mappings, memory_map
+from mamba_server.engine.memory_map import MemoryMapping, mappings, memory_map
 
 MAPS = """\
 1000000-3000000 rw-p 00000000 00:00 0                              [heap]
@@ -53,7 +53,7 @@ def test_private_memory_of_no_file_is_put_aside_where_it_is_large_and_in_use() -
     assert chosen == [0x1000000, 0x4000000]
 
 
-def _mapping_at(address: int) -> Mapping:
+def _mapping_at(address: int) -> MemoryMapping:
     return next(each for each in memory_map() if each.begin <= address < each.end)
 
 

@@ -8,7 +8,7 @@ import pytest
 from depth_coded import oracle
 from engine_trial import EngineTrial, TrialSetup
 from mamba_planner.strategy import reservation
-from mamba_server.engine.admin import Admin
+from mamba_server.engine.admin import AdminCalls
 from mamba_server.engine.stats import collect
 from mamba_server.wire import AbortRequest, AddRequest, AdminCall, SamplingParams, StopSequence
 
@@ -18,7 +18,7 @@ def trial(**changes: object) -> EngineTrial:
 
 
 def admin(engine: EngineTrial, verb: str, **body: object) -> tuple[int, dict]:
-    reply = Admin(engine.core, {"strategy": engine.setup.strategy}).answer(AdminCall("1", verb, body))
+    reply = AdminCalls(engine.core, {"strategy": engine.setup.strategy}).answer(AdminCall("1", verb, body))
     return reply.status, reply.body
 
 

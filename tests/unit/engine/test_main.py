@@ -48,7 +48,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
     monkeypatch.setattr(
         sys, "argv", ["engine", "--settings", settings, "--to-engine", "ipc://a", "--from-engine", "ipc://b"]
     )
-    monkeypatch.setattr("mamba_server.engine.process.Port", lambda *_: made)
+    monkeypatch.setattr("mamba_server.engine.engine_loop.EngineSockets", lambda *_: made)
     # What it does with the memory of its process is not for that of the tests.
     monkeypatch.setattr(command, "_import_torch", lambda _: None)
     monkeypatch.setattr(command, "_die_with_parent", lambda: None)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_server.engine.answer_lengths import WINDOW, AnswerLengths
-from mamba_server.engine.memory_forecast import Growth, MemoryForecast
+from mamba_server.engine.memory_forecast import MemoryForecast, SequenceGrowth
 from step_load import LoadSetup, StepLoad
 
 SIX_MIB = LoadSetup(
@@ -147,18 +147,20 @@ def test_more_is_always_expected_than_there_is_as_far_as_it_may_go(
 
 def test_what_ends_soon_makes_room_for_what_grows_late() -> None:
     # Ten pages come back after 16 tokens; the newcomer wants 4 at once and 8 more in 128 tokens.
-    running = [Growth(16, 0.0, 10)]
-    assert MemoryForecast(6, 16, running).admits(Growth(128, 4.0, 0))
-    assert not MemoryForecast(5, 16, running).admits(Growth(128, 4.0, 0))
-    assert not MemoryForecast(6, 16, [Growth(120, 0.0, 10)]).admits(Growth(128, 4.0, 0))
+    running = [SequenceGrowth(16, 0.0, 10)]
+    assert MemoryForecast(6, 16, running).admits(SequenceGrowth(128, 4.0, 0))
+    assert not MemoryForecast(5, 16, running).admits(SequenceGrowth(128, 4.0, 0))
+    assert not MemoryForecast(6, 16, [SequenceGrowth(120, 0.0, 10)]).admits(SequenceGrowth(128, 4.0, 0))
 
 
-GROWTHS = st.builds(Growth, st.integers(1, 200), st.integers(0, 20).map(float), st.integers(0, 20))
+GROWTHS = st.builds(SequenceGrowth, st.integers(1, 200), st.integers(0, 20).map(float), st.integers(0, 20))
 
 
 @given(st.lists(GROWTHS, max_size=8), GROWTHS, st.integers(0, 80))
-def test_admitted_is_what_fits_at_every_moment(running: list[Growth], new: Growth, free: int) -> None:
-    new = Growth(new.left, new.wanted, 0)
+def test_admitted_is_what_fits_at_every_moment(
+    running: list[SequenceGrowth], new: SequenceGrowth, free: int
+) -> None:
+    new = SequenceGrowth(new.left, new.wanted, 0)
 
     def used(moment: int) -> float:
         return sum(

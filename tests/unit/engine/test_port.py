@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from eventually import PATIENCE
-from mamba_server.engine.process import Port
+from mamba_server.engine.engine_loop import EngineSockets
 from mamba_server.wire import (
     AbortRequest,
     AdminCall,
@@ -63,13 +63,13 @@ def parent(tmp_path: Path) -> Iterator[Parent]:
 
 
 @pytest.fixture
-def port(parent: Parent) -> Iterator[Port]:
-    made = Port(parent.to_engine, parent.from_engine)
+def port(parent: Parent) -> Iterator[EngineSockets]:
+    made = EngineSockets(parent.to_engine, parent.from_engine)
     yield made
     made.close()
 
 
-def test_a_burst_is_taken_in_a_few_at_a_time_and_in_order(parent: Parent, port: Port) -> None:
+def test_a_burst_is_taken_in_a_few_at_a_time_and_in_order(parent: Parent, port: EngineSockets) -> None:
     sent: list[ToEngine] = [AbortRequest(f"r{index}") for index in range(1000)]
     for message in sent:
         parent.send(message)
@@ -82,7 +82,7 @@ def test_a_burst_is_taken_in_a_few_at_a_time_and_in_order(parent: Parent, port: 
     assert most <= 64
 
 
-def receive(port: Port, count: int) -> list[ToEngine]:
+def receive(port: EngineSockets, count: int) -> list[ToEngine]:
     out: list[ToEngine] = []
     deadline = time.monotonic() + PATIENCE
     while len(out) < count and time.monotonic() < deadline:
@@ -90,27 +90,27 @@ def receive(port: Port, count: int) -> list[ToEngine]:
     return out
 
 
-def test_messages_arrive_whole_and_in_order(parent: Parent, port: Port) -> None:
+def test_messages_arrive_whole_and_in_order(parent: Parent, port: EngineSockets) -> None:
     sent = [AdminCall(number, "strategy", {"strategy": "NoBuffer"}) for number in range(500)]
     for message in sent:
         parent.send(message)
     assert receive(port, 500) == sent
 
 
-def test_what_the_engine_says_arrives_in_order(parent: Parent, port: Port) -> None:
+def test_what_the_engine_says_arrives_in_order(parent: Parent, port: EngineSockets) -> None:
     for done in range(500):
         port.send(Progress("weights", done, 500))
     assert [parent.receive().done for _ in range(500)] == list(range(500))  # type: ignore[union-attr]
 
 
-def test_looking_without_waiting_returns_at_once(port: Port) -> None:
+def test_looking_without_waiting_returns_at_once(port: EngineSockets) -> None:
     began = time.monotonic()
     for _ in range(100):
         assert port.receive(0.0) == []
     assert time.monotonic() - began < PATIENCE
 
 
-def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, port: Port) -> None:
+def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, port: EngineSockets) -> None:
     began = time.monotonic()
     assert port.receive(0.05) == []
     assert 0.04 < time.monotonic() - began < PATIENCE
@@ -122,7 +122,7 @@ def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, po
 
 def test_last_words_are_delivered_although_the_socket_is_closed_behind_them(parent: Parent) -> None:
     """More than fits the buffers of the operating system, so that it matters who waits for whom."""
-    port = Port(parent.to_engine, parent.from_engine)
+    port = EngineSockets(parent.to_engine, parent.from_engine)
     for number in range(40):
         port.send(Fatal("needs more memory" * 30_000, number))
     port.close()
@@ -142,7 +142,7 @@ def test_last_words_are_delivered_although_the_socket_is_closed_behind_them(pare
     ],
 )
 def test_a_frame_of_another_protocol_is_an_error_and_no_message(
-    parent: Parent, port: Port, frame: bytes
+    parent: Parent, port: EngineSockets, frame: bytes
 ) -> None:
     parent.send_raw(frame)
     with pytest.raises(msgspec.DecodeError):

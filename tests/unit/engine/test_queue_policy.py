@@ -10,7 +10,7 @@ from mamba_server.cache.placement import Placement
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, Flow, WaitingQueue
 from mamba_server.engine.sequence import Sequence
-from mamba_server.engine.shared_prefix import Awaited
+from mamba_server.engine.shared_prefix import AwaitedCheckpoint
 from mamba_server.wire import SamplingParams
 
 
@@ -177,7 +177,7 @@ def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
     for each in (first, second, third):
         queue.push(each)
     leader.allocation = SequenceAllocation(PersistentBatch(1, 1), 0, "", [], Placement((8,), ()))
-    awaited = Awaited(leader, leader.allocation, 8)
+    awaited = AwaitedCheckpoint(leader, leader.allocation, 8)
     queue.hold(first, awaited)
     queue.hold(second, awaited)
     assert (len(queue), set(queue), queue.pick(nothing)) == (3, {first, second, third}, third)

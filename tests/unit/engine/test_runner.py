@@ -25,7 +25,7 @@ from mamba_server.cache.tree import RadixTree
 from mamba_server.engine import token_scores
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
-from mamba_server.engine.limits import Limits
+from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.sampler import Sampler
 from mamba_server.engine.sampling_batch import SamplingBatch
@@ -103,7 +103,7 @@ class Bench:
         )  # fmt: skip
         self.stream = stream or (SimulatedStream(lambda _: 0) if overlap else InlineStream())
         self.core = EngineCore(
-            Scheduler(cache, Limits(32, 16, capacity, 256)), self.stream, self.runner,
+            Scheduler(cache, SchedulerLimits(32, 16, capacity, 256)), self.stream, self.runner,
             overlap=overlap, eos_token_ids=frozenset({EOS}),
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_planner.weights_size import WeightsSize
 from mamba_server.engine import boot as booting
-from mamba_server.engine.boot import NO_TRIAL, Engine, Trial
+from mamba_server.engine.boot import NO_OVERRIDES, BootOverrides, Engine
 from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
 from peak_memory import peak_bytes
@@ -67,7 +67,7 @@ class Measured:
 
     def __init__(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any],
-        trial: Trial = NO_TRIAL, **settings: Any,
+        trial: BootOverrides = NO_OVERRIDES, **settings: Any,
     ) -> None:  # fmt: skip
         (directory / "config.json").write_text(json.dumps(CONFIG | config))
         monkeypatch.setattr(hybrid, "Weights", AnyWeights)
@@ -138,7 +138,7 @@ def test_no_step_takes_more_than_the_trial_did_and_the_arena_is_what_it_leaves(
 ) -> None:  # fmt: skip
     fixed = {"arena_bytes": None, "device_memory": "512Mi", **settings}
     by_arithmetic = Measured(tmp_path, monkeypatch, config, **fixed)
-    measured = Measured(tmp_path, monkeypatch, config, Trial(measure=peak_bytes), **fixed)
+    measured = Measured(tmp_path, monkeypatch, config, BootOverrides(measure=peak_bytes), **fixed)
     measured.add(*lengths, **params)
     taken = max(measured.step() for _ in range(steps))
     assert taken <= measured.planned <= 1.05 * by_arithmetic.planned

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_text.sequence_text import SequenceText, Shown
+from mamba_text.sequence_text import SequenceText, TextVisibility
 from mamba_text.tokenizer import Tokenizer
 from tiny_model import SPECIAL, byte_level_tokenizer
 
@@ -19,7 +19,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def sequence(*stops: str, min_tokens: int = 0) -> SequenceText:
-    return SequenceText(TOKENIZER, ids_of("prompt "), Shown(stops), min_tokens)
+    return SequenceText(TOKENIZER, ids_of("prompt "), TextVisibility(stops), min_tokens)
 
 
 def run(text: SequenceText, ids: list[int], size: int) -> tuple[str, int | None]:
@@ -127,7 +127,7 @@ def test_where_deltas_are_cut_changes_neither_text_nor_count(
 
 
 def test_a_stop_string_across_the_prompt_and_the_output_does_not_stop() -> None:
-    text = SequenceText(TOKENIZER, ids_of("say stop"), Shown(("stop here",)))
+    text = SequenceText(TOKENIZER, ids_of("say stop"), TextVisibility(("stop here",)))
     assert text.feed(ids_of(" here"), last=True).text == " here"
 
 
@@ -159,17 +159,17 @@ def test_at_the_end_held_text_comes_out_and_half_a_character_does_not() -> None:
 
 
 def test_what_ended_it_is_shown_when_that_is_asked_for() -> None:
-    shown = Shown(("END",), stop=True)
+    shown = TextVisibility(("END",), stop=True)
     text = SequenceText(TOKENIZER, [], shown)
     step = text.feed(ids_of("one END two"))
     assert (step.text, step.stopped) == ("one END", True)
     token = ids_of("!")
     assert SequenceText(TOKENIZER, [], shown).feed(token, stop_token=True, last=True).text == "!"
-    assert SequenceText(TOKENIZER, [], Shown()).feed(token, stop_token=True, last=True).text == ""
+    assert SequenceText(TOKENIZER, [], TextVisibility()).feed(token, stop_token=True, last=True).text == ""
 
 
 @pytest.mark.parametrize(("special", "text"), [(False, "hello"), (True, "hello<|im_end|>")])
 def test_special_tokens_are_text_when_that_is_asked_for(special: bool, text: str) -> None:
     ids = [*ids_of("hello"), *ids_of("<|im_end|>")]
-    step = SequenceText(TOKENIZER, [], Shown(special_tokens=special)).feed(ids, last=True)
+    step = SequenceText(TOKENIZER, [], TextVisibility(special_tokens=special)).feed(ids, last=True)
     assert step.text == text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_text.stop_strings import Matched, StopMatcher
+from mamba_text.stop_strings import StopMatch, StopMatcher
 
 LETTERS = st.text(alphabet="abc", max_size=24)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4).map(tuple)
@@ -81,7 +81,7 @@ def test_no_more_is_held_back_than_could_begin_a_stop_string(
 
 
 def test_without_stop_strings_every_piece_passes_at_once() -> None:
-    assert StopMatcher(()).feed("abc") == Matched("abc")
+    assert StopMatcher(()).feed("abc") == StopMatch("abc")
 
 
 def test_a_stop_string_over_three_pieces_is_found_and_left_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mamba_text import text_archive
 from mamba_text.errors import BadTokenizer, TextError
-from mamba_text.prompt import TextSide
+from mamba_text.prompt import TextProcessor
 from mamba_text.text_archive import FILES, TextArchive, load_text_side
 
 MODEL = Path(__file__).parents[3] / "server/mamba_server/builtin/tiny-recall"
@@ -24,7 +24,7 @@ def zipped(**files: bytes) -> bytes:
 
 
 def test_what_is_unpacked_encodes_as_the_model_directory_does() -> None:
-    here, there = TextSide.load(MODEL), load_text_side(TextArchive.pack(MODEL).data)
+    here, there = TextProcessor.load(MODEL), load_text_side(TextArchive.pack(MODEL).data)
     text = "a text\n with <|im_start|> and ünïcode"
     assert there.tokenizer.encode(text) == here.tokenizer.encode(text)
     assert there.template is not None

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_text.tool_calls import GRANITE, HERMES, NEMOTRON, Read, ToolCall, ToolCallFormat, format_of
+from mamba_text.tool_calls import GRANITE, HERMES, NEMOTRON, ParsedOutput, ToolCall, ToolCallFormat, format_of
 from mamba_text.tool_calls import ToolCallReader as Reader
 
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "<\\u00e9>"}}'
 ADD = ToolCall("add", '{"a": 1, "b": "<é>"}')
 
 
-def read(form: ToolCallFormat, text: str, pieces: int = 1, most: int | None = None) -> Read:
+def read(form: ToolCallFormat, text: str, pieces: int = 1, most: int | None = None) -> ParsedOutput:
     """All that comes of an answer in pieces of so many characters; 0 = whole."""
     reader = Reader(form, most)
     size = pieces or len(text) or 1
@@ -22,7 +22,7 @@ def read(form: ToolCallFormat, text: str, pieces: int = 1, most: int | None = No
     got = [reader.feed(part, last=place == len(parts) - 1) for place, part in enumerate(parts)]
     calls = tuple(call for each in got for call in each.calls)
     assert reader.calls == len(calls)
-    return Read("".join(each.text for each in got), calls)
+    return ParsedOutput("".join(each.text for each in got), calls)
 
 
 WRITTEN: list[tuple[ToolCallFormat, str, str, tuple[ToolCall, ...]]] = [
@@ -49,7 +49,7 @@ WRITTEN: list[tuple[ToolCallFormat, str, str, tuple[ToolCall, ...]]] = [
 def test_calls_are_read_and_the_rest_is_text(
     form: ToolCallFormat, text: str, said: str, calls: tuple[ToolCall, ...], pieces: int
 ) -> None:
-    assert read(form, text, pieces) == Read(said, calls)
+    assert read(form, text, pieces) == ParsedOutput(said, calls)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_calls_are_read_and_the_rest_is_text(
 )
 @pytest.mark.parametrize("pieces", [0, 5000])
 def test_what_cannot_be_read_stays_text_to_the_letter(text: str, pieces: int) -> None:
-    assert read(HERMES, f"a {text} b", pieces) == Read(f"a {text} b", ())
+    assert read(HERMES, f"a {text} b", pieces) == ParsedOutput(f"a {text} b", ())
 
 
 def test_of_several_calls_the_first_alone_is_given_where_one_was_asked_for() -> None:

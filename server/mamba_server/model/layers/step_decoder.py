@@ -17,7 +17,7 @@ from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 
 
-class _ByOperators(Exception):
+class _NotFusable(Exception):
     """A layer that something else than the C++ kernels computes, wholly or in part."""
 
 
@@ -37,7 +37,7 @@ def step_decoder(
     try:
         blocks = [_block(block, cache) for block in model.blocks]
         norm = _kernel(model.norm)
-    except _ByOperators:
+    except _NotFusable:
         return None
     return StepDecoder(
         library,
@@ -63,16 +63,16 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
         case Mlp(activation=None) as mlp:
             gate = None if mlp.gate_proj is None else _packed(mlp.gate_proj)
             return MlpBlock(norm, _packed(mlp.up_proj), gate, _packed(mlp.down_proj))
-    raise _ByOperators
+    raise _NotFusable
 
 
 def _kernel(norm: Norm) -> RowNorm:
     if not isinstance(norm, RowNorm):
-        raise _ByOperators
+        raise _NotFusable
     return norm
 
 
 def _packed(rows: Rows) -> PackedLinear:
     if not isinstance(rows, PackedLinear):
-        raise _ByOperators
+        raise _NotFusable
     return rows

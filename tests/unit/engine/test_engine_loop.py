@@ -13,15 +13,15 @@ from depth_coded import oracle
 from engine_trial import EngineTrial, TrialSetup
 from mamba_prefix.change_log import ChangeLog
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.engine.admin import Admin
-from mamba_server.engine.errors import DeviceLost
-from mamba_server.engine.process import (
+from mamba_server.engine.admin import AdminCalls
+from mamba_server.engine.engine_loop import (
     CHANGES_SECONDS,
     STATS_SECONDS,
-    EngineProcess,
+    EngineLoop,
     report_progress,
-    say_fatal,
+    send_fatal,
 )
+from mamba_server.engine.errors import DeviceLost
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -82,7 +82,7 @@ def trial(**changes: object) -> EngineTrial:
 
 def serve(port: ScriptedPort, engine: EngineTrial | None = None) -> ScriptedPort:
     engine = engine or trial()
-    process = EngineProcess(engine.core, Admin(engine.core, {}), port, port.clock)
+    process = EngineLoop(engine.core, AdminCalls(engine.core, {}), port, port.clock)
     process.run(READY)
     return port
 
@@ -363,7 +363,7 @@ def test_progress_is_told_at_most_ten_times_a_second_but_always_at_its_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 50.0
-    monkeypatch.setattr("mamba_server.engine.process.time.monotonic", lambda: now)
+    monkeypatch.setattr("mamba_server.engine.engine_loop.time.monotonic", lambda: now)
     port = ScriptedPort()
     report = report_progress(port)
     for done in range(1001):
@@ -388,7 +388,7 @@ def test_each_stage_begins_and_ends_however_fast_it_is() -> None:
 
 def test_last_words_carry_the_exit_code() -> None:
     port = ScriptedPort()
-    say_fatal(port, "needs 12Gi, has 8Gi", 3)
+    send_fatal(port, "needs 12Gi, has 8Gi", 3)
     assert port.sent == [Fatal("needs 12Gi, has 8Gi", 3)]
 
 

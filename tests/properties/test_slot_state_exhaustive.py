@@ -6,7 +6,7 @@ with `MAMBASERVE_PROPS=large`). Each reachable state is visited once, by replay 
 
 import pytest
 
-from mamba_server.cache.slot_life import TRANSITIONS, SlotState
+from mamba_server.cache.slot_state import TRANSITIONS, SlotState
 from property_runs import BUDGET
 from slot_world import Action, SlotWorld
 

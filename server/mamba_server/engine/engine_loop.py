@@ -10,13 +10,13 @@ from collections.abc import Callable
 import zmq
 
 from mamba_server import wire
-from mamba_server.engine.admin import Admin
+from mamba_server.engine.admin import AdminCalls
+from mamba_server.engine.cache_maintenance import CacheMaintenance
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.device_counters import Counters
 from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.garbage import search_new_objects
 from mamba_server.engine.stats import collect
-from mamba_server.engine.upkeep import Upkeep
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -39,7 +39,7 @@ MOST_MESSAGES = 32
 """Taken in between two steps: a burst of thousands must not stop the answers that are being written."""
 
 
-class Port:
+class EngineSockets:
     """The engine's two sockets."""
 
     def __init__(self, to_engine: str, from_engine: str) -> None:
@@ -75,14 +75,14 @@ class Port:
         self._context.term()
 
 
-class EngineProcess:
+class EngineLoop:
     """The loop around one core."""
 
     def __init__(
         self,
         core: EngineCore,
-        admin: Admin,
-        port: Port,
+        admin: AdminCalls,
+        port: EngineSockets,
         clock: Callable[[], float] = time.monotonic,
         device_counters: Counters = dict,
     ) -> None:
@@ -92,7 +92,7 @@ class EngineProcess:
         self._port = port
         self._clock = clock
         self._next_stats = 0.0
-        self._upkeep = Upkeep(core.cache, clock)
+        self._maintenance = CacheMaintenance(core.cache, clock)
         self._told_idle = True
         """Nothing has come in since the statistics of the idle engine were sent."""
         self._looks: list[AdminCall] = []
@@ -104,7 +104,7 @@ class EngineProcess:
         self._port.send(ready)
         stalled = False
         while True:
-            resting = self._core.idle and not self._upkeep.due
+            resting = self._core.idle and not self._maintenance.due
             rest = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
             for message in self._port.receive(rest if resting else 0.001 if stalled else 0.0):
                 if isinstance(message, Shutdown):
@@ -123,7 +123,7 @@ class EngineProcess:
         if isinstance(message, AdminCall) and message.verb == "ledger":
             self._looks.append(message)
             return
-        self._upkeep.changed()
+        self._maintenance.changed()
         self._told_idle = False
         match message:
             case AddRequest():
@@ -143,8 +143,8 @@ class EngineProcess:
         if idle and not self._told_idle:
             self._send_stats()
             self._told_idle = True
-        self._upkeep.go_on(idle=idle)
-        if not idle or not self._upkeep.due:
+        self._maintenance.run(idle=idle)
+        if not idle or not self._maintenance.due:
             self._answer_looks()
         now = self._clock()
         if now >= self._next_changes and (changes := self._core.tree_changes.take()) is not None:
@@ -156,7 +156,7 @@ class EngineProcess:
     def _answer_looks(self) -> None:
         """An idle engine recounts first; of a busy one they are the numbers that it keeps, at this moment."""
         for call in self._looks:
-            self._port.send(self._admin.answer(call, recounted=self._upkeep.recounted))
+            self._port.send(self._admin.answer(call, recounted=self._maintenance.recounted))
         self._looks.clear()
 
     def _send_stats(self) -> None:
@@ -168,7 +168,7 @@ class EngineProcess:
 Report = Callable[[str, int, int], None]
 
 
-def report_progress(port: Port) -> Report:
+def report_progress(port: EngineSockets) -> Report:
     """A callback (stage, done, total) that tells the API process, at most ten times a second."""
     last = 0.0
 
@@ -182,5 +182,5 @@ def report_progress(port: Port) -> Report:
     return report
 
 
-def say_fatal(port: Port, message: str, exit_code: int) -> None:
+def send_fatal(port: EngineSockets, message: str, exit_code: int) -> None:
     port.send(Fatal(message, exit_code))

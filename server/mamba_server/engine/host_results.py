@@ -49,14 +49,14 @@ def on_host(sampled: SampledTokens, *, reused: bool = False) -> SampledTokens:
     )
 
 
-def of_members(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:
+def in_schedule_order(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:
     """From the order of the logits to that of the schedule."""
     out = np.ones(len(checked), np.bool_)
     out[checked] = finite.numpy()
     return out
 
 
-def land(
+def host_result(
     sampled: SampledTokens | None,
     spans: list[PromptSpan],
     scores: list[TokenScores],

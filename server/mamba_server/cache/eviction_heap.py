@@ -13,7 +13,7 @@ _Entry = tuple[float, int, Node]
 """Priority, how many were put in before (so no two compare equal), node."""
 
 
-class Victims:
+class EvictionHeap:
     """A binary heap by priority, equals by when they were put in; `node.victim_at` is the place of a node."""
 
     __slots__ = ("_entries", "_order")

@@ -3,8 +3,8 @@
 import numpy as np
 
 from cache_bench import CacheBench, flush_and_sweep, ids
-from mamba_server.cache.ghosts import GHOST_BYTES, Ghost, GhostTree, Place
-from mamba_server.cache.returns import BINS, EDGES, PRIOR, Excess, ReturnTimes
+from mamba_server.cache.ghost_tree import GHOST_BYTES, CheckpointKind, Ghost, GhostTree
+from mamba_server.cache.return_times import BINS, EDGES, PRIOR, HazardRatio, ReturnTimes
 
 PAGE = 4
 
@@ -69,11 +69,11 @@ def test_a_turn_that_ends_on_the_page_of_the_last_is_the_newest_end_still() -> N
 def test_a_place_can_be_marked_anywhere_on_the_path_and_nowhere_else() -> None:
     ghosts = GhostTree(PAGE)
     sighting, _ = ghosts.seen(ids(range(41)), "")
-    guess = ghosts.mark(sighting, 6, Place.GRID, 2)
+    guess = ghosts.mark(sighting, 6, CheckpointKind.GRID, 2)
     assert guess is not None
-    assert (guess.depth, guess.place, guess.turn) == (6, Place.GRID, 2)
-    assert ghosts.mark(sighting, 6, Place.END) is guess
-    assert ghosts.mark(sighting, 11, Place.END) is None
+    assert (guess.depth, guess.place, guess.turn) == (6, CheckpointKind.GRID, 2)
+    assert ghosts.mark(sighting, 6, CheckpointKind.END) is guess
+    assert ghosts.mark(sighting, 11, CheckpointKind.END) is None
     assert [ghost.depth for ghost in sighting.path()] == [10, 6]
 
 
@@ -156,7 +156,7 @@ def test_texts_of_a_length_that_returns_promise_more_than_those_of_one_that_does
 def test_both_parts_of_a_split_text_are_of_its_whole_length() -> None:
     ghosts = GhostTree(PAGE)
     sighting, _ = ghosts.seen(ids(range(10 * PAGE + 1)), "")
-    guess = ghosts.mark(sighting, 3, Place.GRID)
+    guess = ghosts.mark(sighting, 3, CheckpointKind.GRID)
     assert guess is not None
     assert (guess.length, sighting.tip.length) == (10, 10)
     longer, _ = ghosts.seen(ids(range(13 * PAGE + 1)), "")
@@ -190,7 +190,7 @@ def test_a_text_behind_a_busy_beginning_is_expected_back_more_than_one_behind_a_
 
 
 def test_what_returns_as_often_as_foretold_has_no_excess_and_two_outliers_make_little() -> None:
-    usual, odd = Excess(), Excess()
+    usual, odd = HazardRatio(), HazardRatio()
     for number in range(5000):
         usual.entered(0.25)
         if number % 4 == 0:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from mamba_server.cache import ledger
 from mamba_server.cache.state_cache import StateCache
 
-UPKEEP_SECONDS = 0.002
+MAINTENANCE_SECONDS = 0.002
 """How long it goes on before others have their turn."""
 
 
-class Upkeep:
+class CacheMaintenance:
     """Of `cache`; `clock` tells seconds."""
 
     def __init__(self, cache: StateCache, clock: Callable[[], float]) -> None:
@@ -33,19 +33,19 @@ class Upkeep:
         self._audit = None
         self.recounted = False
 
-    def go_on(self, *, idle: bool) -> None:
+    def run(self, *, idle: bool) -> None:
         """Do some more of it. Raises LedgerViolation where the books are wrong."""
         began, reclaimer = self._clock(), self._cache.reclaimer
         while reclaimer.sweeping:
             reclaimer.sweep()
-            if self._clock() - began > UPKEEP_SECONDS:
+            if self._clock() - began > MAINTENANCE_SECONDS:
                 return
         if self.recounted or not idle:
             return
         if self._audit is None:
             self._audit = ledger.audit(self._cache)
         for _ in self._audit:
-            if self._clock() - began > UPKEEP_SECONDS:
+            if self._clock() - began > MAINTENANCE_SECONDS:
                 return
         self._audit = None
         self.recounted = True

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from cache_bench import ids
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.eviction_heap import EvictionHeap
 from mamba_server.cache.node import Node
-from mamba_server.cache.victims import Victims
 from operations import operations
 
 
@@ -17,7 +17,7 @@ def nodes(count: int) -> list[Node]:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 15), st.integers(0, 4)), max_size=80))
 def test_any_putting_moving_and_taking_out_keeps_the_order(events: list[tuple[int, int, int]]) -> None:
-    all_nodes, victims = nodes(16), Victims()
+    all_nodes, victims = nodes(16), EvictionHeap()
     model: dict[int, tuple[float, int]] = {}
     for turn, (kind, index, priority) in enumerate(events):
         node = all_nodes[index]
@@ -43,7 +43,7 @@ def test_any_putting_moving_and_taking_out_keeps_the_order(events: list[tuple[in
 
 
 def test_a_node_put_among_others_leaves_those_it_was_among() -> None:
-    (node,), one, two = nodes(1), Victims(), Victims()
+    (node,), one, two = nodes(1), EvictionHeap(), EvictionHeap()
     one.put(node)
     two.put(node)
     assert (len(one), len(two), one.pop(), two.pop()) == (0, 1, None, node)

@@ -15,7 +15,7 @@ import numpy as np
 
 from mamba_prefix.page_chain import PageMixer
 from mamba_server.cache.node import Node, Tokens
-from mamba_server.cache.returns import BINS, EDGES, Excess, ReturnTimes
+from mamba_server.cache.return_times import BINS, EDGES, HazardRatio, ReturnTimes
 
 HASH_BYTES = 8
 GHOST_BYTES = 730
@@ -28,7 +28,7 @@ MOST_OCTAVES = 12
 """Texts of more than 2^11 pages are taken to be alike."""
 
 
-class Place(IntEnum):
+class CheckpointKind(IntEnum):
     """What a checkpoint was left for."""
 
     END = 0
@@ -47,7 +47,7 @@ class Ghost:
         "place", "raw", "returns", "since", "traffic", "turn", "uses",
     )  # fmt: skip
 
-    def __init__(self, parent: "Ghost | None", raw: bytes, place: Place) -> None:
+    def __init__(self, parent: "Ghost | None", raw: bytes, place: CheckpointKind) -> None:
         self.parent = parent
         self.raw = raw
         self.depth: int = (parent.depth if parent else 0) + len(raw) // HASH_BYTES
@@ -65,9 +65,9 @@ class Ghost:
         """When it leaves that bin; where the clock says otherwise it is out of date."""
         self.returns: ReturnTimes | None = None
         """The statistics of its class."""
-        self.excess: Excess | None = None
+        self.excess: HazardRatio | None = None
         """While it was never used: what the length of its text adds to what its class foretells."""
-        self.traffic: Excess | None = None
+        self.traffic: HazardRatio | None = None
         """While it was never used: what the traffic through the branch above it adds to that."""
         self.first = 0
         """The request that made it."""
@@ -103,7 +103,7 @@ class Ghost:
         return True
 
 
-class Sighting:
+class GhostMatch:
     """What the ghost tree knows of one prompt: the places on its path, and where it parts from the others."""
 
     __slots__ = ("shared", "tip")
@@ -130,16 +130,16 @@ class GhostTree:
         self.most_bytes = most_bytes
         self.now = 0
         self.bytes = 0
-        self._root = Ghost(None, b"", Place.BRANCH)
+        self._root = Ghost(None, b"", CheckpointKind.BRANCH)
         self._recent: OrderedDict[int, Ghost] = OrderedDict()
         self._clock: defaultdict[int, list[Ghost]] = defaultdict(list)
         """Who leaves the bin of its age at which request."""
         self._mixer = PageMixer(page_size)
         everything = self._everything = ReturnTimes(None)
-        self._of_place = {place: ReturnTimes(everything) for place in Place}
+        self._of_place = {place: ReturnTimes(everything) for place in CheckpointKind}
         self._of_class = {
             (place, uses): ReturnTimes(self._of_place[place])
-            for place in Place
+            for place in CheckpointKind
             for uses in range(MOST_USES + 1)
         }
         self._of_turn = {
@@ -147,9 +147,9 @@ class GhostTree:
             for place, uses in self._of_class
             for turn in range(MOST_TURNS + 1)
         }
-        self._of_length: defaultdict[tuple[Place, int, int], Excess] = defaultdict(Excess)
+        self._of_length: defaultdict[tuple[CheckpointKind, int, int], HazardRatio] = defaultdict(HazardRatio)
         """For places never used: by place, turn and octave of the length."""
-        self._of_traffic: defaultdict[tuple[Place, int], Excess] = defaultdict(Excess)
+        self._of_traffic: defaultdict[tuple[CheckpointKind, int], HazardRatio] = defaultdict(HazardRatio)
         """For places never used below a branch: by place and octave of the requests from one to the next that
         come through there."""
 
@@ -170,7 +170,7 @@ class GhostTree:
 
     # --- what comes by -------------------------------------------------------------------------------
 
-    def seen(self, token_ids: Tokens, salt: str) -> tuple[Sighting, list[Ghost]]:
+    def seen(self, token_ids: Tokens, salt: str) -> tuple[GhostMatch, list[Ghost]]:
         """A request for `token_ids` came; also the places whose age has changed its bin since the last."""
         self.now += 1
         aged = self._age()
@@ -185,20 +185,20 @@ class GhostTree:
             shared += same
             if same * HASH_BYTES < len(child.raw):
                 # Someone else went on here: the place where they part, from now on.
-                node = self._split(child, same, Place.BRANCH)
+                node = self._split(child, same, CheckpointKind.BRANCH)
                 break
             node = used = child
         if used is not self._root:
             self._use(used, to_its_end=used.depth == size)
         if shared < size:
-            turn = used.turn + 1 if used.place is Place.END and used is node else 0
-            node = self._add(node, raw[shared * HASH_BYTES :], Place.END, turn)
-        sighting = Sighting(node, shared)
+            turn = used.turn + 1 if used.place is CheckpointKind.END and used is node else 0
+            node = self._add(node, raw[shared * HASH_BYTES :], CheckpointKind.END, turn)
+        sighting = GhostMatch(node, shared)
         self._touch(node, passed=1)
         self._forget()
         return sighting, aged
 
-    def mark(self, sighting: Sighting, depth: int, place: Place, turn: int = 0) -> Ghost | None:
+    def mark(self, sighting: GhostMatch, depth: int, place: CheckpointKind, turn: int = 0) -> Ghost | None:
         """The place at page `depth` of a prompt, made if need be; None past its end or if forgotten."""
         at: Ghost | None = sighting.tip
         while at is not None and at.parent is not None and at.parent.depth >= depth:
@@ -209,11 +209,11 @@ class GhostTree:
             return at
         return self._split(at, depth - at.parent.depth, place, turn)
 
-    def answered(self, sighting: Sighting, token_ids: Tokens, salt: str) -> Ghost | None:
+    def answered(self, sighting: GhostMatch, token_ids: Tokens, salt: str) -> Ghost | None:
         """The sequence of `sighting` ended with `token_ids` (whole pages) and leaves a checkpoint there."""
         tip = sighting.tip
         if len(token_ids) // self.page_size <= tip.depth:
-            return self.mark(sighting, len(token_ids) // self.page_size, Place.END)
+            return self.mark(sighting, len(token_ids) // self.page_size, CheckpointKind.END)
         if tip.parent is None:
             return None
         # Below the first page no hash depends on the salt.
@@ -221,11 +221,15 @@ class GhostTree:
         turn = tip.turn
         while raw and (child := tip.children.get(raw[:HASH_BYTES])) is not None:
             same = _common(child.raw, raw, 0)
-            tip = child if same * HASH_BYTES == len(child.raw) else self._split(child, same, Place.BRANCH)
+            tip = (
+                child
+                if same * HASH_BYTES == len(child.raw)
+                else self._split(child, same, CheckpointKind.BRANCH)
+            )
             raw = raw[same * HASH_BYTES :]
         if not raw:
             return tip
-        made = self._add(tip, raw, Place.END, turn)
+        made = self._add(tip, raw, CheckpointKind.END, turn)
         self._touch(made)
         self._forget()
         return made
@@ -244,10 +248,10 @@ class GhostTree:
         ghost.since = self.now
         self._enter(ghost, 0)
 
-    def _traffic_above(self, ghost: Ghost) -> Excess | None:
+    def _traffic_above(self, ghost: Ghost) -> HazardRatio | None:
         """Of the nearest branch above; None: there is none."""
         branch = ghost.parent
-        while branch is not None and branch.place is not Place.BRANCH:
+        while branch is not None and branch.place is not CheckpointKind.BRANCH:
             branch = branch.parent
         if branch is None or branch.parent is None:
             return None
@@ -275,7 +279,7 @@ class GhostTree:
             ghost.excess.returned()
         if ghost.traffic is not None:
             ghost.traffic.returned()
-        if to_its_end and ghost.place is Place.END:
+        if to_its_end and ghost.place is CheckpointKind.END:
             ghost.turn += 1
         else:
             ghost.uses += 1
@@ -295,19 +299,23 @@ class GhostTree:
 
     # --- the tree ------------------------------------------------------------------------------------
 
-    def _add(self, parent: Ghost, raw: bytes, place: Place, turn: int) -> Ghost:
+    def _add(self, parent: Ghost, raw: bytes, place: CheckpointKind, turn: int) -> Ghost:
         made = Ghost(parent, raw, place)
         made.turn = turn
         made.first = self.now
         parent.children[raw[:HASH_BYTES]] = made
-        if len(parent.children) > 1 and parent.place is not Place.BRANCH and parent.parent is not None:
-            parent.place = Place.BRANCH
+        if (
+            len(parent.children) > 1
+            and parent.place is not CheckpointKind.BRANCH
+            and parent.parent is not None
+        ):
+            parent.place = CheckpointKind.BRANCH
         self._recent[id(made)] = made
         self.bytes += GHOST_BYTES + len(raw)
         self._start(made)
         return made
 
-    def _split(self, child: Ghost, keep: int, place: Place, turn: int = 0) -> Ghost:
+    def _split(self, child: Ghost, keep: int, place: CheckpointKind, turn: int = 0) -> Ghost:
         """Cut `child` after `keep` pages; the upper part is a new place."""
         parent = child.parent
         assert parent is not None

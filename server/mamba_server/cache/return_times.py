@@ -2,8 +2,8 @@
 
 Ages are requests since the checkpoint could last have been used, in bins of half an octave. `rate` is the
 most returns per request of keeping that a checkpoint of a class and age promises (the Gittins index of
-its return time): what is worth keeping a while may be worth nothing later. `Excess` is what one trait adds
-to the class. Called by the ghost tree; pure.
+its return time): what is worth keeping a while may be worth nothing later. `HazardRatio` is what one trait
+adds to the class. Called by the ghost tree; pure.
 """
 
 import numpy as np
@@ -120,7 +120,7 @@ class ReturnTimes:
             self.wider._count(entered, returned)  # noqa: SLF001 - the same class
 
 
-class Excess:
+class HazardRatio:
     """How many more of one trait return than their classes foretell, at every age alike.
 
     The ratio of returns to forecasts, drawn to 1: proportional hazards (Cox, 1972). A trait crossed with all

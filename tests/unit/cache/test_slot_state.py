@@ -5,25 +5,25 @@ import itertools
 import pytest
 
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.slot_life import TRANSITIONS, SlotState, check
+from mamba_server.cache.slot_state import TRANSITIONS, SlotState, check_transition
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(SlotState, SlotState)))
 def test_only_the_moves_of_the_table_are_legal(old: SlotState, new: SlotState) -> None:
     if (old, new) in TRANSITIONS:
-        check(1, old, new, fence=3, completed=3)
+        check_transition(1, old, new, fence=3, completed=3)
     else:
         with pytest.raises(LedgerViolation, match="no transition"):
-            check(1, old, new, fence=0, completed=9)
+            check_transition(1, old, new, fence=0, completed=9)
 
 
 @pytest.mark.parametrize(("move", "fenced"), list(TRANSITIONS.items()))
 def test_a_move_after_a_write_waits_for_its_fence(move: tuple[SlotState, SlotState], fenced: bool) -> None:
     if fenced:
         with pytest.raises(LedgerViolation, match="before the fence of step 4"):
-            check(1, *move, fence=4, completed=3)
+            check_transition(1, *move, fence=4, completed=3)
     else:
-        check(1, *move, fence=4, completed=3)
+        check_transition(1, *move, fence=4, completed=3)
 
 
 def test_memory_is_free_only_by_way_of_a_fence() -> None:

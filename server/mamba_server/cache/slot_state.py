@@ -1,7 +1,8 @@
 """The slot life cycle as one table: it drives the arena, the property tests and the exhaustive model.
 
 A transition that follows a device write is legal only after a fence: the step whose completion makes the
-write visible. The arena asks `check` for every move; the explorer in the tests walks the same table.
+write visible. The arena asks `check_transition` for every move; the explorer in the tests walks the same
+table.
 """
 
 from enum import Enum
@@ -44,7 +45,7 @@ TRANSITIONS: dict[tuple[SlotState, SlotState], bool] = {
 }
 
 
-def check(slot: int, old: SlotState, new: SlotState, *, fence: int, completed: int) -> None:
+def check_transition(slot: int, old: SlotState, new: SlotState, *, fence: int, completed: int) -> None:
     """Refuse a move that the table does not have, or that runs ahead of its fence.
 
     Raises:
