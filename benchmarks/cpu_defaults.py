@@ -23,7 +23,7 @@ from benchmarks.baseline import Baseline
 from benchmarks.cpu_defaults_summary import markdown
 from benchmarks.engine import running_engine
 from benchmarks.machine import facts
-from benchmarks.serve import TINY, Load, engine_outputs, engine_samples, same_tokens
+from benchmarks.serve import TINY, ServeLoad, engine_outputs, engine_samples, same_tokens
 
 from mamba_cli.bench.samples import LatencyLimits, Sample, report
 
@@ -99,7 +99,7 @@ def take_turns(
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """Everything, in one run."""
-    load = Load(asked.input_tokens, asked.output_tokens, asked.requests, tuple(asked.levels))
+    load = ServeLoad(asked.input_tokens, asked.output_tokens, asked.requests, tuple(asked.levels))
     cores = os.cpu_count() or 1
     chosen = [each for each in variants(cores) if not asked.only or each.name in asked.only]
     tables: dict[str, Any] = {}

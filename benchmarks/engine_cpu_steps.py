@@ -31,7 +31,7 @@ MOST = 32
 """Sequences, and slots beside the padding slot."""
 
 
-class Steps:
+class StepTimer:
     """A model and a cache; the numbers in it do not matter, their places do."""
 
     def __init__(self, directory: Path, dtype: str, threads: int, quantization: Quantization) -> None:
@@ -174,7 +174,7 @@ def _answer(measure: Callable[[str, int], dict[str, Any]], line: str) -> str:
 
 def main() -> None:
     directory, dtype, threads, quantization = sys.argv[1:]
-    steps = Steps(Path(directory), dtype, int(threads), "int8" if quantization == "int8" else "none")
+    steps = StepTimer(Path(directory), dtype, int(threads), "int8" if quantization == "int8" else "none")
     print(steps.model.backend.name, flush=True)
     for line in sys.stdin:
         print(_answer(steps.measure, line), flush=True)

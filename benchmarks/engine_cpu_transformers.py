@@ -12,7 +12,7 @@ import torch
 from benchmarks.engine_cpu_steps import CONTEXT
 
 
-class Steps:
+class StepTimer:
     """A model as transformers loads it, and for decodes a cache that each step makes longer by a token."""
 
     def __init__(self, directory: str, dtype: str, threads: int) -> None:
@@ -45,7 +45,7 @@ class Steps:
 
 def main() -> None:
     directory, dtype, threads = sys.argv[1:]
-    steps = Steps(directory, dtype, int(threads))
+    steps = StepTimer(directory, dtype, int(threads))
     print("transformers", flush=True)
     for line in sys.stdin:
         kind, count = line.split()

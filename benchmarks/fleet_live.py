@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 from benchmarks.cache.block_trace import generated
 from benchmarks.cache.record import RESULTS, write
-from benchmarks.fleet.calibration import WIDE, Calibration, Fit
+from benchmarks.fleet.calibration import WIDE, Calibration, FleetFit
 from benchmarks.http_cpu_processes import end_children_on_sigterm
 from benchmarks.other_load import PERIOD, OtherLoad, cpu_seconds, tree
 from benchmarks.routing_processes import Fleet, fleet
@@ -177,7 +177,7 @@ def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) ->
 
 
 def simulated(
-    asked: RequestStream, fit: Fit, engines: int, seed: int, kept: Collection[int] | None = None
+    asked: RequestStream, fit: FleetFit, engines: int, seed: int, kept: Collection[int] | None = None
 ) -> dict[str, float]:
     """The same requests to a simulated fleet of such engines; times of those whose numbers are `kept`."""
     around = FleetEnvironment(least=engines, most=engines, initial=engines, machine=fit.machine)
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(given.name, document, lines, given.out)
 
 
-def _told(fit: Fit) -> str:
+def _told(fit: FleetFit) -> str:
     return ", ".join(f"{name} {value}" for name, value in fit.numbers().items())
 
 

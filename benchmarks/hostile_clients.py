@@ -54,7 +54,7 @@ def resident_mib(pid: int) -> float:
     return sum(map(resident_bytes, tree(pid))) / 2**20
 
 
-class Door:
+class ServerUnderTest:
     """One place where clients come in."""
 
     def __init__(self, url: str, pid: int) -> None:
@@ -125,7 +125,7 @@ class Door:
         await asyncio.gather(*(one() for _ in range(ABANDONED)))
 
 
-async def measure(door: Door, idle: int) -> dict[str, Any]:
+async def measure(door: ServerUnderTest, idle: int) -> dict[str, Any]:
     """All of it at one door, one after another."""
     bodies = hostile_bodies()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         relay = [*cli, "gateway", "--port", "0", "--backend", engine_url.removesuffix("/v1")]
         with started(relay, "ready at", ROOT) as (gateway, gateway_url):
             for name, url, pid in (("engine API", engine_url, engine), ("gateway", gateway_url, gateway)):
-                found[name] = asyncio.run(measure(Door(url.removesuffix("/v1"), pid), idle))
+                found[name] = asyncio.run(measure(ServerUnderTest(url.removesuffix("/v1"), pid), idle))
     rows = [key for key, value in found["gateway"].items() if not isinstance(value, dict)]
     lines = [
         "",

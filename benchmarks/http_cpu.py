@@ -21,19 +21,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.cache.record import write
-from benchmarks.http_cpu_client import TOKENS, Kind, ask, kinds, latency
-from benchmarks.http_cpu_processes import ROOT, Running, api, end_children_on_sigterm, gateway, peer
+from benchmarks.http_cpu_client import TOKENS, RequestKind, ask, kinds, latency
+from benchmarks.http_cpu_processes import ROOT, ProcessUnderTest, api, end_children_on_sigterm, gateway, peer
 
 ALONE = 100
 """Requests of one round that are alone."""
 
 
 @dataclass(slots=True)
-class Measured:
+class ProcessCost:
     """A process under test and what was found."""
 
     label: str
-    process: Running
+    process: ProcessUnderTest
     micros: dict[str, list[float]] = field(default_factory=dict)
     """CPU time of a request by kind, one number a round."""
     events: dict[str, float] = field(default_factory=dict)
@@ -48,7 +48,7 @@ def cpu_seconds(pid: int) -> float:
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
-def measure(under_test: Sequence[Measured], rounds: int, asked: Sequence[Kind]) -> None:
+def measure(under_test: Sequence[ProcessCost], rounds: int, asked: Sequence[RequestKind]) -> None:
     """All rounds, each process in turn within each kind; a first round warms up and is not counted."""
     for number in range(rounds + 1):
         for kind in asked:
@@ -67,7 +67,7 @@ def measure(under_test: Sequence[Measured], rounds: int, asked: Sequence[Kind]) 
         print(f"round {number} of {rounds}", file=sys.stderr)
 
 
-def table(under_test: Sequence[Measured], asked: Sequence[Kind]) -> list[str]:
+def table(under_test: Sequence[ProcessCost], asked: Sequence[RequestKind]) -> list[str]:
     """Minimum and median of each kind, how the last tree compares with the first, and what follows for whole
     answers: requests for each second of one core's time, and the time that a gateway adds."""
     lines = ["", "| CPU time of a request, µs | tree | minimum | median | requests a second of one core |"]
@@ -121,10 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         under_test = []
         if given.peer is not None:
-            under_test.append(Measured("sglang-router", stack.enter_context(peer(given.peer))))
+            under_test.append(ProcessCost("sglang-router", stack.enter_context(peer(given.peer))))
         for label, tree in trees:
             running = stack.enter_context((gateway if given.gateway else api)(tree))
-            under_test.append(Measured(label, running))
+            under_test.append(ProcessCost(label, running))
         measure(under_test, given.rounds, asked)
     optimized = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
     found = {

@@ -13,7 +13,7 @@ PROMPT = {"model": "m", "prompt": "The quick brown fox jumps over the lazy dog."
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """One way to ask."""
 
     name: str
@@ -27,13 +27,14 @@ class Kind:
     """It is answered in one piece."""
 
 
-def kinds(connections: list[int]) -> tuple[Kind, ...]:
+def kinds(connections: list[int]) -> tuple[RequestKind, ...]:
     """Whole answers over each number of connections, and streams."""
     whole = [
-        Kind(f"whole answer, {each} connections", PROMPT, max(400, 10 * each), each) for each in connections
+        RequestKind(f"whole answer, {each} connections", PROMPT, max(400, 10 * each), each)
+        for each in connections
     ]
     stream = {**PROMPT, "stream": True, "cache_salt": "stream"}
-    return (*whole, Kind(f"stream of {TOKENS} tokens", stream, 48, 4, whole=False))
+    return (*whole, RequestKind(f"stream of {TOKENS} tokens", stream, 48, 4, whole=False))
 
 
 def _message(port: int, body: dict[str, Any]) -> bytes:
@@ -42,7 +43,7 @@ def _message(port: int, body: dict[str, Any]) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-async def ask(port: int, kind: Kind) -> int:
+async def ask(port: int, kind: RequestKind) -> int:
     """Send the requests of one round; the number of events that came back."""
     message = _message(port, kind.body)
     left, events = kind.requests, 0

@@ -24,7 +24,7 @@ TINY = Path("server", "mamba_server", "builtin", "tiny-recall")
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ProcessUnderTest:
     """A process under test."""
 
     pid: int
@@ -70,25 +70,25 @@ def started(command: Sequence[str], pattern: str, cwd: Path) -> Iterator[tuple[i
 
 
 @contextmanager
-def api(tree: Path) -> Iterator[Running]:
+def api(tree: Path) -> Iterator[ProcessUnderTest]:
     """The API process of a tree over the scripted engine."""
     command = [str(tree / ".venv/bin/python"), "-P", str(PARTS), "api", str(tree / TINY)]
     with started(command, "mambaserve: ready", tree) as (pid, url):
-        yield Running(pid, _port(url))
+        yield ProcessUnderTest(pid, _port(url))
 
 
 @contextmanager
-def gateway(tree: Path, *options: str) -> Iterator[Running]:
+def gateway(tree: Path, *options: str) -> Iterator[ProcessUnderTest]:
     """The gateway of a tree before the scripted upstream."""
     python = str(tree / ".venv/bin/python")
     with started([sys.executable, "-P", str(PARTS), "upstream"], "upstream ready", tree) as (_, upstream):
         command = [python, "-P", "-m", "mamba_cli", "gateway", "--backend", upstream, "--port", "0"]
         with started([*command, *options], "gateway ready", tree) as (pid, url):
-            yield Running(pid, _port(url), _port(upstream))
+            yield ProcessUnderTest(pid, _port(url), _port(upstream))
 
 
 @contextmanager
-def peer(python: Path) -> Iterator[Running]:
+def peer(python: Path) -> Iterator[ProcessUnderTest]:
     """The sglang-router of an environment before the scripted upstream, with its own defaults."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -105,7 +105,7 @@ def peer(python: Path) -> Iterator[Running]:
                 if process.poll() is not None:
                     raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
                 time.sleep(0.2)
-            yield Running(process.pid, int(port), _port(upstream))
+            yield ProcessUnderTest(process.pid, int(port), _port(upstream))
         finally:
             process.terminate()
             process.wait(30)

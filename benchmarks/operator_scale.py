@@ -39,7 +39,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PATH = f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}"
 
 
-class Watched:
+class OperatorUnderTest:
     """An operator process and what it says of itself."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -88,7 +88,7 @@ def cpu_seconds(pid: int | None) -> float:
 
 
 @contextmanager
-def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> Iterator[Watched]:
+def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> Iterator[OperatorUnderTest]:
     """An operator of the whole cluster, with its own defaults."""
     namespace = plane.create_namespace("operator")
     plane.kubectl("create", "serviceaccount", "operator", "-n", namespace)
@@ -103,7 +103,7 @@ def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> 
             [*command, "--liveness-port", "0", *options], cwd=ROOT, stdout=out, stderr=out
         )
     try:
-        yield Watched(process, log)
+        yield OperatorUnderTest(process, log)
     finally:
         process.terminate()
         process.wait(30)
@@ -208,7 +208,7 @@ def measure(count: int, idle: float, timeout: float, options: Sequence[str]) -> 
     return found
 
 
-def settle(operator: Watched, timeout: float) -> None:
+def settle(operator: OperatorUnderTest, timeout: float) -> None:
     """Until ten seconds went by without a write but the lease's."""
     began, last, since = time.monotonic(), -1.0, time.monotonic()
     while time.monotonic() - since < 10:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cache.block_trace import generated
-from benchmarks.cache.drive import cache_of, drive
+from benchmarks.cache.cache_run import cache_of, drive
 from benchmarks.cache.hit_rate import STATE_TOKENS
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED

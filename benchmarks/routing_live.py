@@ -41,7 +41,7 @@ RUNS = "mambaserve_requests_running"
 
 
 @dataclass(slots=True)
-class Outcome:
+class RoutingResult:
     """What one way did with one workload."""
 
     prompt_tokens: int = 0
@@ -93,7 +93,7 @@ def _leading(pages: Sequence[tuple[int, ...]], known: set[tuple[int, ...]]) -> i
 
 
 async def send(
-    session: aiohttp.ClientSession, url: str, prompt: list[int], outputs: int, outcome: Outcome
+    session: aiohttp.ClientSession, url: str, prompt: list[int], outputs: int, outcome: RoutingResult
 ) -> None:
     """One streamed request."""
     body = {
@@ -110,7 +110,7 @@ async def send(
     outcome.cached_tokens += found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-async def watch(session: aiohttp.ClientSession, engines: Sequence[str], outcome: Outcome) -> None:
+async def watch(session: aiohttp.ClientSession, engines: Sequence[str], outcome: RoutingResult) -> None:
     """Ask the engines for their queues."""
 
     async def requests(url: str) -> float:
@@ -129,9 +129,9 @@ async def play(
     choose: Callable[[Sequence[int]], str],
     router: AttentionRouter | None,
     at_once: int,
-) -> Outcome:
+) -> RoutingResult:
     """Each request at its second, or with `at_once`, in their order, as soon as fewer are under way."""
-    outcome, room = Outcome(), asyncio.Semaphore(at_once or len(requests))
+    outcome, room = RoutingResult(), asyncio.Semaphore(at_once or len(requests))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(900)) as session:
         watching = asyncio.create_task(watch(session, engines, outcome))

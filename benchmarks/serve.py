@@ -31,7 +31,7 @@ TINY = ROOT.parent / "server" / "mamba_server" / "builtin" / "tiny-recall"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServeLoad:
     """What is sent at each concurrency; all prompts are different, so nothing can be resumed."""
 
     input_tokens: int
@@ -82,7 +82,7 @@ def same_tokens(one: Sequence[int], two: Sequence[int]) -> int:
 
 
 def measure(
-    model: Path, load: Load, device: str, dtype: str, threads: int, options: Sequence[str]
+    model: Path, load: ServeLoad, device: str, dtype: str, threads: int, options: Sequence[str]
 ) -> dict[str, Any]:
     """Both systems on one checkpoint, one after the other, never at the same time."""
     levels = {level: load.prompts(level) for level in load.levels}
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtype = asked.dtype or ("bfloat16" if device == "cuda" else "float32")
     threads = asked.threads or os.cpu_count() or 1
     models = asked.model or [random_350m(CACHE / "random-350m"), *([TINY] if TINY.exists() else [])]
-    load = Load(asked.input_tokens, asked.output_tokens, asked.rounds)
+    load = ServeLoad(asked.input_tokens, asked.output_tokens, asked.rounds)
     begin = time.monotonic()
     found = {
         "benchmark": "serve",

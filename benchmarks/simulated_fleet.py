@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
-from benchmarks.cache.drive import cache_of, serve
+from benchmarks.cache.cache_run import cache_of, serve
 from benchmarks.queue_balance import (
     LEAST_SECONDS,
     WINDOW_SECONDS,
@@ -40,7 +40,7 @@ PROBE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class _Asked:
+class _SimulatedRequest:
     number: int
     at: float
     token_ids: Tokens
@@ -56,7 +56,7 @@ class SimulatedEngine:
     name: str
     cache: StateCache
     speed: EngineSpeed
-    queue: deque[_Asked] = field(default_factory=deque)
+    queue: deque[_SimulatedRequest] = field(default_factory=deque)
     busy: bool = False
     running: int = 0
     busy_seconds: float = 0.0
@@ -175,7 +175,9 @@ class SimulatedFleet:
         assert not isinstance(record, NoCandidate)
         engine = self.engines[record.decision.endpoint.name]
         ticket = router.sent(record, known)
-        engine.queue.append(_Asked(number, self.now, token_ids, arrival.output_tokens, gateway, ticket))
+        engine.queue.append(
+            _SimulatedRequest(number, self.now, token_ids, arrival.output_tokens, gateway, ticket)
+        )
         self._begin(engine)
 
     def _begin(self, engine: SimulatedEngine) -> None:
@@ -191,7 +193,7 @@ class SimulatedFleet:
         engine.prompt_tokens += len(asked.token_ids)
         self._at(self.now + seconds, "answered", (engine, asked))
 
-    def _answered(self, what: tuple[SimulatedEngine, _Asked]) -> None:
+    def _answered(self, what: tuple[SimulatedEngine, _SimulatedRequest]) -> None:
         engine, asked = what
         self.first_tokens.append(self.now - asked.at)
         self.pools[asked.gateway].answered(f"http://{engine.name}", asked.ticket)
@@ -199,7 +201,7 @@ class SimulatedFleet:
         engine.busy = False
         self._begin(engine)
 
-    def _ended(self, what: tuple[SimulatedEngine, _Asked]) -> None:
+    def _ended(self, what: tuple[SimulatedEngine, _SimulatedRequest]) -> None:
         engine, asked = what
         engine.running -= 1
         self.pools[asked.gateway].end(f"http://{engine.name}", asked.ticket)

@@ -34,7 +34,7 @@ VOCABULARY = 200
 """Token ids of the prompts: every model has so many."""
 
 
-class Stream:
+class TimedStream:
     """One answer without end and the times at which its tokens came."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ async def measure(url: str, length: int, prompts: int, stream_tokens: int) -> di
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         await first_token(session, url, 300, seed=0)  # warms up
         alone = await first_token(session, url, length, seed=1)
-        stream = Stream()
+        stream = TimedStream()
         running = asyncio.create_task(stream.run(session, url, stream_tokens))
         await asyncio.sleep(5)
         quiet = _seconds(stream.gaps(0, time.monotonic())[1:])

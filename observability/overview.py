@@ -1,6 +1,6 @@
 """The overview: do users get answers, how fast, and what is in the way."""
 
-from observability.panels import Dashboard, Line, Panel
+from observability.panels import Dashboard, Panel, Query
 from observability.series import series
 from observability.shared_panels import NAMED, QUEUES, RESUMED, quantiles, share
 
@@ -13,32 +13,32 @@ OVERVIEW = Dashboard(
         (
             Panel(
                 "Engines ready",
-                (Line(series("engine_up").summed()),),
+                (Query(series("engine_up").summed()),),
                 "Engines whose model is loaded.",
                 kind="stat",
             ),
             Panel(
                 "Requests running",
-                (Line(series("requests_running").summed()),),
+                (Query(series("requests_running").summed()),),
                 "Sequences in the running batches.",
                 kind="stat",
             ),
             Panel(
                 "Requests waiting",
-                (Line(series("requests_waiting").summed()),),
+                (Query(series("requests_waiting").summed()),),
                 "Requests that wait for memory or a place in a batch.",
                 kind="stat",
             ),
             Panel(
                 "Resumed",
-                (Line(share(series("cached_tokens"), series("prompt_tokens"))),),
+                (Query(share(series("cached_tokens"), series("prompt_tokens"))),),
                 "Prompt tokens resumed from a checkpoint.",
                 unit="percentunit",
                 kind="stat",
             ),
             Panel(
                 "Engine restarts, 1 h",
-                (Line(f"sum({series('engine_restarts').increase('1h')})"),),
+                (Query(f"sum({series('engine_restarts').increase('1h')})"),),
                 "Engine processes that died and were started again.",
                 kind="stat",
             ),
@@ -46,7 +46,7 @@ OVERVIEW = Dashboard(
         (
             Panel(
                 "Answers by status",
-                (Line(series("gateway_requests").summed("code"), "{{code}}"),),
+                (Query(series("gateway_requests").summed("code"), "{{code}}"),),
                 "429: shed, the gateways' queues are full. 499: the client left first. 5xx: look at the "
                 "gateways' and engines' logs.",
                 unit="reqps",
@@ -55,9 +55,9 @@ OVERVIEW = Dashboard(
             Panel(
                 "Tokens",
                 (
-                    Line(series("prompt_tokens").summed(), "prompt"),
-                    Line(series("cached_tokens").summed(), "of them resumed"),
-                    Line(series("generated_tokens").summed(), "generated"),
+                    Query(series("prompt_tokens").summed(), "prompt"),
+                    Query(series("cached_tokens").summed(), "of them resumed"),
+                    Query(series("generated_tokens").summed(), "generated"),
                 ),
                 "Tokens a second over all engines.",
                 unit="ops",
@@ -86,7 +86,7 @@ OVERVIEW = Dashboard(
         (
             Panel(
                 "Cache in use",
-                (Line(series("cache_usage").now, NAMED),),
+                (Query(series("cache_usage").now, NAMED),),
                 "The share that not even eviction could free. Near 1 requests wait, or are preempted.",
                 unit="percentunit",
                 most=1,

@@ -14,7 +14,7 @@ Unit = Literal["short", "reqps", "ops", "s", "percentunit", "bytes", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Query:
     """One query of a panel. `legend` is Grafana's: `{{label}}` stands for its value."""
 
     expression: str
@@ -26,7 +26,7 @@ class Panel:
     """What one question looks like."""
 
     title: str
-    lines: tuple[Line, ...]
+    queries: tuple[Query, ...]
     question: str
     """What it answers, and what to do about an odd answer: Grafana shows it at the title."""
     unit: Unit = "short"
@@ -131,11 +131,11 @@ def _panel(panel: Panel, number: int, grid: dict[str, int]) -> dict[str, Any]:
         "gridPos": grid,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options,
-        "targets": _targets(panel.lines),
+        "targets": _targets(panel.queries),
     }
 
 
-def _targets(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def _targets(lines: Sequence[Query]) -> list[dict[str, Any]]:
     return [
         {
             "refId": chr(ord("A") + place),

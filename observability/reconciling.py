@@ -1,6 +1,6 @@
 """The dashboard of the operator: whether MambaDeployments become what they ask for."""
 
-from observability.panels import Dashboard, Line, Panel
+from observability.panels import Dashboard, Panel, Query
 from observability.series import series
 from observability.shared_panels import quantiles
 
@@ -13,13 +13,13 @@ OPERATOR = Dashboard(
         (
             Panel(
                 "Leaders",
-                (Line(series("operator_leader").summed()),),
+                (Query(series("operator_leader").summed()),),
                 "1. None: nothing is reconciled, while what runs goes on.",
                 kind="stat",
             ),
             Panel(
                 "Queue",
-                (Line(series("operator_queue_depth").summed()),),
+                (Query(series("operator_queue_depth").summed()),),
                 "MambaDeployments that wait for a pass.",
                 kind="stat",
             ),
@@ -27,7 +27,7 @@ OPERATOR = Dashboard(
         (
             Panel(
                 "Passes by result",
-                (Line(series("operator_reconciles").summed("result"), "{{result}}"),),
+                (Query(series("operator_reconciles").summed("result"), "{{result}}"),),
                 "error: the API server refused something, or a pass took too long; the operator's log "
                 "and the "
                 "object's conditions say which.",
@@ -41,19 +41,19 @@ OPERATOR = Dashboard(
         (
             Panel(
                 "Children changed",
-                (Line(series("operator_child_changes").summed("kind", "change"), "{{change}} {{kind}}"),),
+                (Query(series("operator_child_changes").summed("kind", "change"), "{{change}} {{kind}}"),),
                 "Steadily above zero without an edit: somebody else changes the same objects.",
                 unit="ops",
             ),
             Panel(
                 "Objects that watches delivered",
-                (Line(series("operator_watch_events").summed("kind"), "{{kind}}"),),
+                (Query(series("operator_watch_events").summed("kind"), "{{kind}}"),),
                 "What wakes the operator.",
                 unit="ops",
             ),
             Panel(
                 "Requests to the API server",
-                (Line(series("operator_requests").summed("method", "resource"), "{{method}} {{resource}}"),),
+                (Query(series("operator_requests").summed("method", "resource"), "{{method}} {{resource}}"),),
                 "At rest these are the lease, and one list per kind at each resync: a pass over an unchanged "
                 "object makes none.",
                 unit="ops",

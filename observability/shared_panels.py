@@ -1,6 +1,6 @@
 """Queries and panels that more than one dashboard has."""
 
-from observability.panels import Line, Panel
+from observability.panels import Panel, Query
 from observability.series import Series, series
 
 ENGINE = ("instance", "pod")
@@ -13,16 +13,16 @@ def share(part: Series, all_of_them: Series, *by: str) -> str:
     return f"{part.summed(*by)} / {all_of_them.summed(*by)}"
 
 
-def quantiles(histogram: Series, *shares: float) -> tuple[Line, ...]:
+def quantiles(histogram: Series, *shares: float) -> tuple[Query, ...]:
     """One line each."""
-    return tuple(Line(histogram.quantile(each), f"p{100 * each:g}") for each in shares)
+    return tuple(Query(histogram.quantile(each), f"p{100 * each:g}") for each in shares)
 
 
 RESUMED = Panel(
     "Prompt tokens resumed from a checkpoint",
     (
-        Line(share(series("cached_tokens"), series("prompt_tokens")), "all"),
-        Line(share(series("cached_tokens"), series("prompt_tokens"), *ENGINE), NAMED),
+        Query(share(series("cached_tokens"), series("prompt_tokens")), "all"),
+        Query(share(series("cached_tokens"), series("prompt_tokens"), *ENGINE), NAMED),
     ),
     "The share of prompt tokens that nobody had to compute. A fall after a release usually means that "
     "prompts "
@@ -33,9 +33,9 @@ RESUMED = Panel(
 QUEUES = Panel(
     "Requests at the gateways",
     (
-        Line(series("gateway_in_flight").summed(), "in flight"),
-        Line(series("gateway_queued").summed(), "queued"),
-        Line(series("gateway_held").summed(), "held: no engine is ready"),
+        Query(series("gateway_in_flight").summed(), "in flight"),
+        Query(series("gateway_queued").summed(), "queued"),
+        Query(series("gateway_held").summed(), "held: no engine is ready"),
     ),
     "Queued requests wait for a place at the gateway; held ones wait for an engine to become ready.",
 )

@@ -1,6 +1,6 @@
 """The dashboard of the state cache: what memory is used for, and why prompts resume no more."""
 
-from observability.panels import Dashboard, Line, Panel
+from observability.panels import Dashboard, Panel, Query
 from observability.series import series
 from observability.shared_panels import RESUMED
 
@@ -13,7 +13,7 @@ STATE_CACHE = Dashboard(
         (
             Panel(
                 "State slots by owner",
-                (Line(series("slots").summed("owner"), "{{owner}}"),),
+                (Query(series("slots").summed("owner"), "{{owner}}"),),
                 "live: running sequences; tracking: states being written for a checkpoint; cached: "
                 "checkpoints; "
                 "fenced: given back, with a write still under way.",
@@ -21,13 +21,13 @@ STATE_CACHE = Dashboard(
             ),
             Panel(
                 "KV pages in use by owner",
-                (Line(series("pages").without(owner="free").summed("owner"), "{{owner}}"),),
+                (Query(series("pages").without(owner="free").summed("owner"), "{{owner}}"),),
                 "sequence: running sequences; tree: cached prefixes.",
                 stacked=True,
             ),
             Panel(
                 "Arena in use by owner",
-                (Line(series("slabs").without(owner="free").summed("owner"), "{{owner}}"),),
+                (Query(series("slabs").without(owner="free").summed("owner"), "{{owner}}"),),
                 "Slots and pages trade slabs as the traffic asks; pages stands for all slabs of pages.",
                 stacked=True,
             ),
@@ -36,7 +36,7 @@ STATE_CACHE = Dashboard(
             RESUMED,
             Panel(
                 "Misses by cause",
-                (Line(series("prefix_misses").summed("cause"), "{{cause}}"),),
+                (Query(series("prefix_misses").summed("cause"), "{{cause}}"),),
                 "Prompts that resumed less than they could have. evicted: there was not enough memory to "
                 "keep "
                 "the checkpoint; no_state: the prefix has pages and no checkpoint at that depth; "
@@ -48,9 +48,9 @@ STATE_CACHE = Dashboard(
             Panel(
                 "Checkpoints",
                 (
-                    Line(series("checkpoints_made").summed(), "written"),
-                    Line(series("checkpoints_evicted").summed(), "given up for memory"),
-                    Line(series("checkpoints_skipped").summed(), "due and not written"),
+                    Query(series("checkpoints_made").summed(), "written"),
+                    Query(series("checkpoints_evicted").summed(), "given up for memory"),
+                    Query(series("checkpoints_skipped").summed(), "due and not written"),
                 ),
                 "As many given up as written means that the cache turns over: more memory, or fewer "
                 "checkpoints a path, would keep more of them.",
@@ -61,9 +61,9 @@ STATE_CACHE = Dashboard(
             Panel(
                 "What binds",
                 (
-                    Line(f"avg({series('arena_usage').now})", "arena, even after eviction"),
-                    Line(f"avg({series('state_usage').now})", "slots of running sequences"),
-                    Line(f"avg({series('kv_usage').now})", "pages of running sequences"),
+                    Query(f"avg({series('arena_usage').now})", "arena, even after eviction"),
+                    Query(f"avg({series('state_usage').now})", "slots of running sequences"),
+                    Query(f"avg({series('kv_usage').now})", "pages of running sequences"),
                 ),
                 "Mean over the engines.",
                 unit="percentunit",
@@ -72,8 +72,8 @@ STATE_CACHE = Dashboard(
             Panel(
                 "Preemptions",
                 (
-                    Line(series("preemptions").summed(), "sequences preempted"),
-                    Line(series("recomputed_tokens").summed(), "tokens computed again"),
+                    Query(series("preemptions").summed(), "sequences preempted"),
+                    Query(series("recomputed_tokens").summed(), "tokens computed again"),
                 ),
                 "Memory ran out under running sequences. Rare is fine.",
                 unit="ops",
@@ -81,8 +81,8 @@ STATE_CACHE = Dashboard(
             Panel(
                 "Prompt tokens that wait",
                 (
-                    Line(series("prompt_tokens_waiting").summed(), "to be computed"),
-                    Line(series("prompt_room_tokens").summed(), "room for"),
+                    Query(series("prompt_tokens_waiting").summed(), "to be computed"),
+                    Query(series("prompt_room_tokens").summed(), "room for"),
                 ),
                 "More to be computed than there is room for: requests wait for memory.",
             ),
@@ -90,20 +90,23 @@ STATE_CACHE = Dashboard(
         (
             Panel(
                 "Step by part, p95",
-                (Line(series("step_seconds").quantile(0.95, "part"), "{{part}}"),),
+                (Query(series("step_seconds").quantile(0.95, "part"), "{{part}}"),),
                 "schedule and commit run on the CPU, run on the device.",
                 unit="s",
             ),
             Panel(
                 "Batch",
-                (Line(series("batch_size").mean(), "mean"), Line(series("batch_size").quantile(0.95), "p95")),
+                (
+                    Query(series("batch_size").mean(), "mean"),
+                    Query(series("batch_size").quantile(0.95), "p95"),
+                ),
                 "Sequences in a step.",
             ),
             Panel(
                 "Steps",
                 (
-                    Line(series("steps").summed(), "steps"),
-                    Line(series("failed_steps").summed(), "failed and undone"),
+                    Query(series("steps").summed(), "steps"),
+                    Query(series("failed_steps").summed(), "failed and undone"),
                 ),
                 "A failed step is undone and its requests go on; look at the engine's log.",
                 unit="ops",

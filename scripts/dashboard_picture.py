@@ -24,7 +24,7 @@ from status_pictures import ROOT, busy
 
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
-from observability.panels import Line, Panel, in_namespaces  # noqa: E402
+from observability.panels import Panel, Query, in_namespaces  # noqa: E402
 from observability.state_cache import STATE_CACHE  # noqa: E402
 from prometheus_server import Prometheus, prometheus  # noqa: E402
 from servers import Command  # noqa: E402
@@ -44,7 +44,7 @@ async def load(url: str) -> None:
         await asyncio.sleep(0.1 * SECONDS)
 
 
-def legend(line: Line, labels: dict[str, str]) -> str:
+def legend(line: Query, labels: dict[str, str]) -> str:
     """As Grafana makes it."""
     return re.sub(r"{{(\w+)}}", lambda label: labels.get(label[1], ""), line.legend).strip()
 

@@ -32,7 +32,7 @@ SIZES = ((120, STATE_TOKENS), (200, STATE_TOKENS), (700, 1_000))
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class SlabShares:
     """Shares of the arena's slabs; they sum to one. Pages count by the bytes they take."""
 
     running: float
@@ -45,7 +45,7 @@ class Shares:
     free: float
 
 
-def shares(cache: StateCache) -> Shares:
+def shares(cache: StateCache) -> SlabShares:
     """How the arena is used just now."""
     arena = cache.arena
     total, per_slab = arena.slabs - 1, max(1, arena.pages_per_slab)
@@ -58,7 +58,7 @@ def shares(cache: StateCache) -> Shares:
     resumable = cache.tree.checkpoints + pages / per_slab
     stranded = arena.partial_pages / per_slab
     running = total - resumable - bare / per_slab - stranded - arena.free_slots
-    return Shares(
+    return SlabShares(
         *(part / total for part in (running, resumable, bare / per_slab, stranded, arena.free_slots))
     )
 
@@ -112,7 +112,7 @@ def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) ->
     Raises RuntimeError if a request is refused.
     """
     core = build(size, policy, LONGEST, rows=ROWS, arena=WatchedArena)
-    seen: list[Shares] = []
+    seen: list[SlabShares] = []
     for number, (prompt, outputs) in enumerate(load(seed, requests)):
         params = SamplingParams(max_tokens=outputs, ignore_eos=True)
         refused = core.add(AddRequest(f"r{number}", prompt, params))
@@ -136,7 +136,7 @@ def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) ->
         "seed": seed,
         "mean": {
             each.name: round(statistics.mean(getattr(s, each.name) for s in seen), 4)
-            for each in fields(Shares)
+            for each in fields(SlabShares)
         },
         "most_stranded": round(max(s.stranded for s in seen), 4),
         "hit_rate": round(counters.cached_tokens / counters.prompt_tokens, 4),

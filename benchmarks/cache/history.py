@@ -10,7 +10,7 @@ NEVER = 1 << 60
 
 
 @dataclass(slots=True)
-class History:
+class PrefixHistory:
     """Prefixes of whole blocks, numbered; `paths[i]` are those of request i, shallow first."""
 
     block: int
@@ -21,7 +21,7 @@ class History:
     """Whole blocks that request i could resume: its last token is always computed."""
 
     @classmethod
-    def of(cls, arrivals: Iterable[Arrival], block: int) -> "History":
+    def of(cls, arrivals: Iterable[Arrival], block: int) -> "PrefixHistory":
         """Number the prefixes of `arrivals`."""
         made = cls(block)
         known: dict[tuple[int, int], int] = {}

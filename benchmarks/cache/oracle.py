@@ -8,7 +8,7 @@ would add to this design.
 
 from collections.abc import Iterator
 
-from benchmarks.cache.history import NEVER, History
+from benchmarks.cache.history import NEVER, PrefixHistory
 
 from mamba_server.cache.node import Node, Tokens
 from mamba_server.cache.state_cache import StateCache
@@ -17,7 +17,7 @@ LOOK_AHEAD = 12
 """Next touches that are looked at for one that has no deeper checkpoint to resume from."""
 
 
-class KnownPlace:
+class KnownCheckpoint:
     """The end of one prefix; `rate` is all that eviction asks of it."""
 
     __slots__ = ("_oracle", "depth", "node", "place", "prefix", "uses")
@@ -43,20 +43,20 @@ class KnownPlace:
     def heir(self, value: None) -> None:
         pass
 
-    def serves(self, other: "KnownPlace") -> bool:
+    def serves(self, other: "KnownCheckpoint") -> bool:
         """So nothing changes when a deeper checkpoint goes."""
         return False
 
 
-class KnownSighting:
+class KnownMatch:
     """The places of one request's path at which a later one leaves it."""
 
-    def __init__(self, places: list[KnownPlace], tip: KnownPlace) -> None:
+    def __init__(self, places: list[KnownCheckpoint], tip: KnownCheckpoint) -> None:
         self.places = places
         self.tip = tip
         self.shared = places[-1].depth if places else 0
 
-    def path(self) -> Iterator[KnownPlace]:
+    def path(self) -> Iterator[KnownCheckpoint]:
         """Deepest first."""
         return reversed(self.places)
 
@@ -66,12 +66,12 @@ class Oracle:
 
     unknown = 0.0
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: PrefixHistory) -> None:
         self.history = history
         self.number = -1
-        self._places: dict[int, KnownPlace] = {}
+        self._places: dict[int, KnownCheckpoint] = {}
 
-    def seen(self, token_ids: Tokens, salt: str) -> tuple[KnownSighting, list[KnownPlace]]:
+    def seen(self, token_ids: Tokens, salt: str) -> tuple[KnownMatch, list[KnownCheckpoint]]:
         """The next request; also the places on its path that are cached: their next use is another now."""
         self.number += 1
         path = self.history.paths[self.number]
@@ -79,22 +79,22 @@ class Oracle:
         limit = self.history.limits[self.number]
         tip = self._at(path[limit - 1], limit) if limit else self._at(-1, 0)
         known = (self._places.get(prefix) for prefix in path)
-        return KnownSighting(ends, tip), [place for place in known if place and place.node]
+        return KnownMatch(ends, tip), [place for place in known if place and place.node]
 
-    def mark(self, sighting: KnownSighting, depth: int, place: object, turn: int = 0) -> KnownPlace:
+    def mark(self, sighting: KnownMatch, depth: int, place: object, turn: int = 0) -> KnownCheckpoint:
         """The place at page `depth` of the request that came last."""
         return self._at(self.history.paths[self.number][depth - 1], depth)
 
-    def answered(self, sighting: KnownSighting, token_ids: Tokens, salt: str) -> KnownPlace | None:
+    def answered(self, sighting: KnownMatch, token_ids: Tokens, salt: str) -> KnownCheckpoint | None:
         """Beyond the prompt nothing is known."""
         depth = len(token_ids) // self.history.block
         path = self.history.paths[self.number]
         return self._at(path[depth - 1], depth) if depth <= len(path) else None
 
-    def _at(self, prefix: int, depth: int) -> KnownPlace:
-        return self._places.setdefault(prefix, KnownPlace(self, prefix, depth))
+    def _at(self, prefix: int, depth: int) -> KnownCheckpoint:
+        return self._places.setdefault(prefix, KnownCheckpoint(self, prefix, depth))
 
-    def rate(self, place: KnownPlace) -> float:
+    def rate(self, place: KnownCheckpoint) -> float:
         """Returns per request of keeping a checkpoint at `place`."""
         at = self.number
         if place.prefix < 0:
@@ -107,13 +107,13 @@ class Oracle:
                 return 1 / (at - self.number)
         return 0.0
 
-    def _deeper(self, place: KnownPlace, number: int) -> bool:
+    def _deeper(self, place: KnownCheckpoint, number: int) -> bool:
         """Whether request `number` finds a cached checkpoint below `place`."""
         path = self.history.paths[number][place.depth : self.history.limits[number]]
         return any((found := self._places.get(prefix)) and found.node for prefix in path)
 
 
-def foretold(cache: StateCache, history: History) -> StateCache:
+def foretold(cache: StateCache, history: PrefixHistory) -> StateCache:
     """`cache`, but its estimates of returns are the truth."""
     oracle = Oracle(history)
     cache.donation.ghosts = oracle  # type: ignore[assignment]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cache.drive import Driven, cache_of, drive
-from benchmarks.cache.history import History
+from benchmarks.cache.cache_run import CacheRun, cache_of, drive
+from benchmarks.cache.history import PrefixHistory
 from benchmarks.cache.hit_rate import KV_BESIDE, STATE_TOKENS
 from benchmarks.cache.oracle import foretold
 from benchmarks.cache.record import RESULTS, write
@@ -28,11 +28,11 @@ from mamba_cli.fleet.workload import TraceWorkload
 SLOTS = (50, 400, 1600)
 
 
-def cell(workload: TraceWorkload, history: History, slots: int, kv: int) -> dict[str, Any]:
+def cell(workload: TraceWorkload, history: PrefixHistory, slots: int, kv: int) -> dict[str, Any]:
     """One row: the share of prompt tokens that each policy saves, and the ratios to what it is judged by."""
     size = CacheSize(slots, kv, STATE_TOKENS if kv else 0)
 
-    def run(policy: str) -> Driven:
+    def run(policy: str) -> CacheRun:
         began = time.perf_counter()
         cache = cache_of(size, workload, "LRU" if policy == "LRU" else "RecomputeCost")
         found = drive(workload, foretold(cache, history) if policy == "oracle" else cache)
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     rows, facts = [], []
     for workload in workloads(asked.workload, asked.trace, asked.requests):
-        history = History.of(workload.arrivals, workload.block)
+        history = PrefixHistory.of(workload.arrivals, workload.block)
         tokens = sum(arrival.input_tokens for arrival in workload.arrivals)
         facts.append(
             f"- {workload.name}: {len(workload.arrivals):,} requests of "

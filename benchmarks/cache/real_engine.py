@@ -51,7 +51,7 @@ CASES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class BatchRun:
     """One batch of requests: seconds of wall clock and of this process's CPU, and what came of it."""
 
     wall: float
@@ -89,7 +89,7 @@ def prompts(count: int, length: int, seed: int, vocabulary: int) -> list[list[in
     return found
 
 
-def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_boundary: int = 0) -> Ran:
+def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_boundary: int = 0) -> BatchRun:
     """All prompts at once, stepped until idle. Raises RuntimeError if one is refused or a step fails."""
     core, seen = of.core, of.core.scheduler.counters
     prompt_tokens, cached = seen.prompt_tokens, seen.cached_tokens
@@ -108,7 +108,7 @@ def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_bound
         most = max(most, core.scheduler.running)
     if core.failed_steps:
         raise RuntimeError(core.last_error)
-    return Ran(
+    return BatchRun(
         time.perf_counter() - wall, time.process_time() - cpu, first, seen.prompt_tokens - prompt_tokens,
         seen.cached_tokens - cached, list(made.values()), most,
     )  # fmt: skip
@@ -215,7 +215,7 @@ def conversation(
     }
 
 
-def two_turns(it: Engine, case: Case) -> tuple[Ran, Ran]:
+def two_turns(it: Engine, case: Case) -> tuple[BatchRun, BatchRun]:
     """Chats on four shared stems, all at once, and their second turns; the engine is warm then."""
     vocabulary = it.model.vocab_size
     run(it, prompts(2, 40, 998, vocabulary), 4)

@@ -42,7 +42,7 @@ class CachePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayResult:
     """What one replay saw."""
 
     prompt_tokens: int
@@ -87,7 +87,9 @@ def build(
     )  # fmt: skip
 
 
-def replay(arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy, block: int = BLOCK) -> Replayed:
+def replay(
+    arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy, block: int = BLOCK
+) -> ReplayResult:
     """Run the arrivals one after the other. Requests that could never fit are counted, not served."""
     arrivals = list(arrivals)
     longest = max((a.input_tokens for a in arrivals), default=0) + policy.most_outputs
@@ -106,7 +108,7 @@ def replay(arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy, bl
             core.step()
     counters, seen = core.cache.counters, core.scheduler.counters
     causes.update(counters.misses)
-    return Replayed(
+    return ReplayResult(
         seen.prompt_tokens, seen.cached_tokens, refused,
         counters.made, counters.evicted, counters.skipped, dict(causes),
     )  # fmt: skip

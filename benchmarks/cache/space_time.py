@@ -9,12 +9,12 @@ counted to the byte, the running request not at all: a real cache has less. Pure
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.cache.history import History
+from benchmarks.cache.history import PrefixHistory
 
 Floats = npt.NDArray[np.float64]
 
 
-def space_time_bound(history: History, slabs: float, pages_per_slab: int) -> int:
+def space_time_bound(history: PrefixHistory, slabs: float, pages_per_slab: int) -> int:
     """Most tokens that `slabs` slabs can save; 0 pages a slab: pages take no memory."""
     gains, costs, starts = _reuses(history, 1 / pages_per_slab if pages_per_slab else 0.0)
     if not len(gains):
@@ -39,7 +39,7 @@ def space_time_bound(history: History, slabs: float, pages_per_slab: int) -> int
     return int(np.ceil(least - 1e-6))
 
 
-def _reuses(history: History, page: float) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+def _reuses(history: PrefixHistory, page: float) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
     """Tokens, cost in slabs x requests, and where the choices of each request that could resume begin."""
     gains: list[float] = []
     costs: list[float] = []

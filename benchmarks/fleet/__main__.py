@@ -21,12 +21,12 @@ from benchmarks.fleet.comparison import HEAD, Row, line, told
 from benchmarks.fleet.duration import duration
 from benchmarks.fleet.engine_profile import profile
 from benchmarks.fleet.experiment import SCALERS, Experiment, Progress
-from benchmarks.fleet.holdouts import HOLDOUTS, holdout
+from benchmarks.fleet.holdout_hours import HOLDOUTS, holdout
 from benchmarks.fleet.plots import draw
-from benchmarks.fleet.practice import PRACTICE, practice
 from benchmarks.fleet.routers import ROUTERS, RouterName
 from benchmarks.fleet.score import NAMED
-from benchmarks.fleet.verdict import verdict
+from benchmarks.fleet.tuning_hours import PRACTICE, practice
+from benchmarks.fleet.wins_and_losses import verdict
 from benchmarks.fleet.workload import day, generated
 from rich.console import Console
 from rich.progress import Progress as Bar

@@ -26,7 +26,7 @@ Parts = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FleetFit:
     """Of a fleet: its engines, and what is around them."""
 
     profile: EngineProfile
@@ -63,7 +63,7 @@ class Calibration:
     cores: float
     used: float
 
-    def fit(self, slabs: int) -> Fit:
+    def fit(self, slabs: int) -> FleetFit:
         """Of engines with so many state slots.
 
         By medians of requests alike, so that a moment in which something else had the cores decides nothing.
@@ -95,7 +95,7 @@ class Calibration:
             for each in well
         )
         machine = Machine(self.cores, self.used, max(0.0, same - step), token, tuple(jitter))
-        return Fit(profile, machine)
+        return FleetFit(profile, machine)
 
 
 def _parts(prompt: int, resumed: int) -> Parts:

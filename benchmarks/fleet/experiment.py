@@ -8,7 +8,7 @@ from benchmarks.fleet.routers import GATEWAYS, RouterName
 from benchmarks.fleet.scalers.hpa import hpa_kv, hpa_queue
 from benchmarks.fleet.scalers.kpa import Kpa
 from benchmarks.fleet.scalers.oracle import Oracle, needed, work
-from benchmarks.fleet.scalers.own import Own
+from benchmarks.fleet.scalers.own import OwnScaler
 from benchmarks.fleet.scalers.wva import Wva
 from benchmarks.fleet.score import Score, score
 
@@ -111,7 +111,7 @@ class Experiment:
         if name == "fixed":
             return FixedSize(conditions.initial)
         if name == "ours":
-            return Own(self.profile, self.slo, conditions.least, conditions.most)
+            return OwnScaler(self.profile, self.slo, conditions.least, conditions.most)
         if name == "kpa":
             return Kpa(concurrency(requests_of(self.asked), self.profile, self.slo))
         if name == "wva":

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.fleet.__main__ import shown
 from benchmarks.planner.case import cases
-from benchmarks.planner.comparison import Judged, judge
+from benchmarks.planner.comparison import CaseResult, judge
 
 from mamba_planner.errors import InsufficientMemory
 from mamba_planner.strategy import MOST_ROBUST_FIRST
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all cases; 0, or 1 where a choice gives away more than it may."""
     asked = parser().parse_args(arguments)
-    judged: list[Judged] = []
+    judged: list[CaseResult] = []
     refused = 0
     with shown("cases") as progress:
         for number, case in enumerate(cases(asked.cases, asked.seed), 1):
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(each.loss > ALLOWED for each in judged))
 
 
-def row(judged: Judged) -> dict[str, Any]:
+def row(judged: CaseResult) -> dict[str, Any]:
     """One case as the JSON has it."""
     case, plan = judged.case, judged.chosen
     return {
@@ -73,7 +73,7 @@ def row(judged: Judged) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def losses(judged: Sequence[Judged], strategy: str) -> list[float]:
+def losses(judged: Sequence[CaseResult], strategy: str) -> list[float]:
     """What always taking `strategy` gives away; all, where it does not fit."""
     return [
         1 - each.served[strategy].tokens_per_second / each.served[each.best].tokens_per_second
@@ -83,7 +83,7 @@ def losses(judged: Sequence[Judged], strategy: str) -> list[float]:
     ]
 
 
-def report(judged: Sequence[Judged], count: int, seed: int) -> list[str]:
+def report(judged: Sequence[CaseResult], count: int, seed: int) -> list[str]:
     """The Markdown below the header. Pure."""
     planned = [each.loss for each in judged]
     what = (

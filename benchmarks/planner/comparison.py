@@ -9,7 +9,7 @@ so no strategy buys throughput with slower steps.
 from dataclasses import dataclass, replace
 
 from benchmarks.planner.case import Case
-from benchmarks.planner.engine import Served, engine, served
+from benchmarks.planner.engine import EngineResult, engine, served
 from benchmarks.planner.step_time import StepTime
 from benchmarks.planner.traffic import Traffic
 
@@ -20,13 +20,13 @@ from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CaseResult:
     """One case: what was chosen, and what each strategy served. `estimates`: the planner's, relative."""
 
     case: Case
     chosen: MemoryPlan
     plans: dict[str, MemoryPlan]
-    served: dict[str, Served]
+    served: dict[str, EngineResult]
 
     @property
     def best(self) -> str:
@@ -39,7 +39,7 @@ class Judged:
         return 1 - self.served[self.chosen.strategy].tokens_per_second / best
 
 
-def judge(case: Case, *, length: float = 1.0) -> Judged:
+def judge(case: Case, *, length: float = 1.0) -> CaseResult:
     """Plan the case and run all strategies on the same traffic; `length`: of a run, times the usual.
 
     Raises InsufficientMemory where the planner refuses the case.
@@ -59,4 +59,4 @@ def judge(case: Case, *, length: float = 1.0) -> Judged:
         found[name] = served(
             core, gpu, traffic, round(length * (40 + 6 * width)), round(length * (20 + 4 * width))
         )
-    return Judged(case, chosen, plans, found)
+    return CaseResult(case, chosen, plans, found)

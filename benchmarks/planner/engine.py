@@ -75,7 +75,7 @@ class SimulatedGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class EngineResult:
     """What an engine did after the beginning."""
 
     seconds: float
@@ -121,7 +121,9 @@ def engine(
     return core, gpu
 
 
-def served(core: EngineCore, gpu: SimulatedGpu, traffic: Traffic, requests: int, beginning: int) -> Served:
+def served(
+    core: EngineCore, gpu: SimulatedGpu, traffic: Traffic, requests: int, beginning: int
+) -> EngineResult:
     """Keep the concurrency until `beginning` and then `requests` more have ended; the latter count."""
     asked: dict[str, tuple[Turn, list[int]]] = {}
     seen, number, ended, tokens = core.scheduler.counters, 0, 0, 0
@@ -149,7 +151,7 @@ def served(core: EngineCore, gpu: SimulatedGpu, traffic: Traffic, requests: int,
             if ended == beginning:
                 began, tokens, running, steps = gpu.now, 0, 0, 0
                 prompts, cached, preempted = seen.prompt_tokens, seen.cached_tokens, seen.preemptions
-    return Served(
+    return EngineResult(
         gpu.now - began, requests, tokens,
         (seen.cached_tokens - cached) / max(1, seen.prompt_tokens - prompts),
         running / max(1, steps), seen.preemptions - preempted,

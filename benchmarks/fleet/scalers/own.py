@@ -11,7 +11,7 @@ from mamba_operator.autoscale.memory import AutoscalerMemory
 GATEWAY = "gateway"
 
 
-class Own:
+class OwnScaler:
     """With the defaults of the product."""
 
     period, delay = 5.0, 1.0

@@ -16,10 +16,10 @@ import torch
 
 from mamba_kernels.bench.attention_cases import attention_cases
 from mamba_kernels.bench.case import Case
-from mamba_kernels.bench.later_cases import later_cases
 from mamba_kernels.bench.machine import measure
 from mamba_kernels.bench.measurement import measured
 from mamba_kernels.bench.model_shape import MODEL_SHAPES
+from mamba_kernels.bench.moe_and_delta_cases import moe_and_delta_cases
 from mamba_kernels.bench.row_cases import row_cases
 from mamba_kernels.bench.scan_cases import scan_cases
 from mamba_kernels.cpu.library import UnknownKernels
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             for name in options.model or ["nemotron-nano-9b-v2"]
             for case in cases_of(name, device, small=device.type == "cpu")
         ]
-        cases += later_cases(device, small=device.type == "cpu")
+        cases += moe_and_delta_cases(device, small=device.type == "cpu")
         cases = [case for case in cases if not options.operator or case.operator in options.operator]
         results = []
         entries: Entries = {}
@@ -108,11 +108,11 @@ def _tuned(
     # Not above: they need Triton, which a machine without a GPU may lack.
     from mamba_kernels.bench.measurement import WrongResult
     from mamba_kernels.bench.tuning import tuned
-    from mamba_kernels.triton_support.launch_table import Trial
+    from mamba_kernels.triton_support.launch_table import LaunchTrial
 
     with suppress(WrongResult):  # The measurement tells it.
         entries |= tuned(case, operators, device)
-    return Trial(entries)
+    return LaunchTrial(entries)
 
 
 def _table(entries: Entries, device_name: str) -> dict[str, Any]:

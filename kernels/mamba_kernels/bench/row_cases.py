@@ -5,7 +5,7 @@ import torch
 from mamba_kernels.bench.case import Case, Inputs
 from mamba_kernels.bench.model_shape import ModelShape
 from mamba_kernels.dispatch.operators import Operators
-from mamba_kernels.sample import Counts, SampleParameters, sample
+from mamba_kernels.sample import PenaltyCounts, SampleParameters, sample
 from mamba_kernels.sample.parameters import packed_size
 
 EPS = 1e-5
@@ -64,7 +64,7 @@ def _sample(name: str, shape: ModelShape, device: torch.device, rows: int, top_p
         return {
             "logits": _random(device, size, shape.vocabulary).mul_(4),
             "parameters": parameters,
-            "counts": Counts(
+            "counts": PenaltyCounts(
                 torch.zeros(1, shape.vocabulary, dtype=torch.int32, device=device),
                 torch.zeros(1, shape.vocabulary, dtype=torch.bool, device=device),
             ),

@@ -10,7 +10,7 @@ from mamba_kernels.bench.case import Case
 from mamba_kernels.bench.measurement import check, compare
 from mamba_kernels.bench.timing import seconds_of
 from mamba_kernels.dispatch.operators import Operators
-from mamba_kernels.triton_support.launch_table import Launch, Trial
+from mamba_kernels.triton_support.launch_table import Launch, LaunchTrial
 
 WARPS = (1, 2, 4, 8)
 STAGES = (1, 2, 3, 4)
@@ -28,16 +28,16 @@ def tuned(case: Case, operators: Operators, device: torch.device, seconds: Clock
     device, are passed over.
     """
     kept: Entries = {}
-    with Trial(kept):
+    with LaunchTrial(kept):
         check(case, operators)
-    with Trial(kept) as defaults:
+    with LaunchTrial(kept) as defaults:
         expected = case.run(operators, case.inputs(case.size))
         best = _time(case, operators, device, seconds)
     for key, default in defaults.asked.items():
         found = None
         for candidate in candidates(default):
             try:
-                with Trial({**kept, key: candidate}):
+                with LaunchTrial({**kept, key: candidate}):
                     compare(case.run(operators, case.inputs(case.size)), expected)
                     took = _time(case, operators, device, seconds)
             except Exception as why:

@@ -7,11 +7,11 @@ import torch
 
 from mamba_kernels.arguments import check
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import CPU, KINDS, Packed
+from mamba_kernels.cpu.packed_linear import CPU, KINDS, PackedMatrix
 from mamba_kernels.cpu.structures import IDENTITY, RELU_SQUARED, Experts, LinearLayer
 from mamba_kernels.moe.activation import Activation
 
-Matrices = tuple[Packed, Packed]
+Matrices = tuple[PackedMatrix, PackedMatrix]
 """Of one expert: [2 f or f, d], the gate first, and [d_out, f]."""
 
 
@@ -78,7 +78,7 @@ class PackedExperts:
         return out
 
 
-def _layer(weight: Packed, activation: int) -> LinearLayer:
+def _layer(weight: PackedMatrix, activation: int) -> LinearLayer:
     return LinearLayer(
         packed=weight.panels.data_ptr(),
         inputs=weight.inputs,

@@ -39,7 +39,7 @@ def kept(_: torch.Tensor) -> None:
     """The caller keeps the rows."""
 
 
-class Packed(Protocol):
+class PackedMatrix(Protocol):
     """A matrix [outputs, inputs] as the product reads it."""
 
     outputs: int
@@ -91,7 +91,7 @@ class PackedLinear:
     """A packed weight with its bias and what becomes of the sums."""
 
     def __init__(
-        self, library: Library, weight: Packed, bias: torch.Tensor | None, activation: str = ""
+        self, library: Library, weight: PackedMatrix, bias: torch.Tensor | None, activation: str = ""
     ) -> None:
         """bias: [outputs] in the type of the weight; activation: one of ACTIVATIONS."""
         self.weight = weight

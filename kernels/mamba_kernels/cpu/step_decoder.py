@@ -14,7 +14,7 @@ import torch
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
-from mamba_kernels.cpu.packed_linear import KINDS, Packed, PackedLinear
+from mamba_kernels.cpu.packed_linear import KINDS, PackedLinear, PackedMatrix
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.structures import (
@@ -80,7 +80,7 @@ class MlpBlock:
 Block = MambaBlock | AttentionBlock | MlpBlock
 
 
-class Decodes(Protocol):
+class DecodeRows(Protocol):
     """The sequences of a step, one new token each. int32 [n]."""
 
     @property
@@ -126,7 +126,7 @@ class StepDecoder:
         self,
         library: Library,
         *,
-        embedding: Packed,
+        embedding: PackedMatrix,
         blocks: Sequence[Block],
         norm: RowNorm,
         residual_dtype: torch.dtype,
@@ -161,7 +161,7 @@ class StepDecoder:
         self._step.norm.x_kind = KINDS[residual_dtype]
         self._address = ctypes.addressof(self._step)
 
-    def __call__(self, decodes: Decodes) -> torch.Tensor:
+    def __call__(self, decodes: DecodeRows) -> torch.Tensor:
         """Decode the last tokens of some sequences, at least one: their normed hidden states [n, d].
 
         States, windows, keys and values are written, with the same bits as by the layers' own calls.

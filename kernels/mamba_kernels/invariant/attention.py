@@ -7,7 +7,7 @@ softmax, Milakov and Gimelshein 2018), so it is no matter how far the other rows
 
 import torch
 
-from mamba_kernels.paged_attention.plan import AttentionPlan, DecodeGroup, Piece
+from mamba_kernels.paged_attention.plan import AttentionPiece, AttentionPlan, DecodeGroup
 from mamba_kernels.precision import accumulator
 
 KEY_TILE = 64
@@ -45,7 +45,7 @@ def _decode(
 
 
 def _extend(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, piece: Piece, most: int, out: torch.Tensor
+    query: torch.Tensor, kv: torch.Tensor, scale: float, piece: AttentionPiece, most: int, out: torch.Tensor
 ) -> None:
     before = piece.context - (piece.end - piece.first)
     positions = torch.arange(piece.context, device=query.device)

@@ -24,7 +24,7 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AttentionPiece:
     """One prefill piece: rows `first..end` of the batch are the last positions of a context."""
 
     first: int
@@ -41,7 +41,7 @@ class AttentionPlan:
     """Groups of decodes and prefill pieces of one batch."""
 
     groups: list[DecodeGroup]
-    pieces: list[Piece]
+    pieces: list[AttentionPiece]
     """Both empty where torch does not attend."""
     tokens: int
     """T: rows of the batch."""
@@ -141,13 +141,13 @@ def _decode_groups(context_len: IntArray, of: _Pages) -> list[DecodeGroup]:
     return groups
 
 
-def _pieces(decodes: int, query_start: IntArray, context_len: IntArray, of: _Pages) -> list[Piece]:
+def _pieces(decodes: int, query_start: IntArray, context_len: IntArray, of: _Pages) -> list[AttentionPiece]:
     pieces = []
     for sequence in range(decodes, len(context_len)):
         context = int(context_len[sequence])
         pages, offsets = of.of(np.array([sequence]), np.arange(context))
         pieces.append(
-            Piece(
+            AttentionPiece(
                 first=int(query_start[sequence]),
                 end=int(query_start[sequence + 1]),
                 context=context,

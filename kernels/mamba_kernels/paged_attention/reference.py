@@ -6,7 +6,7 @@ Gathers only positions that were written (recycled pages hold arbitrary bits, an
 import torch
 import torch.nn.functional as F
 
-from mamba_kernels.paged_attention.plan import AttentionPlan, DecodeGroup, Piece
+from mamba_kernels.paged_attention.plan import AttentionPiece, AttentionPlan, DecodeGroup
 
 GATHER_ELEMENTS = 1 << 21
 """Bound on the gathered keys of decodes that are attended at once; larger copies leave the cache and cost
@@ -60,7 +60,9 @@ def _decode(
     return attended.reshape(g, heads, width)
 
 
-def _extend(query: torch.Tensor, kv: torch.Tensor, scale: float, piece: Piece, out: torch.Tensor) -> None:
+def _extend(
+    query: torch.Tensor, kv: torch.Tensor, scale: float, piece: AttentionPiece, out: torch.Tensor
+) -> None:
     key, value = _gather(kv, piece.pages, piece.offsets, query.dtype)
     key, value = key.transpose(0, 1)[None], value.transpose(0, 1)[None]  # [1, kv_heads, context, width]
     before = piece.context - (piece.end - piece.first)

@@ -54,7 +54,7 @@ def packed_size(rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class PenaltyCounts:
     """Tokens of the sequences with penalties."""
 
     output: torch.Tensor
@@ -64,7 +64,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """The result for L rows."""
 
     ids: torch.Tensor

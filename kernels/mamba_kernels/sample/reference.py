@@ -3,7 +3,7 @@
 import torch
 
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
-from mamba_kernels.sample.parameters import Choice, Counts, SampleParameters
+from mamba_kernels.sample.parameters import PenaltyCounts, SampleParameters, TokenChoice
 
 SORTED_VOCAB = 1 << 14
 """Vocabularies up to this size are sorted for `top_p`; beyond it two histograms are quicker."""
@@ -13,8 +13,8 @@ _ONE_BITS = 0x3F800000
 
 
 def sample(
-    logits: torch.Tensor, parameters: SampleParameters, counts: Counts, positions: torch.Tensor
-) -> Choice:
+    logits: torch.Tensor, parameters: SampleParameters, counts: PenaltyCounts, positions: torch.Tensor
+) -> TokenChoice:
     """Choose one token a row; a row's result depends on its own logits, parameters and position alone.
 
     logits: [L, vocabulary] float32, overwritten; positions: [L] int32, of the token to be chosen. Penalties
@@ -41,7 +41,7 @@ def sample(
     ids = torch.where(random, logits.add_(noise).argmax(-1), best)
     if len(counts.output):
         counts.output.index_put_((table, ids), users.to(torch.int32), accumulate=True)
-    return Choice(ids, finite)
+    return TokenChoice(ids, finite)
 
 
 def is_finite(rows: torch.Tensor) -> torch.Tensor:

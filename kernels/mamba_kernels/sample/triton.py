@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mamba_kernels.sample.parameters import Choice, Counts, SampleParameters
+from mamba_kernels.sample.parameters import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.sample.triton_noise import noise_of
 from mamba_kernels.sample.triton_row import (
     INFINITE,
@@ -235,14 +235,14 @@ def choose_kernel(
 
 
 def sample(
-    logits: torch.Tensor, parameters: SampleParameters, counts: Counts, positions: torch.Tensor
-) -> Choice:
+    logits: torch.Tensor, parameters: SampleParameters, counts: PenaltyCounts, positions: torch.Tensor
+) -> TokenChoice:
     """As the reference: one token a row from its own logits, parameters and position alone.
 
     logits: [L, vocabulary] float32, rows may be strided, overwritten; positions: [L] int32. Rows with
     penalties have count rows of their own. Raises WrongArgument.
     """
-    choice = Choice(
+    choice = TokenChoice(
         torch.empty(len(logits), dtype=torch.int64, device=logits.device),
         torch.empty(len(logits), dtype=torch.bool, device=logits.device),
     )
@@ -254,9 +254,9 @@ def sample(
 def calls(
     logits: torch.Tensor,
     parameters: SampleParameters,
-    counts: Counts,
+    counts: PenaltyCounts,
     positions: torch.Tensor,
-    choice: Choice,
+    choice: TokenChoice,
 ) -> list[KernelCall]:
     """The launches that write `choice`, their arguments checked."""
     p, device = parameters, logits.device

@@ -44,7 +44,7 @@ def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -
     )
 
 
-class Trial:
+class LaunchTrial:
     """While it lasts `launch_for` answers with its entries alone: for finding what to write to the table."""
 
     def __init__(self, entries: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
@@ -63,7 +63,7 @@ class Trial:
         _trial = None
 
 
-_trial: Trial | None = None
+_trial: LaunchTrial | None = None
 
 
 @cache

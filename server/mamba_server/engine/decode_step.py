@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from mamba_kernels.sample import Choice, SampleParameters
+from mamba_kernels.sample import SampleParameters, TokenChoice
 from mamba_kernels.sample.parameters import packed_size
 from mamba_server.engine.sampler import Sampler
 from mamba_server.engine.sampling_batch import SamplingRow, write_parameters
@@ -44,7 +44,7 @@ class DecodeStep:
         self._chosen_for: list[int] = []
         """Serials of the sequences whose parameters are on the device."""
         self._forward: Callable[[], torch.Tensor] = self._issue_forward
-        self._choose: Callable[[], Choice] = self._issue_choice
+        self._choose: Callable[[], TokenChoice] = self._issue_choice
         self._hidden: torch.Tensor | None = None
         self._tables = sampler.tables
         """Those that `_choose` counts in."""
@@ -71,7 +71,7 @@ class DecodeStep:
         self._hidden = self._forward()
         return self._hidden[: len(batch.context_len)]
 
-    def choose(self, sampling: Sequence[SamplingRow]) -> Choice:
+    def choose(self, sampling: Sequence[SamplingRow]) -> TokenChoice:
         """A token for each row of the last `forward`, kept in `last_token`; both parts [n], which the
         next step overwrites. Their parameters are sent when the rows change."""
         serials = [row.serial for row in sampling]
@@ -81,7 +81,7 @@ class DecodeStep:
             # What was captured counts in memory that is given back.
             self._choose, self._tables = self._issue_choice, self._sampler.tables
         choice = self._choose()
-        return Choice(choice.ids[: len(sampling)], choice.finite[: len(sampling)])
+        return TokenChoice(choice.ids[: len(sampling)], choice.finite[: len(sampling)])
 
     def _set_parameters(self, sampling: Sequence[SamplingRow]) -> None:
         memory = self._staged.next().zero_()
@@ -96,7 +96,7 @@ class DecodeStep:
         token_ids = self._last_token.index_select(0, self._inputs.table_row)
         return self._model.decode(token_ids, self._plans, self._cache)
 
-    def _issue_choice(self) -> Choice:
+    def _issue_choice(self) -> TokenChoice:
         """Block by block: the logits of all rows may be larger than is planned for."""
         assert self._hidden is not None
         size, positions = block_rows(self._sampler.vocab_size), self._inputs.context_len
@@ -110,4 +110,4 @@ class DecodeStep:
         ids = ids.to(torch.int32)
         # Rows of padding all write to the spare row.
         self._last_token.index_copy_(0, self._inputs.table_row.long(), ids)
-        return Choice(ids, finite)
+        return TokenChoice(ids, finite)

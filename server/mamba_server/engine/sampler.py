@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mamba_kernels.cpu.largest import Largest
 from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.row_argmax import RowArgmax
 from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.precision import accumulator
-from mamba_kernels.sample import Choice, Counts, SampleParameters
+from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
 from mamba_kernels.transfer import to_device
@@ -72,7 +72,7 @@ class Sampler:
         rows ask for, with torch, or where they ask for none with the C++ kernels of `library`."""
         self.vocab_size, self.device = vocab_size, device
         self._operator = operator
-        self._largest = None if library is None else Largest(library)
+        self._largest = None if library is None else RowArgmax(library)
         self._eos = tuple(eos_token_ids)
         self._scattered = scatter_tokens(vocab_size, device)
         self._serial = itertools.count()
@@ -113,14 +113,16 @@ class Sampler:
             setattr(self, name, torch.cat([table, table.new_zeros(missing, self.vocab_size)]))
         self._owners += [-1] * missing
 
-    def choose(self, logits: torch.Tensor, parameters: SampleParameters, positions: torch.Tensor) -> Choice:
+    def choose(
+        self, logits: torch.Tensor, parameters: SampleParameters, positions: torch.Tensor
+    ) -> TokenChoice:
         """The operator's choice for rows that want a token and no more; those with penalties have been met.
 
         logits: [r, vocab] float32, overwritten; parameters of r rows; positions: [r] as of `sample`.
         """
         assert self._operator is not None
-        choice: Choice = self._operator(
-            logits, parameters, Counts(self._output_counts, self._in_prompt), positions
+        choice: TokenChoice = self._operator(
+            logits, parameters, PenaltyCounts(self._output_counts, self._in_prompt), positions
         )
         return choice
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mamba_kernels.sample import Counts, SampleParameters
+from mamba_kernels.sample import PenaltyCounts, SampleParameters
 from mamba_kernels.sample.noise import seed_words
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan
@@ -119,7 +119,7 @@ def _choice() -> dict[str, Any]:
     output = torch.arange(18, dtype=torch.int32).view(2, 9) % 3
     positions = torch.arange(2, dtype=torch.int32)
     return {
-        "logits": numbers(2, 9), "parameters": parameters, "counts": Counts(output, output > 1),
+        "logits": numbers(2, 9), "parameters": parameters, "counts": PenaltyCounts(output, output > 1),
         "positions": positions,
     }  # fmt: skip
 

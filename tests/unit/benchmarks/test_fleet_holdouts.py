@@ -13,12 +13,12 @@ from benchmarks.cache.workloads import GENERATED
 from benchmarks.fleet.__main__ import main
 from benchmarks.fleet.comparison import Row
 from benchmarks.fleet.experiment import SCALERS, ScalerName
-from benchmarks.fleet.holdouts import HOLDOUTS, holdout
-from benchmarks.fleet.hours import Lengths
-from benchmarks.fleet.practice import PRACTICE, SEED, practice
+from benchmarks.fleet.generated_hours import LengthDistribution
+from benchmarks.fleet.holdout_hours import HOLDOUTS, holdout
 from benchmarks.fleet.score import Score
 from benchmarks.fleet.shapes import HOUR, bursts, drift, evening, on_off, ramp, spiked
-from benchmarks.fleet.verdict import verdict, winners
+from benchmarks.fleet.tuning_hours import PRACTICE, SEED, practice
+from benchmarks.fleet.wins_and_losses import verdict, winners
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload
@@ -110,7 +110,7 @@ def test_the_share_of_long_prompts_changes_half_way(name: str, first: bool) -> N
 def test_heavy_tails_have_longer_prompts_at_the_same_mean() -> None:
     def drawn(tail: float) -> list[int]:
         rng = Random(5)
-        return sorted(Lengths(3000, 10, tail=tail).draw(rng)[0] for _ in range(20_000))
+        return sorted(LengthDistribution(3000, 10, tail=tail).draw(rng)[0] for _ in range(20_000))
 
     light, heavy = drawn(0.0), drawn(1.0)
     assert sum(heavy) / 20_000 == pytest.approx(3000, rel=0.2)

@@ -4,11 +4,11 @@ from functools import cache
 
 import pytest
 from benchmarks.fleet.engine_profile import profile
-from benchmarks.fleet.hours import Lengths, plain
+from benchmarks.fleet.generated_hours import LengthDistribution, plain
 from benchmarks.fleet.scalers.hpa import Hpa, hpa_kv, hpa_queue
 from benchmarks.fleet.scalers.kpa import Kpa
 from benchmarks.fleet.scalers.oracle import Oracle
-from benchmarks.fleet.scalers.own import Own
+from benchmarks.fleet.scalers.own import OwnScaler
 from benchmarks.fleet.scalers.stabilization import Stabilization
 from benchmarks.fleet.scalers.wva import Wva
 from benchmarks.fleet.score import Score, score
@@ -123,9 +123,11 @@ def test_the_oracle_asks_before_engines_are_needed() -> None:
 @cache
 def grown(late: int) -> Score:
     """Four minutes that one engine does, sixteen that take two; decided by what was so many looks ago."""
-    asked = plain(lambda at: 0.0 if at > 1200 else 1.0 if at > 240 else 0.3, 4.0, Lengths(5000, 60), seed=11)
+    asked = plain(
+        lambda at: 0.0 if at > 1200 else 1.0 if at > 240 else 0.3, 4.0, LengthDistribution(5000, 60), seed=11
+    )
     engine = profile("gpu-80g-assumed")
-    scaler = Own(engine, Slo(), least=1, most=6)
+    scaler = OwnScaler(engine, Slo(), least=1, most=6)
     scaler.delay = late * scaler.period
     run = Simulation(asked, engine, SimulatedGateway, scaler, Slo(), FleetEnvironment(most=6))
     run.run()

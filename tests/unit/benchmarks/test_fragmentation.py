@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from benchmarks.cache.fragmentation import Shares, WatchedArena, churn, load, markdown, shares, summary
+from benchmarks.cache.fragmentation import SlabShares, WatchedArena, churn, load, markdown, shares, summary
 from benchmarks.cache.replay import CachePolicy
 
 from cache_bench import CacheBench, ids
@@ -16,12 +16,12 @@ SIZE = CacheSize(120, 0, 8_758)
 
 def test_shares_say_who_has_the_bytes() -> None:
     bench = CacheBench.make(slabs=11, per_slab=4, strategy="NoBuffer", interval=100)
-    assert shares(bench.cache) == Shares(0, 0, 0, 0, 1)
+    assert shares(bench.cache) == SlabShares(0, 0, 0, 0, 1)
     # A live slot and one page of four; the prompt's checkpoint and its four pages are the tree's already.
     allocation = bench.prefill(ids(range(17)))
     assert astuple(shares(bench.cache)) == pytest.approx((0.125, 0.2, 0, 0.075, 0.6))
     bench.cache.retire(allocation, lambda: ids(range(17)))
-    assert shares(bench.cache) == Shares(0, 0.2, 0, 0, 0.8)
+    assert shares(bench.cache) == SlabShares(0, 0.2, 0, 0, 0.8)
 
 
 def test_shares_add_up_at_any_moment() -> None:

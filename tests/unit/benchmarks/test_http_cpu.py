@@ -17,16 +17,22 @@ def benchmarks_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rates_ratios_and_added_time_follow_from_what_was_measured() -> None:
-    from benchmarks.http_cpu import Measured, table
+    from benchmarks.http_cpu import ProcessCost, table
     from benchmarks.http_cpu_client import kinds
-    from benchmarks.http_cpu_processes import Running
+    from benchmarks.http_cpu_processes import ProcessUnderTest
 
     asked = kinds([8, 64])
     few, many, stream = (kind.name for kind in asked)
-    peer = Measured(
-        "peer", Running(1, 2, 3), {few: [100.0, 120.0, 140.0], many: [50.0], stream: [900.0]}, {}, [0.2, 0.4]
+    peer = ProcessCost(
+        "peer",
+        ProcessUnderTest(1, 2, 3),
+        {few: [100.0, 120.0, 140.0], many: [50.0], stream: [900.0]},
+        {},
+        [0.2, 0.4],
     )
-    ours = Measured("ours", Running(4, 5, 6), {few: [200.0, 250.0, 300.0], many: [150.0], stream: [450.0]})
+    ours = ProcessCost(
+        "ours", ProcessUnderTest(4, 5, 6), {few: [200.0, 250.0, 300.0], many: [150.0], stream: [450.0]}
+    )
     lines = table([peer, ours], asked)
     assert f"| {few} | ours | 200 | 250 | 4000 |" in lines
     assert f"| {stream} | ours | 450 | 450 |  |" in lines

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from benchmarks.cache.drive import cache_of, drive
-from benchmarks.cache.history import NEVER, History
+from benchmarks.cache.cache_run import cache_of, drive
+from benchmarks.cache.history import NEVER, PrefixHistory
 from benchmarks.cache.oracle import foretold
 from benchmarks.cache.policy_table import cell, main
 from benchmarks.cache.replay import CachePolicy, replay
@@ -41,13 +41,13 @@ def test_a_workload_is_the_same_each_time_and_much_of_it_is_asked_again(make: ob
     assert one.arrivals == sorted(one.arrivals, key=lambda arrival: arrival.at)
     for arrival in one.arrivals:
         assert PAGE * (len(arrival.block_ids) - 1) < arrival.input_tokens <= PAGE * len(arrival.block_ids)
-    history = History.of(one.arrivals, PAGE)
+    history = PrefixHistory.of(one.arrivals, PAGE)
     tokens = sum(arrival.input_tokens for arrival in one.arrivals)
     assert 0.05 < space_time_bound(history, 1 << 40, 0) / tokens < 0.95
 
 
 def test_the_bound_charges_bytes_for_the_time_they_are_kept() -> None:
-    history = History.of(of([1, 2], [7], [1, 2]).arrivals, BLOCK)
+    history = PrefixHistory.of(of([1, 2], [7], [1, 2]).arrivals, BLOCK)
     # Two requests on, a state of one slab: half a slab keeps it a quarter of the way.
     assert space_time_bound(history, 1, 0) == 8
     assert space_time_bound(history, 0.5, 0) == 4
@@ -57,7 +57,7 @@ def test_the_bound_charges_bytes_for_the_time_they_are_kept() -> None:
 
 
 def test_the_next_use_is_where_a_later_request_leaves() -> None:
-    history = History.of(of([1, 2, 3], [1, 2, 9], [1, 8], [4]).arrivals, BLOCK)
+    history = PrefixHistory.of(of([1, 2, 3], [1, 2, 9], [1, 8], [4]).arrivals, BLOCK)
     assert history.ends(0) == [2]
     assert history.ends(1) == [1]
     assert history.ends(2) == history.ends(3) == []
@@ -70,7 +70,7 @@ def subsets(places: Sequence[int], most: int) -> Iterator[frozenset[int]]:
         yield from map(frozenset, itertools.combinations(places, count))
 
 
-def optimum(history: History, slots: int) -> int:
+def optimum(history: PrefixHistory, slots: int) -> int:
     """Most tokens that any policy can save with `slots` states between requests: tries all it could keep."""
     best: dict[frozenset[int], int] = {frozenset(): 0}
     for path, limit in zip(history.paths, history.limits, strict=True):
@@ -93,7 +93,7 @@ def test_no_policy_saves_more_than_the_best_possible_and_that_not_more_than_the_
 ) -> None:
     # Ids that say at which depth they stand: the same id never follows another prefix.
     made = of(*[[10 * depth + each for depth, each in enumerate(prompt)] for prompt in prompts])
-    history = History.of(made.arrivals, BLOCK)
+    history = PrefixHistory.of(made.arrivals, BLOCK)
     # A running request has two slots of its own; between requests all are the tree's.
     size = CacheSize(2 + slots)
     cache = cache_of(size, made, "LRU" if policy == "LRU" else "RecomputeCost")
@@ -137,7 +137,7 @@ def test_evictions_keep_the_ledger_and_spare_what_is_locked(
 
 def test_the_oracle_beats_both_and_the_policy_beats_lru_where_states_are_short() -> None:
     made = GENERATED[2](600)
-    row = cell(made, History.of(made.arrivals, made.block), 12, 0)
+    row = cell(made, PrefixHistory.of(made.arrivals, made.block), 12, 0)
     saved = row["saved"]
     assert saved["LRU"] < saved["RecomputeCost"] < saved["oracle"] <= row["bound"]
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
-from benchmarks.cache.drive import cache_of, serve
+from benchmarks.cache.cache_run import cache_of, serve
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.cache_index import CacheIndex

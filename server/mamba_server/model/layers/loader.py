@@ -7,7 +7,7 @@ import torch
 
 from mamba_api.quantization import Quantization
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import ACTIVATIONS, Packed, PackedLinear, PackedWeight
+from mamba_kernels.cpu.packed_linear import ACTIVATIONS, PackedLinear, PackedMatrix, PackedWeight
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
@@ -76,7 +76,7 @@ class Loader:
             return PackedLinear(self.library, self.packed(weight), added, activation)
         return self.plain(weight, added)
 
-    def packed(self, weight: torch.Tensor) -> Packed:
+    def packed(self, weight: torch.Tensor) -> PackedMatrix:
         """The matrix as the C++ kernels read it; `weight` is not to be read any more."""
         pack = PackedWeight if self.quantization == "none" else QuantizedWeight
         return pack(weight, give_back)

@@ -7,13 +7,13 @@ import torch
 
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import Packed, PackedWeight
+from mamba_kernels.cpu.packed_linear import PackedMatrix, PackedWeight
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.moe import Activation
 from testmodels.experts import ExpertBatch
 
 KINDS = [(torch.float32, 2e-6), (torch.bfloat16, 2**-7)]
-Pack = Callable[[torch.Tensor], Packed]
+Pack = Callable[[torch.Tensor], PackedMatrix]
 
 
 def packed(library: Library, batch: ExpertBatch, pack: Pack = PackedWeight) -> PackedExperts:

@@ -9,7 +9,7 @@ import torch
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
-from mamba_kernels.cpu.packed_linear import Packed, PackedLinear, PackedWeight
+from mamba_kernels.cpu.packed_linear import PackedLinear, PackedMatrix, PackedWeight
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
@@ -58,7 +58,7 @@ class Model:
         self._generator = torch.Generator().manual_seed(7)
         self._library, self.dtype, self.residual, self._pack = library, dtype, residual, pack
         self.state_dtype = state
-        self.embedding: Packed = pack(self.random(VOCABULARY, WIDTH))
+        self.embedding: PackedMatrix = pack(self.random(VOCABULARY, WIDTH))
         self.mixers = [MixerRows(len(ROUTES), (6, 5, 9, 2, 4), dtype, state, norm=True) for _ in range(2)]
         pages = [[1 + row * WIDEST + page for page in range(WIDEST)] for row in range(len(ROWS))]
         self.table = torch.tensor(pages, dtype=torch.int32)

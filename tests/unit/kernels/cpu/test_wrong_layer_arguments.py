@@ -10,7 +10,6 @@ import torch
 
 from mamba_kernels.arguments import WrongArgument
 from mamba_kernels.cpu.experts import PackedExperts
-from mamba_kernels.cpu.largest import Largest
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.library import library as loaded
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
@@ -19,6 +18,7 @@ from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.row_argmax import RowArgmax
 from mamba_kernels.moe.activation import Activation
 from testmodels.mixers import MixerRows, Sizes
 from testmodels.operator_calls import OperatorCall, chunks, numbers, slots
@@ -193,7 +193,7 @@ def test_what_is_wrong_for_the_largest_is_named(
 ) -> None:
     launches = noted(library, monkeypatch, "largest")
     with pytest.raises(WrongArgument, match=r"^rows "):
-        Largest(library)(wrong)
+        RowArgmax(library)(wrong)
     assert not launches
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from compiled_kernel import compiled
-from mamba_kernels.sample import Choice, Counts, SampleParameters
+from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.sample.triton import calls
 
 ROWS, VOCABULARY = 8, 131_072
@@ -28,8 +28,8 @@ def test_sample(capability: int) -> None:
         presence=strength,
         frequency=strength,
     )
-    counts = Counts(meta(4, VOCABULARY, dtype=torch.int32), meta(4, VOCABULARY, dtype=torch.bool))
-    choice = Choice(meta(ROWS, dtype=torch.int64), meta(ROWS, dtype=torch.bool))
+    counts = PenaltyCounts(meta(4, VOCABULARY, dtype=torch.int32), meta(4, VOCABULARY, dtype=torch.bool))
+    choice = TokenChoice(meta(ROWS, dtype=torch.int64), meta(ROWS, dtype=torch.bool))
     made = calls(meta(ROWS, VOCABULARY), parameters, counts, integers, choice)
     assert len(made) <= 12
     kernels = [compiled(call, capability) for call in made]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mamba_kernels.bench import __main__ as bench
-from mamba_kernels.bench.later_cases import later_cases
 from mamba_kernels.bench.measurement import WrongResult, check
 from mamba_kernels.bench.model_shape import MODEL_SHAPES, ModelShape
+from mamba_kernels.bench.moe_and_delta_cases import moe_and_delta_cases
 from mamba_kernels.bench.tuning import table, tuned
 from mamba_kernels.dispatch.operators import KernelOrReference, triton_operators
 from mamba_kernels.paged_attention import triton as paged_attention
@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_case_is_right_and_no_reference_computes(caplog: pytest.LogCaptureFixture) -> None:
-    cases = [*bench.cases_of("small", CPU, small=True), *later_cases(CPU, small=True)]
+    cases = [*bench.cases_of("small", CPU, small=True), *moe_and_delta_cases(CPU, small=True)]
     for case in cases:
         check(replace(case, checked=min(case.checked, 80)), triton_operators())
     assert not caplog.messages

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mamba_kernels.sample import Choice, Counts, SampleParameters
+from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.sample.noise import seed_words
 from mamba_kernels.sample.reference import sample as reference
 from mamba_kernels.sample.triton import sample
@@ -44,9 +44,9 @@ def parameters(rows: list[dict[str, float]], seeds: list[int]) -> SampleParamete
     )
 
 
-def counts(vocabulary: int = VOCABULARY) -> Counts:
+def counts(vocabulary: int = VOCABULARY) -> PenaltyCounts:
     g = torch.Generator().manual_seed(7)
-    return Counts(
+    return PenaltyCounts(
         torch.randint(-3, 4, (3, vocabulary), generator=g, dtype=torch.int32).clamp_(0),
         torch.rand(3, vocabulary, generator=g) < 0.2,
     )
@@ -60,7 +60,7 @@ def positions(n: int, first: int) -> torch.Tensor:
     return torch.arange(first, first + n, dtype=torch.int32)
 
 
-def same(got: Choice, expected: Choice) -> None:
+def same(got: TokenChoice, expected: TokenChoice) -> None:
     assert got.ids.tolist() == expected.ids.tolist()
     assert got.finite.tolist() == expected.finite.tolist()
 

@@ -17,7 +17,7 @@ from mamba_kernels.kv_write.triton import kv_write
 from mamba_kernels.moe.triton import moe
 from mamba_kernels.paged_attention.triton import paged_attention
 from mamba_kernels.rms_norm.triton import rms_norm
-from mamba_kernels.sample import Counts, SampleParameters
+from mamba_kernels.sample import PenaltyCounts, SampleParameters
 from mamba_kernels.sample.noise import seed_words
 from mamba_kernels.sample.triton import sample
 from mamba_kernels.slot_copy.triton import slot_copy
@@ -158,7 +158,9 @@ def test_logits_come_from_memory_once(filters: dict[str, float], asked: float) -
         counts_row=torch.full((n,), -1, dtype=torch.int32),
         words=torch.tensor([seed_words(seed) for seed in range(n)], dtype=torch.int32),
     )
-    none = Counts(torch.zeros(1, vocabulary, dtype=torch.int32), torch.zeros(1, vocabulary, dtype=torch.bool))
+    none = PenaltyCounts(
+        torch.zeros(1, vocabulary, dtype=torch.int32), torch.zeros(1, vocabulary, dtype=torch.bool)
+    )
     logits = 4 * torch.randn(n, vocabulary, generator=torch.Generator().manual_seed(1))
     with counted() as traffic:
         sample(logits, chosen, none, torch.zeros(n, dtype=torch.int32))

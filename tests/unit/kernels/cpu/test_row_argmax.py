@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mamba_kernels.cpu.largest import Largest
 from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.row_argmax import RowArgmax
 
 SIZES = [1, 15, 16, 513, 16_384, 16_385, 70_001]
 TYPES = [torch.float32, torch.bfloat16]
@@ -23,7 +23,7 @@ def test_it_is_the_first_of_the_largest(
     rows = torch.randn(5, size, generator=generator).to(dtype)
     rows[4] -= 1000
     library.set_threads(threads)
-    where, finite = Largest(library)(rows)
+    where, finite = RowArgmax(library)(rows)
     library.set_threads(1)
     first = (rows == rows.amax(-1, keepdim=True)).int().argmax(-1)
     assert torch.equal(where, first)
@@ -40,7 +40,7 @@ def test_one_that_is_no_number_is_told_wherever_it_is(
     rows = torch.full((len(places) + 1, size), -3.0, dtype=dtype)
     for row, place in enumerate(places):
         rows[row, place] = value
-    where, finite = Largest(library)(rows)
+    where, finite = RowArgmax(library)(rows)
     assert finite.tolist() == [False] * len(places) + [True]
     assert bool(((where >= 0) & (where < size)).all())
 
@@ -48,10 +48,10 @@ def test_one_that_is_no_number_is_told_wherever_it_is(
 def test_tokens_that_are_forbidden_are_no_failure_unless_all_are(library: Library) -> None:
     rows = torch.full((2, 1000), -math.inf)
     rows[0, 777] = -5.0
-    where, finite = Largest(library)(rows)
+    where, finite = RowArgmax(library)(rows)
     assert (int(where[0]), finite.tolist()) == (777, [True, False])
 
 
 def test_every_instruction_set_finds_the_same(assert_same_bits: Callable[..., None]) -> None:
     rows = torch.randn(7, 40_001, generator=torch.Generator().manual_seed(1)).bfloat16()
-    assert_same_bits(lambda library: Largest(library)(rows))
+    assert_same_bits(lambda library: RowArgmax(library)(rows))

@@ -15,7 +15,7 @@ LONGEST = 32_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthDistribution:
     """Log-normal lengths of prompts and answers; of a share of the prompts, Pareto's with a heavy tail."""
 
     prompt: float
@@ -39,10 +39,10 @@ def _lognormal(rng: Random, mean: float, sigma: float) -> float:
 def plain(
     shape: RateShape,
     peak: float,
-    lengths: Lengths,
+    lengths: LengthDistribution,
     seed: int,
     *,
-    others: Lengths | None = None,
+    others: LengthDistribution | None = None,
     share: RateShape = lambda _: 0.0,
 ) -> RequestStream:
     """Prompts that begin alike nowhere; Poisson arrivals, `peak` a second at the busiest.

@@ -7,7 +7,7 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import CPU, KINDS
 
 
-class Largest:
+class RowArgmax:
     """The call; rows may be float32 or bfloat16."""
 
     def __init__(self, library: Library) -> None:

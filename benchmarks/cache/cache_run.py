@@ -19,7 +19,7 @@ from mamba_server.cache.tree import RadixTree
 
 
 @dataclass(frozen=True, slots=True)
-class Driven:
+class CacheRun:
     """What one run saved."""
 
     prompt_tokens: int
@@ -44,7 +44,7 @@ def cache_of(size: CacheSize, workload: TraceWorkload, policy: Policy) -> StateC
 
 def drive(
     workload: TraceWorkload, cache: StateCache, progress: Callable[[int], None] = lambda _: None
-) -> Driven:
+) -> CacheRun:
     """Run every request to its end. One that could never fit is counted, not served."""
     total = saved = refused = 0
     for number, arrival in enumerate(workload.arrivals):
@@ -55,7 +55,7 @@ def drive(
             continue
         total += len(token_ids)
         saved += serve(cache, token_ids, number + 1)
-    return Driven(total, saved, refused, cache.counters.made, cache.counters.evicted)
+    return CacheRun(total, saved, refused, cache.counters.made, cache.counters.evicted)
 
 
 def serve(cache: StateCache, token_ids: Tokens, step: int) -> int:

@@ -17,7 +17,7 @@ EXPERTS = {"granite-4.0-h-small": (4096, 768, 72, 10, True), "nemotron-3-nano": 
 CHUNK = 64
 
 
-def later_cases(device: torch.device, *, small: bool) -> list[Case]:
+def moe_and_delta_cases(device: torch.device, *, small: bool) -> list[Case]:
     """`small`: for a machine without a GPU, with an eighth of the heads and experts."""
     H, G, V, K = QWEN3_NEXT
     shape = (H // 8, G // 8, V, K) if small else QWEN3_NEXT
