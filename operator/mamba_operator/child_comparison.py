@@ -18,7 +18,7 @@ from mamba_operator.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class ChildComparison:
-    """What came of it."""
+    """The result: children to apply, and those that are up to date."""
 
     applies: tuple[Apply, ...]
     """In the order of the children."""

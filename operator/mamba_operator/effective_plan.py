@@ -40,7 +40,7 @@ class StrategyChoice:
 
 @dataclass(frozen=True, slots=True)
 class EffectivePlan:
-    """What engines are to serve with."""
+    """The memory plan that engines are to serve with now, and what is reported about it."""
 
     verdict: PlanVerdict
     annotation: str | None = None

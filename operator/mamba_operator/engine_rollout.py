@@ -18,7 +18,7 @@ from mamba_operator.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class EngineRollout:
-    """What engines run."""
+    """The revision that engines are to run, and what is to be done to get there."""
 
     context: Context
     """As it was given, with the revision and how it comes about filled in."""

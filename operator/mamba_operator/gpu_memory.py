@@ -1,6 +1,6 @@
 """How much memory one GPU has that an engine pod may get, by the labels of nodes. Pure.
 
-Called by `planned_for`; `placement` says which nodes count. Labels are those of NVIDIA's feature discovery.
+Called by `plan_pin`; `placement` says which nodes count. Labels are those of NVIDIA's feature discovery.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
-"""Which events a pass deserves: what was done to children, and conditions that changed. Pure.
+"""The Kubernetes events of one pass: changes made to children, and conditions that changed. Pure.
 
-`reconcile` hands them to `event_log`. Reasons of condition events are the conditions' own words.
+`reconcile` hands them to `event_recorder`. The reason of a condition's event is the condition's own reason.
 """
 
 from collections.abc import Sequence

@@ -80,7 +80,7 @@ def recorded_pin(engine: Manifest | None, revision: str) -> PlanPin | None:
 
 @dataclass(frozen=True, slots=True)
 class PinnedVerdict:
-    """What the planner says, and of what."""
+    """The planner's verdict for the pinned GPU, and the input that it was made from."""
 
     verdict: PlanVerdict
     given: PlannerInput | None

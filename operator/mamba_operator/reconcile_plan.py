@@ -1,6 +1,6 @@
 """`ReconcilePlan`: all that one pass decided about one MambaDeployment. Pure data.
 
-Made by `plan`; carried out by `apply`, told by `status` and `announce`.
+Made by `plan`; carried out by `apply`, reported by `status` and `pass_events`.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,4 @@
-"""`best_alternative`: what would do better for other traffic than the choice in force, and by how much.
-Pure."""
+"""`best_alternative`: the choice that would serve other traffic better than the one in force. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another choice."""
+    """A choice that is better than the one in force."""
 
     strategy: Strategy
     state_dtype: StateDtype

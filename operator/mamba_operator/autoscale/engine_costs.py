@@ -21,7 +21,7 @@ UNSEEN_SLOPE = 0.3
 
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one engine."""
+    """Seconds of one engine's device for each kind of work."""
 
     prompt_token: float
     """Seconds of device per prompt token; 0 = not known."""

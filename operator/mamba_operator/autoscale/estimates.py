@@ -1,4 +1,4 @@
-"""What a look teaches: speed, costs, how full engines can be, if virtual fleets tell the truth. Pure."""
+"""Updates the autoscaler's estimates after an observation: speed, costs, virtual fleets' correction. Pure."""
 
 import math
 

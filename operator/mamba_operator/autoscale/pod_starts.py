@@ -11,7 +11,7 @@ LEARNING = 0.5
 
 
 class PodStarts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of them at one moment."""
+    """The pods that start, and how long a start takes, at one moment."""
 
     starting: tuple[tuple[str, float], ...]
     """(pod, elapsed when first seen), by name."""

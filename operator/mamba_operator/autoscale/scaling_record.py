@@ -1,5 +1,4 @@
-"""`LatestDecision`: a decision with the number it was made about, and its record for
-`status.scaling.history`.
+"""`ScalingRecord`: one decision of the autoscaler as `status.scaling.history` keeps it.
 
 A record is the compressed JSON of all that went into one decision, and of what came out. Pure.
 """

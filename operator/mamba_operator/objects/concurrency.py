@@ -1,5 +1,4 @@
-"""`run_concurrently`: the same work for many objects at the same time, of which one must not keep the
-others."""
+"""`run_concurrently`: the same work for many objects at once; one that fails does not stop the others."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping

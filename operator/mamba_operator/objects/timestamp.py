@@ -1,4 +1,4 @@
-"""`parse_timestamp`: the times that objects carry, which anybody may have written. Pure."""
+"""`parse_timestamp`: reads the times in objects leniently, since anybody may have written them. Pure."""
 
 from datetime import UTC, datetime
 

@@ -2,7 +2,7 @@
 
 Their settings are one document, which the ConfigMap carries and every pod mounts. Engines read it when they
 start, so a hash of it stands in the pod template and a change rolls the pods; what running engines take over
-(`tuning`) is left out of it.
+(`live_settings`) is left out of it.
 """
 
 import json

@@ -49,7 +49,7 @@ class LiveSettings:
 
 @dataclass(frozen=True, slots=True)
 class SettingsUpdate:
-    """Tell one engine."""
+    """Live settings that one engine has to be sent."""
 
     pod: str
     run: str
@@ -62,7 +62,7 @@ class SettingsUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RejectedUpdate:
-    """An engine that did not take it."""
+    """An update that an engine did not accept."""
 
     update: SettingsUpdate
     message: str

@@ -22,7 +22,7 @@ _PLACE = ("nodeSelector", "affinity", "priorityClassName", "runtimeClassName")
 
 @dataclass(frozen=True, slots=True)
 class InPlaceRollout:
-    """How engines are replaced now."""
+    """Whether old engines are stopped before new ones start."""
 
     now: bool = False
     """An old one goes before the new one comes."""

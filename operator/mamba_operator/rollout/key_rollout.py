@@ -16,7 +16,7 @@ from mamba_operator.render.engine_key import mounts_key
 
 @dataclass(frozen=True, slots=True)
 class KeyRollout:
-    """Who has the key now."""
+    """Which side uses the key now: gateways show it, engines ask for it."""
 
     shown: bool = False
     """By gateways."""
