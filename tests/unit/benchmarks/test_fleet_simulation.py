@@ -189,25 +189,25 @@ def test_an_engine_takes_the_time_that_its_profile_says() -> None:
     one = Request(0, 0.0, lambda: ids, 1000, 11)
     engine.add(one, 0.0)
     # 1,000 tokens at 1,000 a second, in two steps of a hundredth.
-    assert engine.spell is not None
-    assert engine.spell.end == pytest.approx(1.02)
+    assert engine.step_run is not None
+    assert engine.step_run.end == pytest.approx(1.02)
     engine.advance()
     assert one.first == pytest.approx(1.02)
     # Ten more tokens, each a step with one sequence in it; the second comes in the middle of the fourth.
     two = Request(1, 1.06, lambda: ids, 500, 1)
     two.prompt = lambda: ids[:500]
     engine.add(two, 1.02 + 3.5 * 0.011)
-    assert engine.spell.end == pytest.approx(1.02 + 4 * 0.011)
+    assert engine.step_run.end == pytest.approx(1.02 + 4 * 0.011)
     engine.advance()
     # Its prompt shares one step with the fifth token: half a second, and what a step takes.
-    assert engine.spell is not None
-    assert engine.spell.end == pytest.approx(1.02 + 4 * 0.011 + 0.5 + 0.011)
+    assert engine.step_run is not None
+    assert engine.step_run.end == pytest.approx(1.02 + 4 * 0.011 + 0.5 + 0.011)
     first, ended = engine.advance()
     assert (first, ended) == ([two], [two])
     _, ended = engine.advance()
     assert ended == [one]
     assert one.ended == pytest.approx(1.02 + 10 * 0.011 + 0.5)
-    assert engine.spell is None
+    assert engine.step_run is None
     assert engine.totals.output_tokens == 12
 
 

@@ -28,7 +28,7 @@ def test_tokens_agree_up_to_the_first_that_differs(load_module) -> None:
 
 
 def test_each_level_has_prompts_of_its_own(load_module) -> None:
-    load = load_module("serve").Load(8, 2, rounds=2, levels=(1, 8))
+    load = load_module("serve").ServeLoad(8, 2, rounds=2, levels=(1, 8))
     one, eight = load.prompts(1), load.prompts(8)
     assert (len(one), len(eight)) == (4, 16)
     assert len({prompt.token_ids for prompt in [*one, *eight]}) == 20
