@@ -75,6 +75,17 @@ def random_checkpoint(directory: Path, config: dict[str, Any], dtype: str, seed:
     return directory
 
 
+def existing_checkpoint(text: str) -> Path:
+    """A checkpoint's directory, as the option of a benchmark names it. Raises ArgumentTypeError."""
+    directory = Path(text)
+    if not (directory / "config.json").is_file():
+        raise argparse.ArgumentTypeError(
+            f"{text} has no config.json: name the directory of a checkpoint, "
+            f"such as `python -m benchmarks.checkpoint 350m {text}` writes"
+        )
+    return directory
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("size", choices=SIZES)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.baseline import Baseline
+from benchmarks.checkpoint import existing_checkpoint
 from benchmarks.cpu_defaults_summary import markdown
 from benchmarks.engine import running_engine
 from benchmarks.machine import facts
@@ -147,7 +148,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write, print the summary."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu_defaults", description=__doc__)
-    parser.add_argument("--model", type=Path, default=TINY)
+    parser.add_argument("--model", type=existing_checkpoint, default=TINY)
     parser.add_argument(
         "--dtype", default="float32", help="of transformers; the engine takes the checkpoint's"
     )

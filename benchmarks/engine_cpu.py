@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.checkpoint import existing_checkpoint
 from benchmarks.machine import facts
 from benchmarks.serve import TINY
 
@@ -156,7 +157,7 @@ def _row(*cells: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_cpu", description=__doc__)
-    parser.add_argument("--model", type=Path, default=TINY)
+    parser.add_argument("--model", type=existing_checkpoint, default=TINY)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=5)

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.checkpoint import existing_checkpoint
 from benchmarks.engine_cpu import steps_process
 from benchmarks.engine_cpu_steps import CONTEXT
 from benchmarks.http_cpu import cpu_seconds
@@ -78,7 +79,7 @@ def through_http(pid: int, url: str, level: int, turn: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_cpu_http", description=__doc__)
-    parser.add_argument("--model", type=Path, default=TINY)
+    parser.add_argument("--model", type=existing_checkpoint, default=TINY)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=5)

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 from benchmarks.baseline import Baseline
-from benchmarks.checkpoint import random_350m
+from benchmarks.checkpoint import existing_checkpoint, random_350m
 from benchmarks.engine import running_engine
 from benchmarks.machine import facts
 from benchmarks.summary import markdown
@@ -121,7 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write, print the summary."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
     parser.add_argument(
-        "--model", type=Path, action="append", help="checkpoint (repeatable); none = both standard ones"
+        "--model",
+        type=existing_checkpoint,
+        action="append",
+        help="checkpoint (repeatable); none = both standard ones",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None)
     parser.add_argument("--dtype", default=None, help="float32 on a CPU, bfloat16 on a GPU")

@@ -21,7 +21,7 @@ from typing import Any
 
 import aiohttp
 from benchmarks.cache.record import write
-from benchmarks.checkpoint import random_350m
+from benchmarks.checkpoint import existing_checkpoint, random_350m
 from benchmarks.engine import running_engine
 from benchmarks.other_load import PERIOD, OtherLoad
 
@@ -122,7 +122,7 @@ async def measure(url: str, length: int, prompts: int, stream_tokens: int) -> di
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stream_gaps", description=__doc__)
-    parser.add_argument("--model", type=Path, help="checkpoint; none = random, 263M")
+    parser.add_argument("--model", type=existing_checkpoint, help="checkpoint; none = random, 263M")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompt-tokens", type=int, default=4000)
     parser.add_argument("--prompts", type=int, default=3)
