@@ -112,12 +112,12 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
         client = await stack.enter_async_context(aiohttp.ClientSession())
         operator, operator_url = await an_operator(stack)
         # In a test nothing has to hold for long, or nobody would wait for it.
-        restart_policy = deepcopy(rule_file())
-        for rule in restart_policy["groups"][0]["rules"]:
+        rules = deepcopy(rule_file())
+        for rule in rules["groups"][0]["rules"]:
             rule["for"] = "0s"
         jobs = {"engine": engine.url, "gateway": await url, "operator": operator_url}
         folder = tmp_path_factory.mktemp("prometheus")
-        watching = stack.enter_context(prometheus(folder, jobs, restart_policy, EVERY))
+        watching = stack.enter_context(prometheus(folder, jobs, rules, EVERY))
         found = Live(watching, engine, operator, jobs["gateway"], client)
         try:
             await found.until(lambda: watching.targets_up() == 3)
@@ -161,7 +161,7 @@ async def test_every_panel_has_data(live: Live) -> None:
 @in_one_loop
 async def test_rules_are_well_and_tell_of_an_engine_that_was_killed(live: Live) -> None:
     evaluated = await live.until(
-        lambda: [rule for rule in live.prometheus.restart_policy() if rule["health"] != "unknown"]
+        lambda: [rule for rule in live.prometheus.rules() if rule["health"] != "unknown"]
     )
     assert {rule["name"]: rule.get("lastError") for rule in evaluated if rule["health"] != "ok"} == {}
     # One of two engines is gone, and users do not feel it.
@@ -242,10 +242,10 @@ FIRES: dict[str, tuple[dict[str, str], str, str]] = {
 
 
 def test_each_rule_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
-    restart_policy = rule_file()
-    names = [rule["alert"] for rule in restart_policy["groups"][0]["rules"]]
+    rules = rule_file()
+    names = [rule["alert"] for rule in rules["groups"][0]["rules"]]
     assert set(FIRES) == set(names)
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(restart_policy))
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
     tests = [
         {
             "interval": "1m",
