@@ -11,7 +11,7 @@ import structlog
 
 from mamba_api import names
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError
+from mamba_operator.objects.errors import ClusterError, NotFound
 from mamba_operator.objects.manifest import Key
 from mamba_operator.process.leadership import SAFETY, Leadership, LeaseName
 
@@ -89,6 +89,11 @@ class NamespaceClaims:
         claim = self._claims.setdefault(key.namespace, Claim(self._client, key.namespace, self._holder))
         try:
             mine = claim.holds or await claim.look(self._period)
+        except NotFound:
+            # A namespace that went is nobody's; a pass finds nothing there, and that was the last one.
+            self._claims.pop(key.namespace, None)
+            self._left.pop(key, None)
+            return await self._work(key)
         except ClusterError as error:
             log.warning("namespace_not_claimed", namespace=key.namespace, error=str(error))
             raise
@@ -119,6 +124,8 @@ class NamespaceClaims:
     async def _renew(self, namespace: str) -> None:
         try:
             await self._claims[namespace].renew(self._period)
+        except NotFound:
+            self._claims.pop(namespace, None)
         except ClusterError as error:
             log.warning("namespace_not_claimed", namespace=namespace, error=str(error))
 
