@@ -163,54 +163,6 @@ def test_a_deleted_engine_pod_is_replaced_and_the_next_request_is_answered(serve
     assert after["metadata"]["name"] != name
 
 
-def becomes(served: Deployed, kind: str, reason: str) -> dict[str, Any]:
-    """The condition once it has the reason."""
-
-    def found() -> dict[str, Any] | None:
-        return now if (now := served.condition(kind)).get("reason") == reason else None
-
-    try:
-        now = served.node.wait_for(found, f"{kind} to be {reason}", timeout=120)
-    except ClusterError as error:
-        raise AssertionError(f"{error}\n{served.how_it_stands()}") from error
-    assert now is not None
-    return now
-
-
-def test_pods_that_the_kubelet_refuses_are_told_in_its_words_and_the_old_engine_serves(
-    served: Deployed,
-) -> None:
-    (before,) = served.engine_pods()
-    # Past the scheduler, to a node that is no such one.
-    served.patch({"podTemplate": {"spec": {"nodeName": "node-1", "nodeSelector": {"disk": "ssd"}}}})
-
-    said = becomes(served, "Degraded", "PodsFailed")["message"]
-
-    assert "NodeAffinity" in said
-    assert served.condition("Ready")["status"] == "True"
-    served.patch({"podTemplate": None})
-    served.wait_settled()
-    becomes(served, "Degraded", "AsExpected")
-    left = [before["metadata"]["uid"]]
-    served.node.wait_for(
-        lambda: [one["metadata"]["uid"] for one in served.engine_pods()] == left, "no more of them to be made"
-    )
-
-
-def test_a_kubelet_that_is_away_is_told_and_serving_goes_on_when_it_is_back(served: Deployed) -> None:
-    question = questions()[1]
-    (before,) = served.engine_pods()
-    with served.node.kubelet_down():
-        said = becomes(served, "Degraded", "NodeLost")["message"]
-
-        assert "node-1 is not ready" in said
-        assert becomes(served, "Ready", "NodeLost")["status"] == "False"
-    served.wait_ready()
-    assert served.ask(question)["streamed"] == question.answer
-    (after,) = served.engine_pods()
-    assert after["metadata"]["uid"] == before["metadata"]["uid"]
-
-
 class Asking:
     """Keeps asking in a thread of its own until the block ends; `failures` is what went wrong."""
 
