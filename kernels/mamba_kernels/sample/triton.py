@@ -34,10 +34,16 @@ PIVOTS = tl.constexpr(12)
 
 
 @triton.jit
+def _ranked(top_k, row, VOCABULARY: tl.constexpr):
+    """Whether `top_k` leaves some of the row's tokens out."""
+    k = tl.load(top_k + row)
+    return (k > 0) & (k < VOCABULARY)
+
+
+@triton.jit
 def _filtered(top_k, top_p, min_p, row, VOCABULARY: tl.constexpr):
     """Whether some of the row's tokens cannot come."""
-    k = tl.load(top_k + row)
-    return ((k > 0) & (k < VOCABULARY)) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
+    return _ranked(top_k, row, VOCABULARY) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
 
 
 @triton.jit
@@ -144,8 +150,7 @@ def check_kernel(
         last = (row * PIVOTS + PIVOTS - 1) * BLOCKS + tile
         tl.store(within + last, tl.sum(allowed.to(tl.float32), 0))
         tl.store(within_weight + last, tl.sum(tl.where(allowed, weight, 0.0), 0))
-        k = tl.load(top_k + row)
-        if (k > 0) & (k < VOCABULARY) & (tl.load(top_p + row) < 1):
+        if _ranked(top_k, row, VOCABULARY) & (tl.load(top_p + row) < 1):
             for pivot in tl.static_range(PIVOTS - 1):
                 kept = allowed & (order_of(scaled) <= _pivot_order(pivot))
                 to = (row * PIVOTS + pivot) * BLOCKS + tile
@@ -180,9 +185,8 @@ def choose_kernel(
     if (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY):
         row_logits = logits + row.to(tl.int64) * (logits_row * UNIT)
         mass, least = tl.load(top_p + row), _least(min_p, row)
-        k = tl.load(top_k + row)
-        ranked = (k > 0) & (k < VOCABULARY)
-        k = tl.where(ranked, k, VOCABULARY).to(tl.float32)
+        ranked = _ranked(top_k, row, VOCABULARY)
+        k = tl.where(ranked, tl.load(top_k + row), VOCABULARY).to(tl.float32)
         at = row * BLOCKS + t
         number = tl.sum(tl.load(likelier + at, mask=mask, other=0.0), 0)
         weight = tl.sum(tl.load(likelier_weight + at, mask=mask, other=0.0), 0)
