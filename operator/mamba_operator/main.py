@@ -183,7 +183,10 @@ class Operator:
         telling = asyncio.create_task(reconciler.events.run())
         self._later = [telling, watching]
         release = f"{own_namespace(settings)}/{settings.lease}"
-        claims = NamespaceClaims(self._client, release, reconciler, reconciler.left)
+        claims = NamespaceClaims(
+            self._client, release, reconciler, reconciler.left,
+            exists=lambda key: bool(indices.of(MAMBA_DEPLOYMENT, key)),
+        )  # fmt: skip
         acting = [
             self._queue.run(claims, settings.workers),
             claims.run(),

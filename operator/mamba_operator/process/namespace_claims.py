@@ -25,6 +25,8 @@ LASTS = 4.0
 Work = Callable[[Key], Awaitable[float | None]]
 Told = Callable[[Key, str], None]
 """Takes an object that is left to another, and the sentence about it."""
+Exists = Callable[[Key], bool]
+"""Whether there still is such an object."""
 
 
 class Claim:
@@ -34,19 +36,16 @@ class Claim:
         lease = LeaseName(namespace, names.CLAIM_NAME, holder, LASTS * RENEW_EVERY, RENEW_EVERY)
         self._namespace, self._lease = namespace, Leadership(client, lease)
         self._looking = asyncio.Lock()
-        self._asked = self._until = float("-inf")
+        self._asked = float("-inf")
+        self.until = float("-inf")
+        """Up to when we may act, in seconds of the loop's clock."""
         self.other: str | None = None
         """Who holds it, where that is not us."""
 
     @property
     def holds(self) -> bool:
         """Whether we may act."""
-        return asyncio.get_running_loop().time() < self._until
-
-    @property
-    def until(self) -> float:
-        """Up to when we may act, in seconds of the loop's clock."""
-        return self._until
+        return asyncio.get_running_loop().time() < self.until
 
     async def look(self, period: float) -> bool:
         """Whether we may act; asks the cluster where that is not known. Raises ClusterError."""
@@ -60,7 +59,7 @@ class Claim:
         """One look and one write at most; the next one comes in `period` seconds. Raises ClusterError."""
         asked, duration = asyncio.get_running_loop().time(), LASTS * period
         mine = await self._lease.step(duration)
-        self._asked, self._until = asked, asked + duration * SAFETY if mine else float("-inf")
+        self._asked, self.until = asked, asked + duration * SAFETY if mine else float("-inf")
         before, self.other = self.other, None if mine else self._lease.holder
         if self.other is not None and self.other != before:
             advice = "uninstall one of them, or give each release watchNamespaces of its own"
@@ -72,21 +71,23 @@ class Claim:
 class NamespaceClaims:
     """Of one operator that acts; `run` has to run beside it."""
 
-    def __init__(self, client: KubeClient, holder: str, work: Work, told: Told) -> None:
+    def __init__(self, client: KubeClient, holder: str, work: Work, told: Told, exists: Exists) -> None:
         """`holder`: what the operators of a release call themselves in common."""
         self._client, self._holder = client, holder
-        self._work, self._told = work, told
+        self._work, self._told, self._exists = work, told, exists
         self._claims: dict[str, Claim] = {}
         self._left: dict[Key, str] = {}
         """To whom each object was said to be left."""
 
     async def __call__(self, key: Key) -> float | None:
-        """Does the work, or leaves it to another and looks again later.
+        """Does the work, or leaves it to another and looks again later, as long as the object is there.
 
         Raises:
             ClusterError: whose the namespace is could not be asked, or what the work raises.
         """
-        claim = self._claims.setdefault(key.namespace, Claim(self._client, key.namespace, self._holder))
+        claim = self._claims.get(key.namespace)
+        if claim is None:
+            claim = self._claims[key.namespace] = Claim(self._client, key.namespace, self._holder)
         try:
             mine = claim.holds or await claim.look(self._period)
         except NotFound:
@@ -100,6 +101,9 @@ class NamespaceClaims:
         if mine:
             self._left.pop(key, None)
             return await self._work(key)
+        if not self._exists(key):
+            self._left.pop(key, None)
+            return None
         if claim.other is not None and self._left.get(key) != claim.other:
             self._left[key] = claim.other
             self._told(

@@ -22,7 +22,10 @@ class Release:
     def __init__(self, cluster: FakeCluster, name: str) -> None:
         self.passes: list[float] = []
         self.said: list[str] = []
-        self.claims = NamespaceClaims(cluster, name, self._work, lambda _, said: self.said.append(said))
+        self.exists = True
+        self.claims = NamespaceClaims(
+            cluster, name, self._work, lambda _, said: self.said.append(said), lambda _: self.exists
+        )
         self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self.claims.run())]
 
     async def _work(self, _: Key) -> float | None:
@@ -63,6 +66,22 @@ async def test_one_release_serves_and_the_other_says_so_once() -> None:
     [said] = second.said
     assert "a/mambaserve-operator" in said
     assert first.said == []
+    await first.end()
+    await second.end()
+
+
+@in_virtual_time
+async def test_an_object_of_another_that_is_deleted_is_looked_at_no_more() -> None:
+    cluster = FakeCluster()
+    first = Release(cluster, "a")
+    await asyncio.sleep(1)
+    second = Release(cluster, "b")
+    await asyncio.sleep(1)
+    assert await second.claims(KEY) == RENEW_EVERY
+
+    second.exists = False
+
+    assert await second.claims(KEY) is None
     await first.end()
     await second.end()
 
@@ -135,7 +154,7 @@ def test_whose_namespace_cannot_be_asked_is_served_by_nobody(error: ClusterError
 async def test_a_thousand_namespaces_cost_a_request_in_four_seconds_and_are_kept() -> None:
     cluster, requests = FakeCluster(), list[str]()
     cluster.counted = lambda method, _: requests.append(method)
-    claims = NamespaceClaims(cluster, "a", _nothing, lambda *_: None)
+    claims = NamespaceClaims(cluster, "a", _nothing, lambda *_: None, lambda _: True)
     renewing = asyncio.create_task(claims.run())
     keys = [Key(f"models-{n}", "nano") for n in range(1000)]
 
@@ -165,7 +184,7 @@ async def test_of_a_namespace_that_is_gone_nothing_is_held_and_the_last_pass_is_
     async def work(key: Key) -> None:
         passes.append(key)
 
-    claims = NamespaceClaims(cluster, "a", work, lambda *_: None)
+    claims = NamespaceClaims(cluster, "a", work, lambda *_: None, lambda _: True)
     renewing = asyncio.create_task(claims.run())
     await claims(KEY)
     del cluster.objects["Lease", KEY.namespace, names.CLAIM_NAME]
