@@ -164,6 +164,11 @@ MUTANTS = (
         (UNIT + "test_in_place_rollout.py",),
     ),
     Mutant(
+        "the record of an evicted engine keeps roll-outs in place", OPERATOR + "rollout/in_place_rollout.py",
+        "is_engine(pod) and not has_ended(pod)]", "is_engine(pod)]",
+        (UNIT + "test_in_place_rollout.py",),
+    ),
+    Mutant(
         "the engines that hold most go", OPERATOR + "deletion_cost.py", "[:fewer])", "[-fewer:])", (COST,),
     ),
     Mutant(

@@ -29,11 +29,10 @@ from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating, name_of
-from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
+from mamba_operator.objects.pod_trouble import answers, has_ended, is_engine, is_gateway
 from mamba_operator.objects.recorded_status import with_readable_status
 
 log = structlog.get_logger(__name__)
-ENDED = ("Failed", "Succeeded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,4 +188,4 @@ def _scaling_spec(owner: Manifest) -> _ScalingSpec | None:
 
 def _lives(pod: Manifest) -> bool:
     """Whether the pod may still serve, or be about to; one that drains is on its way out."""
-    return not is_terminating(pod) and (pod.get("status") or {}).get("phase") not in ENDED
+    return not is_terminating(pod) and not has_ended(pod)

@@ -77,9 +77,13 @@ def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     return min(found, key=lambda one: SEVERITY.index(one.reason), default=None)
 
 
+def has_ended(pod: Manifest) -> bool:
+    """Whether a pod is a mere record, as one that was evicted is; another has long taken its place."""
+    return _phase(pod) in ("Failed", "Succeeded")
+
+
 def _counts(pod: Manifest) -> bool:
-    """A pod that has ended, evicted for one, stays as a record; another has long taken its place."""
-    return _phase(pod) not in ("Failed", "Succeeded") and not is_terminating(pod)
+    return not has_ended(pod) and not is_terminating(pod)
 
 
 def _failures(pods: Sequence[Manifest], now: datetime) -> Iterator[Trouble]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mamba_api.v1alpha1 import Rollout
 from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
-from mamba_operator.objects.pod_trouble import is_engine
+from mamba_operator.objects.pod_trouble import has_ended, is_engine
 from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.render.revision import label_of, pod_revision
 
@@ -47,7 +47,7 @@ def in_place_rollout(
     """
     if engine is None or rollout.pause or rollout.max_surge == 0 or label_of(engine) != label:
         return InPlaceRollout()
-    engines = [pod for pod in pods if is_engine(pod)]
+    engines = [pod for pod in pods if is_engine(pod) and not has_ended(pod)]
     mixed = len(set(map(_template, engines))) > 1 or any(pod_revision(pod) != label for pod in engines)
     if mixed and _without_surge(engine):
         return InPlaceRollout(now=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.pod_trouble import is_engine, is_gateway
+from mamba_operator.objects.pod_trouble import has_ended, is_engine, is_gateway
 from mamba_operator.objects.workload_state import workload_state
 from mamba_operator.render.engine_key import mounts_key
 
@@ -36,7 +36,7 @@ def key_rollout(
         engine, gateway: the Deployments.
         pods: of the deployment; those that are on their way out still serve.
     """
-    living = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
+    living = [pod for pod in pods if not has_ended(pod)]
     if not wanted:
         return KeyRollout(shown=has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living))
     doors = [pod for pod in living if is_gateway(pod)]

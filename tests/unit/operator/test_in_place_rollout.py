@@ -143,6 +143,17 @@ def test_without_an_old_engine_that_could_go_nothing_is_replaced() -> None:
     assert not out.planned(gateway, pod("new", out.new, **waits(999))).in_place
 
 
+def test_an_old_engine_that_was_evicted_keeps_no_roll_out_in_place_and_begins_none() -> None:
+    out = RollOut()
+    record = pod("evicted", "an-old-one", phase="Failed", reason="Evicted")
+    assert not out.planned(record, pod("new", out.new, **waits(999))).in_place
+
+    engine = next(one for one in out.children if ref(one) == Ref("Deployment", "nano-engine"))
+    engine["spec"]["strategy"]["rollingUpdate"] = {"maxSurge": 0, "maxUnavailable": 1}
+    done = out.planned(record, pod("new", out.new, phase="Running"))
+    assert (done.in_place, out.surge(done)) == (False, (1, 0))
+
+
 def test_the_default_waits_two_minutes() -> None:
     assert MambaDeployment.model_validate(fitting_owner()).spec.rollout.in_place_after.seconds == 120
     assert InPlaceRollout() == InPlaceRollout(now=False, again_in=None)

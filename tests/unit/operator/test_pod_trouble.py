@@ -234,7 +234,7 @@ def test_a_pod_that_the_control_plane_took_ready_from_is_on_a_lost_node_and_load
 
 
 @pytest.mark.parametrize(
-    ("at", "node", "phase", "overdue"),
+    ("at", "where", "phase", "overdue"),
     [
         ("2026-01-02T11:58:59Z", "n1", "Running", True),
         ("2026-01-02T11:59:00Z", "n1", "Running", False),
@@ -244,9 +244,9 @@ def test_a_pod_that_the_control_plane_took_ready_from_is_on_a_lost_node_and_load
     ],
 )
 def test_an_engine_that_is_to_go_drains_until_its_node_should_have_ended_it(
-    at: str, node: str | None, phase: str, overdue: bool
+    at: str, where: str | None, phase: str, overdue: bool
 ) -> None:
-    one = {**pod(phase=phase), "spec": {"nodeName": node}}
+    one = {**pod(phase=phase), "spec": {"nodeName": where}}
     one["metadata"] |= {"deletionTimestamp": at}
 
     found = trouble([one], NOW)
