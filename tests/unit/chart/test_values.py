@@ -44,6 +44,14 @@ def test_the_defaults_are_valid() -> None:
         ({"operator": {"command": []}}, "operator/command"),
         ({"operator": {"livenessPort": 0}}, "operator/livenessPort"),
         ({"operator": {"hostUsers": "no"}}, "operator/hostUsers"),
+        ({"operator": {"podLabels": {"a": "b c"}}}, "operator/podLabels/a"),
+        ({"operator": {"nodeSelector": {"a": "b/c"}}}, "operator/nodeSelector/a"),
+        ({"operator": {"resources": {"limits": {"memory": "12GB"}}}}, "operator/resources/limits/memory"),
+        ({"operator": {"resources": {"requests": {"cpu": -1}}}}, "operator/resources/requests/cpu"),
+        ({"commonLabels": {"team": "a" * 64}}, "commonLabels/team"),
+        ({"fullnameOverride": "My_Ops"}, "fullnameOverride"),
+        ({"fullnameOverride": "1-ops"}, "fullnameOverride"),
+        ({"nameOverride": "My_Ops"}, "nameOverride"),
         ({"watchNamespaces": ["Upper"]}, "watchNamespaces/0"),
         ({"watchNamespaces": ["a", "a"]}, "watchNamespaces"),
         ({"watchNamespaces": "a"}, "watchNamespaces"),
@@ -56,6 +64,7 @@ def test_the_defaults_are_valid() -> None:
         ({"resourceProfiles": {"a": {"memory": "12GB"}}}, "resourceProfiles/a/memory"),
         ({"resourceProfiles": {"A": {}}}, "resourceProfiles"),
         ({"redis": {"bogus": 1}}, "redis"),
+        ({"redis": {"cpu": "half"}}, "redis/cpu"),
         ({"redis": {"maxMemory": 8}}, "redis/maxMemory"),
         ({"redis": {"maxMemory": "256mb"}}, "redis/maxMemory"),
         ({"externalMetrics": {"bogus": 1}}, "externalMetrics"),
@@ -71,6 +80,12 @@ def test_the_defaults_are_valid() -> None:
 )
 def test_a_wrong_value_is_refused(over: dict[str, Any], path: str) -> None:
     assert problems(over) == [path]
+
+
+@pytest.mark.parametrize("amount", ["250m", 1, 0.5, "1.5", "1e3", "2Gi"])
+def test_what_kubernetes_reads_as_an_amount_is_taken(amount: str | float) -> None:
+    over = {"resources": {"requests": {"cpu": amount, "memory": amount}, "limits": {"cpu": amount}}}
+    assert problems({"operator": over, "redis": {"cpu": amount}}) == []
 
 
 def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> None:
