@@ -22,7 +22,9 @@ from mamba_operator.render.pod import (
 )
 from mamba_operator.render.strategic_merge import merge
 
-START_SECONDS = 60
+START_SECONDS = 300
+"""All pods of a node that takes them again start at once, each with a share of the processor; one that is
+killed begins anew. A gateway that cannot start ends by itself."""
 GRACE_MARGIN = 15
 MEMORY = "512Mi"
 """Requested. Enough for a tokenizer of 17 MiB, a million checkpoints and as many pages, and 1,024 requests

@@ -296,6 +296,14 @@ def test_loading_may_take_as_long_as_the_roll_out() -> None:
     assert probe["httpGet"]["path"] == "/readyz"
 
 
+def test_a_gateway_that_starts_beside_all_other_pods_of_its_node_is_not_killed_for_that() -> None:
+    pod = children(fitting_owner())["Deployment", "nano"]["spec"]["template"]["spec"]
+    probe = pod["containers"][0]["startupProbe"]
+
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 300
+    assert probe["httpGet"]["path"] == "/livez"
+
+
 @pytest.mark.parametrize("name", ["nano", "nano-engine"])
 def test_pods_keep_the_restricted_pod_security_standard(name: str) -> None:
     pod = children(owner())["Deployment", name]["spec"]["template"]["spec"]
