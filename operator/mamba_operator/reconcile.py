@@ -131,12 +131,10 @@ class Reconciler:
         """The watches seem not to hold what the cluster has: the next pass reads it all."""
         self._doubted.add(key)
 
-    def left(self, key: Key, said: str) -> None:
-        """Says at the object that another release of the operator sees to it, whose its status is."""
+    def left(self, key: Key, reason: str, said: str) -> None:
+        """Says at the object why it is left alone, where its status may be another operator's."""
         for owner in self._indices.of(MAMBA_DEPLOYMENT, key):
-            self.events.record(
-                pending_event(owner, EventContent("Warning", "LeftToAnother", said), self._now())
-            )
+            self.events.record(pending_event(owner, EventContent("Warning", reason, said), self._now()))
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from mamba_api import names
+from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError, NotFound
+from mamba_operator.objects.errors import ClusterError, Forbidden, NotFound
 from mamba_operator.objects.manifest import Key
 from mamba_operator.process.leadership import SAFETY, Leadership, LeaseName
 
@@ -23,8 +24,9 @@ EACH = 8.0
 LASTS = 4.0
 """Times the period of its renewals that a claim lasts."""
 Work = Callable[[Key], Awaitable[float | None]]
-Told = Callable[[Key, str], None]
-"""Takes an object that is left to another, and the sentence about it."""
+LEFT_TO_ANOTHER = "LeftToAnother"
+Told = Callable[[Key, str, str], None]
+"""Takes an object that is left alone, the reason in a word, and the sentence about it."""
 Exists = Callable[[Key], bool]
 """Whether there still is such an object."""
 
@@ -77,7 +79,7 @@ class NamespaceClaims:
         self._work, self._told, self._exists = work, told, exists
         self._claims: dict[str, Claim] = {}
         self._left: dict[Key, str] = {}
-        """To whom each object was said to be left."""
+        """What was said of each object that is left alone."""
 
     async def __call__(self, key: Key) -> float | None:
         """Does the work, or leaves it to another and looks again later, as long as the object is there.
@@ -97,6 +99,10 @@ class NamespaceClaims:
             return await self._work(key)
         except ClusterError as error:
             log.warning("namespace_not_claimed", namespace=key.namespace, error=str(error))
+            if isinstance(error, Forbidden):
+                # The status may be another's: nobody but an event can tell of it at the object.
+                said = f"The operator may not ask whose the namespace is, and serves nothing in it: {error}"
+                self._tell(key, Reason.FORBIDDEN, said)
             raise
         if mine:
             self._left.pop(key, None)
@@ -104,12 +110,16 @@ class NamespaceClaims:
         if not self._exists(key):
             self._left.pop(key, None)
             return None
-        if claim.other is not None and self._left.get(key) != claim.other:
-            self._left[key] = claim.other
-            self._told(
-                key, f"Left by the operator {self._holder} to {claim.other}, which serves the namespace"
-            )
+        if claim.other is not None:
+            said = f"Left by the operator {self._holder} to {claim.other}, which serves the namespace"
+            self._tell(key, LEFT_TO_ANOTHER, said)
         return self._period
+
+    def _tell(self, key: Key, reason: str, said: str) -> None:
+        """Once, until something else is to be said."""
+        if self._left.get(key) != said:
+            self._left[key] = said
+            self._told(key, reason, said)
 
     async def run(self) -> None:
         """Renew what is held until cancelled, one namespace after the other."""

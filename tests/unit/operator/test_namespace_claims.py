@@ -23,14 +23,15 @@ class Release:
         self.passes: list[float] = []
         self.said: list[str] = []
         self.exists = True
-        self.claims = NamespaceClaims(
-            cluster, name, self._work, lambda _, said: self.said.append(said), lambda _: self.exists
-        )
+        self.claims = NamespaceClaims(cluster, name, self._work, self._say, lambda _: self.exists)
         self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self.claims.run())]
 
     async def _work(self, _: Key) -> float | None:
         self.passes.append(asyncio.get_running_loop().time())
         return 5.0
+
+    def _say(self, _: Key, reason: str, said: str) -> None:
+        self.said.append(f"{reason}: {said}")
 
     async def _look(self) -> None:
         while True:
@@ -64,6 +65,7 @@ async def test_one_release_serves_and_the_other_says_so_once() -> None:
     assert len(first.passes) >= 190
     assert second.passes == []
     [said] = second.said
+    assert said.startswith("LeftToAnother: ")
     assert "a/mambaserve-operator" in said
     assert first.said == []
     await first.end()
@@ -145,6 +147,14 @@ def test_whose_namespace_cannot_be_asked_is_served_by_nobody(error: ClusterError
             await release.claims(KEY)
 
         assert release.passes == []
+        # A right that is missing does not come by itself; without a status an object would stay silent.
+        said = [
+            "Forbidden: The operator may not ask whose the namespace is, and serves nothing in it: no rule"
+        ]
+        assert release.said == (said if isinstance(error, Forbidden) else [])
+        cluster.fault = lambda *_: None
+        await asyncio.sleep(20)
+        assert release.passes
         await release.end()
 
     run()
