@@ -21,7 +21,7 @@ from mamba_api.v1alpha1.conditions import (
 from mamba_api.v1alpha1.profiles import profile_in_words
 from mamba_operator.changes import Change
 from mamba_operator.model_load import downloads_in_words
-from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, trouble
+from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, replaced_failure, trouble
 from mamba_operator.objects.workload_state import WorkloadState
 from mamba_operator.plan_verdict import (
     ModelNotServed,
@@ -221,10 +221,13 @@ def _progressing(view: ConditionInputs) -> Finding:
     if engine.ready < wanted:
         if said := downloads_in_words(view.snapshot.pods, view.snapshot.downloads):
             return Finding("True", Reason.DOWNLOADING_MODEL, said)
+        failure = replaced_failure(view.snapshot.pods, view.now)
+        instead = f", after {failure}" if failure else ""
         loading = sum(map(is_loading, view.snapshot.pods))
         if loading:
-            return Finding("True", Reason.LOADING_MODEL, f"{loading} of {wanted} engines load the model")
-        return Finding("True", Reason.SCALING_UP, f"{engine.ready} of {wanted} engines are ready")
+            said = f"{loading} of {wanted} engines load the model{instead}"
+            return Finding("True", Reason.LOADING_MODEL, said)
+        return Finding("True", Reason.SCALING_UP, f"{engine.ready} of {wanted} engines are ready{instead}")
     if not gateway.exists or not gateway.current or gateway.ready < gateway.wanted:
         return Finding("True", Reason.ROLLING_OUT, f"{gateway.ready} of {gateway.wanted} gateways are ready")
     if view.plan.key_waits:

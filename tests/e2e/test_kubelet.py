@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
+from disruptions import Course, settle
+from mamba_api import names
 from product import Deployed, chart, questions
-from testcluster.errors import ClusterError
+from testcluster.errors import ClusterError, CommandFailed
+from testcluster.kubelet import NODE
 from testcluster.node import Node
 
 pytestmark = pytest.mark.e2e
+
+DISK = {"containers": [{"name": "engine", "resources": {"limits": {"ephemeral-storage": "64Mi"}}}]}
+FILL = "open('/tmp/large', 'wb').write(bytes(96 << 20))"
+CUT = "the engine closed the connection before its answer was complete"
+STREAMS = 4
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +28,7 @@ def served(node: Node) -> Iterator[Deployed]:
     """The quick start, Ready, and a pod with the official client."""
     with chart(node):
         deployed = Deployed(node, node.create_namespace("kubelet"))
-        deployed.apply()
+        deployed.apply(podTemplate={"spec": DISK})
         deployed.start_client()
         deployed.wait_ready()
         yield deployed
@@ -49,6 +57,64 @@ def wanted_engines(served: Deployed) -> int:
     return sum(int(one["spec"]["replicas"]) for one in found)
 
 
+def test_a_drain_takes_one_of_two_and_says_why_it_waits_where_no_node_has_room(served: Deployed) -> None:
+    node, course = served.node, Course(served)
+
+    def have(count: int) -> None:
+        served.patch({"replicas": count, "gateway": {"replicas": count}})
+        settle(served, "engine", count)
+        settle(served, "gateway", count)
+
+    have(2)
+    with course.traffic(streams=STREAMS, rate=8):
+        course.wait_answered(10)
+        with course.phase("the only node is drained, of operators too"):
+            # It goes on asking for as long as it is let; these are its words on the terminal meanwhile.
+            of_ours = [f"--pod-selector={names.LABEL_NAME}=mambaserve", "--delete-emptydir-data"]
+            with pytest.raises(CommandFailed, match="it would violate the pod's disruption budget"):
+                node.kubectl("drain", NODE, *of_ours, "--timeout=20s", timeout=60)
+            course.wait_answered(10)
+        with course.phase("it takes pods again"):
+            node.kubectl("uncordon", NODE)
+            settle(served, "engine", 2)
+            settle(served, "gateway", 2)
+        course.wait_answered(10)
+    have(1)
+
+    assert course.failures == []
+
+
+def test_an_evicted_engine_is_told_and_costs_the_streams_under_way_and_no_other_request(
+    served: Deployed,
+) -> None:
+    node, course = served.node, Course(served)
+    [before] = served.engine_pods()
+    name = before["metadata"]["name"]
+
+    def told() -> str | None:
+        said = str(served.condition("Progressing").get("message", ""))
+        return said if name in said else None
+
+    with course.traffic(streams=STREAMS, rate=8):
+        course.wait_answered(10)
+        with course.phase("the kubelet evicts the only engine"):
+            served.in_engine(FILL)
+            said = node.wait_for(told, "the eviction to be told", timeout=120)
+            served.wait_settled()
+        course.wait_answered(10)
+
+    assert said is not None
+    assert "Evicted: Pod ephemeral local storage usage exceeds the total limit" in said
+    record = node.get("pods", name, served.namespace)
+    assert record is not None
+    assert record["status"]["phase"] == "Failed"
+    assert (served.status()["replicas"], served.status()["readyReplicas"]) == (1, 1)
+    assert served.condition("Degraded")["reason"] == "AsExpected"
+    assert len(course.failures) <= STREAMS
+    assert all(CUT in one for one in course.failures), course.failures
+    node.kubectl("delete", "pod", name, "-n", served.namespace)
+
+
 def test_pods_that_the_kubelet_refuses_are_told_in_its_words_and_the_old_engine_serves(
     served: Deployed,
 ) -> None:
@@ -60,7 +126,7 @@ def test_pods_that_the_kubelet_refuses_are_told_in_its_words_and_the_old_engine_
 
     assert "NodeAffinity" in said
     assert served.condition("Ready")["status"] == "True"
-    served.patch({"podTemplate": None})
+    served.patch({"podTemplate": {"spec": {"nodeName": None, "nodeSelector": None}}})
     served.wait_settled()
     becomes(served, "Degraded", "AsExpected")
     left = [before["metadata"]["uid"]]

@@ -18,7 +18,9 @@ NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "
 CRASHES_BEFORE_TROUBLE = 1
 """Restarts that may be chance; a container in back-off is trouble at once."""
 FAILURES_BEFORE_TROUBLE = 2
-"""Pods of a component that failed lately and whose place none has taken; one alone is told by nobody."""
+"""Pods of a component that failed lately and whose place none has taken; one alone is no trouble."""
+RECENTLY = 600.0
+"""Seconds in which one alone is told, while another starts in its place."""
 LATELY = 3600.0
 """Seconds. An engine that fills its node's disk while it downloads is evicted only every some ten minutes."""
 LONGEST_END = 60.0
@@ -89,18 +91,34 @@ def _counts(pod: Manifest) -> bool:
 def _failures(pods: Sequence[Manifest], now: datetime) -> Iterator[Trouble]:
     """Of pods of one component: that nodes refuse or evict each that is made, one after the other. None that
     lives tells of it, since a Deployment makes the next one at once."""
-    lately = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < LATELY]
+    lately = _failed(pods, now, LATELY)
+    if len(lately) < FAILURES_BEFORE_TROUBLE:
+        return
+    first = max(lately, key=lambda pod: _since(pod, now))
+    yield _trouble(Reason.PODS_FAILED, f"pods fail one after the other: {_failure(first)}")
+
+
+def replaced_failure(pods: Iterable[Manifest], now: datetime) -> str:
+    """What the engine died of whose place another one takes, where it failed as a pod, evicted for one; empty
+    where none did lately. No trouble, as long as it is one."""
+    lately = _failed([pod for pod in pods if is_engine(pod)], now, RECENTLY)
+    return _failure(min(lately, key=lambda pod: _since(pod, now))).removesuffix(".") if lately else ""
+
+
+def _failed(pods: Sequence[Manifest], now: datetime, seconds: float) -> list[Manifest]:
+    """Those that failed in that time, and whose place no pod that answers has taken."""
+    lately = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < seconds]
     if living := [pod for pod in pods if _counts(pod)]:
         # What failed before the template was mended says nothing of the pods that are made of it now.
         waiting = {_template(pod) for pod in living if not answers(pod)}
         lately = [pod for pod in lately if _template(pod) in waiting]
-    if len(lately) < FAILURES_BEFORE_TROUBLE:
-        return
-    first = max(lately, key=lambda pod: _since(pod, now))
-    status = first.get("status") or {}
+    return lately
+
+
+def _failure(pod: Manifest) -> str:
+    status = pod.get("status") or {}
     reason = f"{status['reason']}: " if status.get("reason") and status.get("message") else ""
-    said = f"pod {name_of(first)}: {reason}{last_words(status)}"
-    yield _trouble(Reason.PODS_FAILED, f"pods fail one after the other: {said}")
+    return f"pod {name_of(pod)}: {reason}{last_words(status)}"
 
 
 def _template(pod: Manifest) -> str | None:

@@ -40,6 +40,8 @@ def kubelet_config(
         "resolvConf": str(folder / "resolv.conf"),
         "registerNode": True,
         "seccompDefault": False,
+        # What volumes hold, which pods are evicted for, is else looked at every minute.
+        "volumeStatsAggPeriod": "5s",
         "tlsCertFile": str(serving.certificate),
         "tlsPrivateKeyFile": str(serving.key),
     }

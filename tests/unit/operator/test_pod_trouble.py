@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1.conditions import REASONS_OF, ConditionType, Reason
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.pod_trouble import ADVICE, MAX_WORDS, is_draining, is_loading, trouble
+from mamba_operator.objects.pod_trouble import (
+    ADVICE,
+    MAX_WORDS,
+    is_draining,
+    is_loading,
+    replaced_failure,
+    trouble,
+)
 from mamba_operator.objects.workload_state import WorkloadState, workload_state
 from operator_objects import NOW
 
@@ -349,3 +356,28 @@ def test_pods_fail_one_after_the_other_if_several_of_a_component_did_lately_and_
 
     assert (found.reason if found else None) == (Reason.PODS_FAILED if told else None)
     assert found is None or f"pod {told}: OutOfcpu: Node has no cpu; " in found.message
+
+
+def test_the_one_engine_that_was_evicted_is_told_while_another_starts_in_its_place() -> None:
+    def of(template: str, name: str, at: str, **status: Any) -> Manifest:
+        one = pod(name, **status)
+        one["metadata"] |= {"creationTimestamp": at}
+        one["metadata"]["labels"]["pod-template-hash"] = template
+        return one
+
+    words = "Pod ephemeral local storage usage exceeds the total limit of containers 64Mi. "
+    how = {"phase": "Failed", "reason": "Evicted", "message": words}
+    evicted = of("t1", "nano-engine-a", "2026-01-02T11:55:00Z", **how)
+    starting = of("t1", "nano-engine-b", "2026-01-02T11:59:00Z")
+
+    said = replaced_failure([evicted, starting], NOW)
+
+    assert said == (
+        "pod nano-engine-a: Evicted: Pod ephemeral local storage usage exceeds the total limit of containers "
+        "64Mi"
+    )
+    assert trouble([evicted, starting], NOW) is None
+    assert replaced_failure([starting], NOW) == ""
+    assert replaced_failure([evicted, of("t2", "nano-engine-c", "2026-01-02T11:59:00Z")], NOW) == ""
+    long_ago = of("t1", "nano-engine-a", "2026-01-02T11:40:00Z", **how)
+    assert replaced_failure([long_ago, starting], NOW) == ""
