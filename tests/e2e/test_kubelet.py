@@ -57,6 +57,7 @@ def wanted_engines(served: Deployed) -> int:
     return sum(int(one["spec"]["replicas"]) for one in found)
 
 
+@pytest.mark.timeout(600)  # on a busy machine each start takes its time
 def test_a_drain_takes_one_of_two_and_says_why_it_waits_where_no_node_has_room(served: Deployed) -> None:
     node, course = served.node, Course(served)
 
@@ -84,6 +85,7 @@ def test_a_drain_takes_one_of_two_and_says_why_it_waits_where_no_node_has_room(s
     assert course.failures == []
 
 
+@pytest.mark.timeout(600)
 def test_an_evicted_engine_is_told_and_costs_the_streams_under_way_and_no_other_request(
     served: Deployed,
 ) -> None:
