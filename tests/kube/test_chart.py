@@ -114,6 +114,11 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     assert {"name": "MAMBASERVE_LEASE", "value": "rel-mambaserve-operator"} in container["env"]
     paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    waits = {
+        kind: container[kind]["periodSeconds"] * container[kind].get("failureThreshold", 3) for kind in paths
+    }
+    # Of a process that is short of the processor, which has even less of it when it begins anew.
+    assert (waits["startupProbe"], waits["livenessProbe"]) == (300, 60)
     assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
 
 
