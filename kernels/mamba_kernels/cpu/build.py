@@ -27,10 +27,11 @@ UNIT_FLAGS: dict[str, tuple[str, ...]] = {
     "decode_step.cpp": (),
     "worker_pool.cpp": (),
     "library.cpp": (),
+    "matrix_unit.cpp": (),
     "kernels_avx2.cpp": _AVX2,
     "kernels_avx512.cpp": (*_AVX2, *_WIDE),
-    "kernels_avx512_bf16.cpp": (*_AVX2, *_WIDE, "-mavx512bf16"),
-    "kernels_amx_bf16.cpp": (*_AVX2, *_WIDE, "-mamx-tile", "-mamx-bf16"),
+    "kernels_avx512_bf16.cpp": (*_AVX2, *_WIDE, "-mavx512bf16", "-mavx512vnni"),
+    "kernels_amx_bf16.cpp": (*_AVX2, *_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 """Instruction sets by source file: what runs before one is chosen is compiled for any x86-64."""
 # Never -ffast-math: linking with it changes how the process that loads the library rounds.

@@ -185,9 +185,9 @@ class Engine(ApiModel):
     dtype: Literal["Auto", "float32", "bfloat16", "float16"] = "Auto"
     """Type of weights and activations; Auto = the checkpoint's."""
     quantization: Quantization = "none"
-    """How matrices are held: none = as dtype says; int8 = one byte a weight and a scale for 32 of them,
-    quantised while loading: half the memory of bfloat16, more tokens for one sequence at a time, no more for
-    many, answers that differ a little. Without GPUs alone (resources.gpus 0)."""
+    """How matrices are held and multiplied: none = as dtype says; int8 = one byte a weight and a scale for 32
+    of them, quantised while loading, by activations that are made int8 as well: half the memory of bfloat16,
+    more tokens, answers that differ a little. Without GPUs alone (resources.gpus 0)."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs one engine spreads the model over; this version runs each engine on one and refuses more."""
     page_size: Annotated[int, Field(ge=1, le=1024)] = 16

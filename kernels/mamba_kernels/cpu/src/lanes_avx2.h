@@ -21,12 +21,6 @@ struct Lanes {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 8)))};
   }
-  static Lanes load_int8(const int8_t* at) {
-    const __m128i* bytes = reinterpret_cast<const __m128i*>(at);
-    const __m128i* rest = reinterpret_cast<const __m128i*>(at + 8);
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes))),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(rest)))};
-  }
   void store(float* at) const {
     _mm256_storeu_ps(at, lo);
     _mm256_storeu_ps(at + 8, hi);
@@ -95,21 +89,6 @@ struct Lanes {
       for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
     }
   }
-  // The same of int8, sixteen even inputs and then the odd ones; on wish they are kept as pairs of bfloat16, which
-  // they are exactly: float32 of a number that small has nothing in its lower half.
-  template <bool kKeep, int kRows, int kPanels>
-  static void add_int8_pairs(Lanes (&sums)[kPanels][kRows], const int8_t* const (&numbers)[kPanels],
-                             const Activation* pair, uint32_t* const (&kept)[kPanels]) {
-    for (int p = 0; p < kPanels; ++p) {
-      const Lanes even = load_int8(numbers[p]), odd = load_int8(numbers[p] + 16);
-      if (kKeep) {
-        _mm256_store_si256(reinterpret_cast<__m256i*>(kept[p]), pairs_of_int8(even.lo, odd.lo));
-        _mm256_store_si256(reinterpret_cast<__m256i*>(kept[p] + 8), pairs_of_int8(even.hi, odd.hi));
-      }
-      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(odd, all(pair[row]), sums[p][row]);
-      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
-    }
-  }
   // Panels of a tile that has many rows: as many accumulators as there are registers for.
   static constexpr int kPanelsPerTile = 1;
   // The same of products of cached matrices, whose tiles have four rows: eight accumulators hide their latency.
@@ -117,13 +96,21 @@ struct Lanes {
   // Bytes before their use at which weights and states are asked for. Cores of Intel, which take AVX-512 without
   // bfloat16, read quicker so; on those of AMD it is in the way.
   static constexpr int kReadAhead = 0;
-  // Tiles of rows from which on a panel of int8 is converted once for all of them.
-  static constexpr int kUnpackedFor = 4;
+
+  // The largest of their sizes, as a number; one that is no number is larger than all others.
+  static float largest_size(Lanes a, Lanes b) {
+    const auto size = [](__m256 each) {
+      return _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), each));
+    };
+    const __m256i eight =
+        _mm256_max_epi32(_mm256_max_epi32(size(a.lo), size(a.hi)), _mm256_max_epi32(size(b.lo), size(b.hi)));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(four));
+  }
 
  private:
-  static __m256i pairs_of_int8(__m256 even, __m256 odd) {
-    return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(even), 16), _mm256_castps_si256(odd));
-  }
   static __m256 rounded_stochastically(__m256 x, uint32_t element, uint32_t noise) {
     const auto all32 = [](uint32_t each) { return _mm256_set1_epi32(static_cast<int>(each)); };
     constexpr uint32_t golden = 0x9e3779b9u;
@@ -169,6 +156,53 @@ struct Lanes {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
   }
+};
+
+// Sixteen int32 lanes: sums of products of int8, which are exact in any order.
+struct WholeLanes {
+  __m256i lo, hi;
+
+  Lanes as_floats() const { return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}; }
+  // Both rounded to nearest, 32 numbers; returns their sum.
+  static int32_t store_int8(int8_t* at, Lanes low, Lanes high) {
+    const __m256i whole[4] = {_mm256_cvtps_epi32(low.lo), _mm256_cvtps_epi32(low.hi), _mm256_cvtps_epi32(high.lo),
+                              _mm256_cvtps_epi32(high.hi)};
+    const __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm256_permutevar8x32_epi32(bytes, order));
+    const __m256i eight =
+        _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+  }
+  // What the sums of a block begin with: `start`, -128 times the sum of its inputs, where the instruction takes weights
+  // as 128 more than they are.
+  static WholeLanes start(uint32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  // Products of four inputs: a lane of `weights` holds those of an output. Pairs of products of sizes up to 127 fit
+  // 16 bits.
+  template <int kRows, int kPanels>
+  static void add_quads(WholeLanes (&sums)[kPanels][kRows], const int8_t* const (&weights)[kPanels],
+                        const uint32_t* quad) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int p = 0; p < kPanels; ++p) {
+      const __m256i* at = reinterpret_cast<const __m256i*>(weights[p]);
+      const __m256i low = _mm256_loadu_si256(at);
+      const __m256i high = _mm256_loadu_si256(at + 1);
+      const __m256i low_size = _mm256_abs_epi8(low), high_size = _mm256_abs_epi8(high);
+      for (int row = 0; row < kRows; ++row) {
+        const __m256i x = _mm256_set1_epi32(static_cast<int>(quad[row]));
+        const __m256i low_pairs = _mm256_maddubs_epi16(low_size, _mm256_sign_epi8(x, low));
+        const __m256i high_pairs = _mm256_maddubs_epi16(high_size, _mm256_sign_epi8(x, high));
+        sums[p][row].lo = _mm256_add_epi32(sums[p][row].lo, _mm256_madd_epi16(low_pairs, ones));
+        sums[p][row].hi = _mm256_add_epi32(sums[p][row].hi, _mm256_madd_epi16(high_pairs, ones));
+      }
+    }
+  }
+  // Panels and rows of a tile.
+  static constexpr int kPanelsPerTile = 1;
+  static constexpr int kRowsPerTile = 4;
 };
 
 }  // namespace

@@ -19,9 +19,6 @@ struct Lanes {
   static Lanes load_float16(const uint16_t* at) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))};
   }
-  static Lanes load_int8(const int8_t* at) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))))};
-  }
   void store(float* at) const { _mm512_storeu_ps(at, x); }
   void store_bfloat16(uint16_t* at) const {
     const __m512i bits = _mm512_castps_si512(x);
@@ -109,19 +106,6 @@ struct Lanes {
       }
     }
   }
-  template <bool kKeep, int kRows, int kPanels>
-  static void add_int8_pairs(Lanes (&sums)[kPanels][kRows], const int8_t* const (&numbers)[kPanels],
-                             const Activation* pair, uint32_t* const (&kept)[kPanels]) {
-    for (int p = 0; p < kPanels; ++p) {
-      const __m512i bits = pairs_of_int8(load_int8(numbers[p]), load_int8(numbers[p] + 16));
-      if (kKeep) _mm512_store_si512(kept[p], bits);
-      const __m512bh both = reinterpret_cast<__m512bh>(bits);
-      for (int row = 0; row < kRows; ++row) {
-        const __m512bh x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair[row])));
-        sums[p][row].x = _mm512_dpbf16_ps(sums[p][row].x, both, x);
-      }
-    }
-  }
 #else
   using Activation = float;
   static constexpr int kActivationsPerPair = 2;
@@ -141,34 +125,67 @@ struct Lanes {
       for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
     }
   }
-  template <bool kKeep, int kRows, int kPanels>
-  static void add_int8_pairs(Lanes (&sums)[kPanels][kRows], const int8_t* const (&numbers)[kPanels],
-                             const Activation* pair, uint32_t* const (&kept)[kPanels]) {
-    for (int p = 0; p < kPanels; ++p) {
-      const Lanes even = load_int8(numbers[p]), odd = load_int8(numbers[p] + 16);
-      if (kKeep) _mm512_store_si512(kept[p], pairs_of_int8(even, odd));
-      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(odd, all(pair[row]), sums[p][row]);
-      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
-    }
-  }
 #endif
   static constexpr int kPanelsPerTile = 4;
   static constexpr int kVectorsPerTile = 2;
 #ifdef __AVX512BF16__
   static constexpr int kReadAhead = 0;
-  static constexpr int kUnpackedFor = 2;
 #else
   static constexpr int kReadAhead = 2048;
-  static constexpr int kUnpackedFor = 8;
 #endif
 
- private:
-  // Pairs of bfloat16: float32 of a number that small is its upper half.
-  static __m512i pairs_of_int8(Lanes even, Lanes odd) {
-    const __m512i upper = _mm512_set_epi16(63, 31, 61, 29, 59, 27, 57, 25, 55, 23, 53, 21, 51, 19, 49, 17,  //
-                                           47, 15, 45, 13, 43, 11, 41, 9, 39, 7, 37, 5, 35, 3, 33, 1);
-    return _mm512_permutex2var_epi16(_mm512_castps_si512(even.x), upper, _mm512_castps_si512(odd.x));
+  static float largest_size(Lanes a, Lanes b) {
+    const auto size = [](Lanes each) { return _mm512_castps_si512(_mm512_abs_ps(each.x)); };
+    const int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(size(a), size(b)));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits)));
   }
+};
+
+struct WholeLanes {
+  __m512i x;
+
+  static WholeLanes load(const int32_t* at) { return {_mm512_loadu_si512(at)}; }
+  Lanes as_floats() const { return {_mm512_cvtepi32_ps(x)}; }
+  static int32_t store_int8(int8_t* at, Lanes low, Lanes high) {
+    const __m512i first = _mm512_cvtps_epi32(low.x), second = _mm512_cvtps_epi32(high.x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtsepi32_epi8(first));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at + 16), _mm512_cvtsepi32_epi8(second));
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+  }
+#ifdef __AVX512VNNI__
+  // The instruction takes numbers without a sign, so weights are 128 more than they are: one bit of each.
+  static WholeLanes start(uint32_t start) { return {_mm512_set1_epi32(static_cast<int>(start))}; }
+  template <int kRows, int kPanels>
+  static void add_quads(WholeLanes (&sums)[kPanels][kRows], const int8_t* const (&weights)[kPanels],
+                        const uint32_t* quad) {
+    for (int p = 0; p < kPanels; ++p) {
+      const __m512i numbers = _mm512_xor_si512(_mm512_loadu_si512(weights[p]), _mm512_set1_epi8(-128));
+      for (int row = 0; row < kRows; ++row) {
+        const __m512i x = _mm512_set1_epi32(static_cast<int>(quad[row]));
+        sums[p][row].x = _mm512_dpbusd_epi32(sums[p][row].x, numbers, x);
+      }
+    }
+  }
+#else
+  static WholeLanes start(uint32_t) { return {_mm512_setzero_si512()}; }
+  template <int kRows, int kPanels>
+  static void add_quads(WholeLanes (&sums)[kPanels][kRows], const int8_t* const (&weights)[kPanels],
+                        const uint32_t* quad) {
+    const __m512i none = _mm512_setzero_si512(), ones = _mm512_set1_epi16(1);
+    for (int p = 0; p < kPanels; ++p) {
+      const __m512i numbers = _mm512_loadu_si512(weights[p]);
+      const __m512i sizes = _mm512_abs_epi8(numbers);
+      const __mmask64 negative = _mm512_movepi8_mask(numbers);
+      for (int row = 0; row < kRows; ++row) {
+        const __m512i x = _mm512_set1_epi32(static_cast<int>(quad[row]));
+        const __m512i pairs = _mm512_maddubs_epi16(sizes, _mm512_mask_sub_epi8(x, negative, none, x));
+        sums[p][row].x = _mm512_add_epi32(sums[p][row].x, _mm512_madd_epi16(pairs, ones));
+      }
+    }
+  }
+#endif
+  static constexpr int kPanelsPerTile = 2;
+  static constexpr int kRowsPerTile = 6;
 };
 
 }  // namespace

@@ -1,13 +1,10 @@
 // What Python sees. Compiled without flags of any instruction set: it runs before we know what there is.
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cstring>
 
 #include "decode_step.h"
 #include "interface.h"
+#include "matrix_unit.h"
 #include "worker_pool.h"
 
 extern const KernelTable kernels_avx2;
@@ -24,16 +21,6 @@ struct Candidate {
 
 constexpr int kCandidates = 4;
 
-// Compilers of some years cannot be asked for it. The registers are large, so Linux keeps them only for those who
-// ask, once for all threads of the process.
-bool matrix_unit() {
-  constexpr unsigned kTile = 1u << 24, kBfloat16 = 1u << 22;
-  constexpr long kAskPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTile) == 0 || (d & kBfloat16) == 0) return false;
-  return syscall(SYS_arch_prctl, kAskPermission, kTileData) == 0;
-}
-
 // The widest first. The built-in also asks whether the operating system keeps the registers.
 void list_candidates(Candidate (&out)[kCandidates]) {
   __builtin_cpu_init();
@@ -42,7 +29,8 @@ void list_candidates(Candidate (&out)[kCandidates]) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   out[0] = {&kernels_amx_bf16, avx512 && matrix_unit()};
-  out[1] = {&kernels_avx512_bf16, avx512 && __builtin_cpu_supports("avx512bf16")};
+  out[1] = {&kernels_avx512_bf16, avx512 && __builtin_cpu_supports("avx512bf16") &&
+                                          __builtin_cpu_supports("avx512vnni")};
   out[2] = {&kernels_avx512, avx512};
 }
 

@@ -18,11 +18,11 @@ void whole_row(const LinearLayer& layer, int64_t output, T* out) {
 template <typename T>
 void int8_row(const LinearLayer& layer, int64_t output, T* out) {
   const int64_t blocks = (layer.inputs + kScaled - 1) / kScaled, lane = output % kPanel;
-  const auto* weights = static_cast<const ScaledBytes*>(layer.packed) + output / kPanel * blocks;
+  const auto* weights = static_cast<const Int8Block*>(layer.packed) + output / kPanel * blocks;
   for (int64_t block = 0; block < blocks; ++block) {
     float scales[kPanel], row[kScaled];
     Lanes::load_float16(weights[block].scales).store(scales);
-    for (int i = 0; i < kScaled; ++i) row[i] = scales[lane] * weights[block].numbers[i][lane];
+    for (int i = 0; i < kScaled; ++i) row[i] = scales[lane] * weights[block].numbers[i / 4][lane * 4 + i % 4];
     const int64_t first = block * kScaled, count = least(layer.inputs - first, kScaled);
     for (int64_t i = 0; i < count; i += kLanes) {
       store_some(out + first + i, static_cast<int>(least(count - i, kLanes)), Lanes::load(row + i));

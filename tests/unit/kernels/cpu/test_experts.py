@@ -12,6 +12,8 @@ from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.moe import Activation
 from testmodels.experts import ExpertBatch
 
+pytestmark = pytest.mark.matrix_unit
+
 KINDS = [(torch.float32, 2e-6), (torch.bfloat16, 2**-7)]
 Pack = Callable[[torch.Tensor], PackedMatrix]
 
@@ -57,7 +59,7 @@ def test_rows_equal_their_definition(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_int8_experts_are_the_experts_of_their_rounded_weights(library: Library, dtype: torch.dtype) -> None:
+def test_int8_experts_are_near_those_of_their_rounded_weights(library: Library, dtype: torch.dtype) -> None:
     batch = ExpertBatch(40, d=64, f=48, dtype=dtype, shared_f=32)
     got = run(packed(library, batch, QuantizedWeight), batch)
     assert batch.shared is not None
@@ -65,8 +67,9 @@ def test_int8_experts_are_the_experts_of_their_rounded_weights(library: Library,
     for matrix in every:
         matrix.copy_(QuantizedWeight(matrix.clone()).rows(torch.arange(len(matrix))))
     expected = batch.expected()
-    step = 4e-6 if dtype == torch.float32 else 2**-6
-    torch.testing.assert_close(got.double(), expected, rtol=step, atol=step * float(expected.abs().max()))
+    # Rows and inner features are made int8 as well: half a percent each, and twice for a gate and its values.
+    off = (got.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert off < 0.02
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,6 +11,8 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
 from peak_memory import peak_bytes
 
+pytestmark = pytest.mark.matrix_unit
+
 SHAPES = [(1, 1), (63, 1), (1, 63), (16, 100), (100, 257), (257, 100), (33, 801)]
 """(outputs, inputs)"""
 KINDS = [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)]

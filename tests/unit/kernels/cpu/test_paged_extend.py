@@ -11,6 +11,8 @@ from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.paged_attention import AttentionPlan
 from testmodels.chunks import CPU, ints, poisoned, strided_cache
 
+pytestmark = pytest.mark.matrix_unit
+
 PIECES = [(1, 1), (63, 63), (100, 2), (257, 100), (64, 1), (130, 65)]
 """(context, the last rows of it that are new)"""
 SCALE = 0.3

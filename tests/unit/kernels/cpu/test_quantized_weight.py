@@ -1,15 +1,18 @@
-"""Matrices of int8: how far off they are, and products that are exact for what they hold."""
+"""Matrices of int8 and the rows that they multiply: how far off, and products that are exact for both."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from int8_rows import as_int8
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.quantized_weight import BLOCK, QuantizedWeight
 from mamba_planner.arithmetic import INT8_BLOCK, INT8_BLOCK_BYTES
 from peak_memory import peak_bytes
+
+pytestmark = pytest.mark.matrix_unit
 
 SHAPES = [(1, 1), (63, 1), (1, 63), (16, 100), (100, 257), (257, 100), (33, 801)]
 """(outputs, inputs)"""
@@ -38,15 +41,15 @@ def test_a_weight_is_off_by_half_a_scale_of_its_block(outputs: int, inputs: int)
 
 @pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_the_product_is_exact_for_what_is_held(
+def test_the_product_is_exact_for_weights_and_rows_as_int8(
     library: Library, outputs: int, inputs: int, dtype: torch.dtype, tolerance: float
 ) -> None:
     weight, bias = rand(outputs, inputs, seed=1, dtype=dtype), rand(outputs, seed=2, dtype=dtype)
     made = PackedLinear(library, QuantizedWeight(weight), bias)
     for rows in (1, 2, 5, 6, 9, 17, 63):
         x = rand(rows, inputs + 3, seed=3, dtype=dtype)[:, 1 : inputs + 1]
-        exact = x.double() @ held(weight).T + bias.double()
-        terms = x.double().abs() @ held(weight).T.abs() + bias.double().abs()
+        exact = as_int8(x) @ held(weight).T + bias.double()
+        terms = as_int8(x).abs() @ held(weight).T.abs() + bias.double().abs()
         assert ((made(x).double() - exact).abs() <= tolerance * (terms + 1e-3)).all(), rows
 
 
@@ -62,7 +65,7 @@ def test_a_row_has_the_same_bits_alone_among_others_and_on_any_number_of_threads
     for rows in (4, 14, 40, 520):
         together = made(x[:rows])
         assert torch.equal(together[::13], alone[: len(together[::13])]), rows
-    for rows in range(2, 12):  # tiles of every height, alone and two or three that share a converted panel
+    for rows in range(2, 26):  # tiles of every height, alone and some that share a panel
         together = made(x[-rows:])
         each = torch.cat([made(x[row : row + 1]) for row in range(520 - rows, 520)])
         assert torch.equal(together, each), rows
@@ -83,6 +86,41 @@ def test_a_weight_that_is_no_number_shows(library: Library) -> None:
         assert out.isfinite().logical_not().nonzero().tolist() == [[0, 7]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_with_what_is_no_number_is_none_and_its_neighbours_are_what_they_were(
+    library: Library, odd: float, dtype: torch.dtype
+) -> None:
+    made = PackedLinear(library, QuantizedWeight(rand(40, 65, seed=1, dtype=dtype)), None)
+    x = rand(21, 65, seed=3, dtype=dtype)
+    before = made(x)
+    x[7, 41] = odd
+    after = made(x)
+    others = [row for row in range(21) if row != 7]
+    assert not after[7].isfinite().any()
+    assert torch.equal(after[others], before[others])
+
+
+def test_an_outlier_takes_digits_from_its_block_alone(library: Library) -> None:
+    weight, x = rand(16, 96, seed=1), rand(6, 96, seed=3)
+    weight[:, 40] = 0
+    lost = float((weight[:, 32:64].abs() @ x[:, 32:64].abs().T).amax())
+    made = PackedLinear(library, QuantizedWeight(weight), None)
+    before = made(x)
+    x[:, 40] = 1e6
+    assert (made(x) - before).abs().amax() <= lost
+    x[:, 40] = 3.0
+    assert (made(x) - before).abs().amax() < lost / 100
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-37, 1e-30, 1e30])
+def test_rows_of_any_size_are_multiplied_or_are_zero(library: Library, size: float) -> None:
+    weight, x = rand(16, 96, seed=1), rand(6, 96, seed=3) * size
+    exact = as_int8(x) @ held(weight).T
+    made = PackedLinear(library, QuantizedWeight(weight), None)(x).double()
+    assert ((made - exact).abs() <= 1e-5 * size * 96).all()
+
+
 def test_zeros_stay_zeros(library: Library) -> None:
     made = PackedLinear(library, QuantizedWeight(torch.zeros(17, 40)), None)
     assert torch.equal(made(rand(3, 40, seed=1)), torch.zeros(3, 17))
@@ -98,10 +136,10 @@ def test_it_takes_the_bytes_that_the_planner_counts_and_little_more_while_it_is_
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_instruction_set_gives_the_same_bits(
-    assert_products_have_same_bits: Callable[..., None], dtype: torch.dtype
+    assert_same_bits: Callable[..., None], dtype: torch.dtype
 ) -> None:
     def run(library: Library) -> tuple[torch.Tensor, ...]:
         made = PackedLinear(library, QuantizedWeight(rand(257, 801, seed=1, dtype=dtype)), None)
         return tuple(made(rand(rows, 801, seed=3, dtype=dtype)) for rows in (1, 7, 100))
 
-    assert_products_have_same_bits(run)
+    assert_same_bits(run)

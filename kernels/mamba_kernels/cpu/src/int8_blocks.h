@@ -1,0 +1,43 @@
+// Blocks of 32 inputs as int8 that share a scale: those of sixteen outputs of a matrix, and those of a row that it
+// multiplies. Included after Lanes.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "elements.h"
+
+namespace {
+
+constexpr int kScaled = 32;          // inputs that share a scale
+constexpr int kQuads = kScaled / 4;  // four inputs of an output are one lane
+
+// scale * number, numbers in -127..127.
+struct Int8Block {
+  uint16_t scales[kLanes];  // float16
+  int8_t numbers[kQuads][kLanes * 4];
+};
+
+// The same of a row.
+struct Int8Inputs {
+  int8_t numbers[kScaled];
+  float scale;
+  uint32_t start;  // -128 times the sum of the numbers, modulo 2^32: see WholeLanes::start
+};
+
+// Below it a block's scale would be no normal number: what is smaller counts as zero.
+constexpr float kLeastOfBlock = 1e-36f;
+
+// The first `count` of a block's inputs; the others are zero. A block in which one is no number has no scale either.
+template <typename T>
+inline Int8Inputs as_int8(const T* x, int count) {
+  const Lanes low = load_some(x, count), high = count > kLanes ? load_some(x + kLanes, count - kLanes) : Lanes::zero();
+  Int8Inputs out;
+  const float largest = Lanes::largest_size(low, high);
+  const bool counts = !(largest < kLeastOfBlock);
+  const Lanes inverse = Lanes::all(counts ? 127.0f / largest : 0.0f);
+  out.scale = counts ? largest / 127.0f : 0.0f;
+  out.start = 0u - 128u * static_cast<uint32_t>(WholeLanes::store_int8(out.numbers, low * inverse, high * inverse));
+  return out;
+}
+
+}  // namespace

@@ -1,0 +1,159 @@
+// y = activation(x W^T + b) of int8 weights by the matrix unit (AMX). Included after Lanes.
+//
+// The numbers of a block of sixteen outputs are what a tile of the unit wants, and those of sixteen rows are its other
+// side: one instruction makes a block's sums of whole numbers, which lanes scale and add to those of the outputs in the
+// same order as without the unit. So a row has the bits that every instruction set gives it, and few rows, of which
+// most of a tile would be empty, are left to lanes.
+#pragma once
+#include "tiles_amx.h"
+
+namespace {
+
+constexpr int64_t kLeftToLanes = 4;  // rows
+
+// A block of inputs of sixteen rows.
+struct alignas(64) Int8TileInputs {
+  int8_t numbers[kSide][kScaled];
+  float scales[kSide];
+};
+
+template <typename T>
+class Int8TileLinear {
+ public:
+  Int8TileLinear(const LinearLayer& layer, const T* x, int64_t x_stride, int64_t rows, T* out, Int8TileInputs* tiles)
+      : layer_(layer),
+        x_(x),
+        x_stride_(x_stride),
+        rows_(rows),
+        out_(out),
+        tiles_(tiles),
+        blocks_((layer.inputs + kScaled - 1) / kScaled),
+        panels_((layer.outputs + kPanel - 1) / kPanel),
+        height_(static_cast<int>(least(rows, kSide))),
+        down_((rows + kSide - 1) / kSide) {}
+
+  static int64_t tiles_size(const LinearLayer& layer, int64_t rows) {
+    return (rows + kSide - 1) / kSide * ((layer.inputs + kScaled - 1) / kScaled);
+  }
+
+  void run() const {
+    const int down = static_cast<int>(down_);
+    if (rows_ <= kPackedByCaller) {
+      for (int tile = 0; tile < down; ++tile) fill(tile);
+    } else {
+      for_each_chunk(down, [this](int tile) { fill(tile); });
+    }
+    const int64_t tile_bytes = blocks_ * static_cast<int64_t>(sizeof(Int8TileInputs));
+    const int64_t panel_bytes = blocks_ * static_cast<int64_t>(sizeof(Int8Block));
+    for_each_tile_block(
+        down_, tile_bytes, panels_, panel_bytes,
+        [this](int64_t panel, int64_t end, int64_t tile, int64_t last) { multiply(panel, end, tile, last); });
+  }
+
+ private:
+  void fill(int64_t row_tile) const {
+    Int8TileInputs* to = tiles_ + row_tile * blocks_;
+    for (int r = 0; r < height_; ++r) {
+      const int64_t row = row_tile * kSide + r;
+      for (int64_t k = 0; k < blocks_; ++k) {
+        Int8Inputs block = {};
+        if (row < rows_) {
+          const int count = static_cast<int>(least(layer_.inputs - k * kScaled, kScaled));
+          block = as_int8(x_ + row * x_stride_ + k * kScaled, count);
+        }
+        std::memcpy(to[k].numbers[r], block.numbers, sizeof block.numbers);
+        to[k].scales[r] = block.scale;
+      }
+    }
+  }
+
+  void multiply(int64_t panel, int64_t end, int64_t tile, int64_t end_tile) const {
+    const TileShapes shapes(height_, kScaled);
+    memory_is_read();
+    _tile_loadconfig(&shapes);
+    for (; panel < end; ++panel) {
+      for (int64_t at = tile; at < end_tile; ++at) {
+        height_ <= 8 ? add_blocks<8>(panel, at) : add_blocks<kSide>(panel, at);
+      }
+    }
+    _tile_release();
+  }
+
+  // kRows: at least as many as there are; those beyond are never looked at.
+  template <int kRows>
+  void add_blocks(int64_t panel, int64_t row_tile) const {
+    const auto* weights = static_cast<const Int8Block*>(layer_.packed) + panel * blocks_;
+    const Int8TileInputs* inputs = tiles_ + row_tile * blocks_;
+    alignas(64) int32_t products[kWide][kSide * kPanel];
+    Lanes sums[kRows];
+    for (Lanes& sum : sums) sum = Lanes::zero();
+    std::memset(products, 0, sizeof products);
+    const auto add = [&](int64_t k, int slot) {
+      const Lanes scale = Lanes::load_float16(weights[k].scales);
+      for (int r = 0; r < kRows; ++r) {
+        const Lanes product = WholeLanes::load(products[slot] + r * kPanel).as_floats();
+        sums[r] = Lanes::fused(product, scale * Lanes::all(inputs[k].scales[r]), sums[r]);
+      }
+    };
+    int64_t k = 0;
+    for (; k + kWide <= blocks_; k += kWide) {  // four under way hide the time that each takes
+      clear_sums();
+      _tile_loadd(4, inputs[k].numbers, kScaled);
+      _tile_loadd(6, weights[k].numbers, kTilePitch);
+      _tile_dpbssd(0, 4, 6);
+      _tile_loadd(5, inputs[k + 1].numbers, kScaled);
+      _tile_loadd(7, weights[k + 1].numbers, kTilePitch);
+      _tile_dpbssd(1, 5, 7);
+      _tile_loadd(4, inputs[k + 2].numbers, kScaled);
+      _tile_loadd(6, weights[k + 2].numbers, kTilePitch);
+      _tile_dpbssd(2, 4, 6);
+      _tile_loadd(5, inputs[k + 3].numbers, kScaled);
+      _tile_loadd(7, weights[k + 3].numbers, kTilePitch);
+      _tile_dpbssd(3, 5, 7);
+      store_sums(products);
+      for (int slot = 0; slot < kWide; ++slot) add(k + slot, slot);
+    }
+    for (; k < blocks_; ++k) {
+      _tile_zero(0);
+      _tile_loadd(4, inputs[k].numbers, kScaled);
+      _tile_loadd(6, weights[k].numbers, kTilePitch);
+      _tile_dpbssd(0, 4, 6);
+      _tile_stored(0, products[0], kTilePitch);
+      add(k, 0);
+    }
+    alignas(64) float out[kRows * kPanel];
+    for (int r = 0; r < kRows; ++r) sums[r].store(out + r * kPanel);
+    const int64_t first = row_tile * kSide;
+    finish_rows(layer_, panel, least(kSide, rows_ - first), out, out_ + first * layer_.outputs);
+  }
+
+  const LinearLayer& layer_;
+  const T* x_;
+  int64_t x_stride_;
+  int64_t rows_;
+  T* out_;
+  Int8TileInputs* tiles_;
+  int64_t blocks_, panels_;
+  int height_;
+  int64_t down_;
+};
+
+template <typename T>
+void int8_rows_amx(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
+  static thread_local Scratch scratch;
+  for (int64_t first = 0; first < rows; first += kTileRowsAtOnce) {
+    const int64_t some = least(rows - first, kTileRowsAtOnce);
+    auto* tiles = scratch.get<Int8TileInputs>(Int8TileLinear<T>::tiles_size(layer, some));
+    Int8TileLinear<T>(layer, static_cast<const T*>(x) + first * x_stride, x_stride, some,
+                      static_cast<T*>(out) + first * layer.outputs, tiles)
+        .run();
+  }
+}
+
+void int8_linear_amx(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
+  if (rows <= kLeftToLanes) return linear(&layer, x, x_stride, rows, out);
+  const auto run = layer.kind == kBfloat16 ? int8_rows_amx<uint16_t> : int8_rows_amx<float>;
+  run(layer, x, x_stride, rows, out);
+}
+
+}  // namespace

@@ -1,0 +1,78 @@
+// What the products by the matrix unit (AMX) have in common. Included after Lanes and linear.h.
+#pragma once
+#include "linear.h"
+
+namespace {
+
+constexpr int kSide = 16;                    // rows of a tile of sums, and its outputs
+constexpr int kTilePitch = 64;               // bytes of a row of any tile but those of int8 rows
+constexpr int kWide = 4;                     // panels at once for few rows, or blocks of int8: all four sums
+constexpr int64_t kCachedRows = 512 << 10;   // bytes of rows that stay in the second cache
+constexpr int64_t kTileRowsAtOnce = 2048;
+
+// Rows of inputs in tiles 4 and 5, weights in 6 and 7, sums in 0 to 3; all are `height` rows but the weights.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  explicit TileShapes(int height, int input_bytes = kTilePitch) {
+    for (int tile = 0; tile < 8; ++tile) {
+      const bool input = tile == 4 || tile == 5;
+      row_bytes[tile] = static_cast<uint16_t>(input ? input_bytes : kTilePitch);
+      rows[tile] = static_cast<uint8_t>(tile < 6 ? height : input_bytes / 4);
+    }
+  }
+};
+
+// What was stored is what tiles load: their instructions do not tell compilers that they read memory.
+inline void memory_is_read() { __asm__ volatile("" ::: "memory"); }
+
+// Of all four tiles of sums.
+inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+template <typename T>
+inline void store_sums(T (&sums)[4][kSide * kPanel]) {
+  static_assert(sizeof(T) * kPanel == kTilePitch);
+  _tile_stored(0, sums[0], kTilePitch);
+  _tile_stored(1, sums[1], kTilePitch);
+  _tile_stored(2, sums[2], kTilePitch);
+  _tile_stored(3, sums[3], kTilePitch);
+}
+
+// Bias, activation and rounding of the sums of a panel's outputs, [rows, kPanel].
+template <typename T>
+void finish_rows(const LinearLayer& layer, int64_t panel, int64_t rows, const float* sums, T* out) {
+  const int64_t output = panel * kPanel;
+  const int count = static_cast<int>(least(kPanel, layer.outputs - output));
+  const auto* bias = static_cast<const T*>(layer.bias);
+  const Lanes added = bias == nullptr ? Lanes::zero() : load_some(bias + output, count);
+  for (int64_t row = 0; row < rows; ++row) {
+    const Lanes sum = activated(Lanes::load(sums + row * kPanel) + added, layer.activation);
+    store_some(out + row * layer.outputs + output, count, sum);
+  }
+}
+
+// Calls multiply(panel, end of panels, row tile, end of them) for blocks of row tiles, an even number of them, whose
+// inputs stay cached while the panels pass by.
+template <typename Multiply>
+void for_each_tile_block(int64_t row_tiles, int64_t tile_bytes, int64_t panels, int64_t panel_bytes,
+                         const Multiply& multiply) {
+  const int64_t per_block = (clamp(kCachedRows / tile_bytes, 1, row_tiles) + 1) / 2 * 2;
+  const int64_t blocks = (row_tiles + per_block - 1) / per_block;
+  const int64_t per_group = (clamp(kChunkBytes / panel_bytes, 1, panels) + kWide - 1) / kWide * kWide;
+  const int64_t groups = (panels + per_group - 1) / per_group;
+  for_each_chunk(static_cast<int>(blocks * groups), [&](int chunk) {
+    const int64_t block = chunk / groups, group = chunk % groups;
+    multiply(group * per_group, least((group + 1) * per_group, panels), block * per_block,
+             least((block + 1) * per_block, row_tiles));
+  });
+}
+
+}  // namespace

@@ -1,0 +1,19 @@
+"""What products by int8 weights make of the rows that they multiply."""
+
+import torch
+import torch.nn.functional as F
+
+BLOCK = 32
+LEAST = 1e-36
+"""Of a block's largest: what is smaller counts as zero."""
+
+
+def as_int8(x: torch.Tensor) -> torch.Tensor:
+    """Rows [T, inputs] as they are multiplied, float64: whole numbers of a 127th of 32 inputs' largest."""
+    inputs = x.shape[1]
+    blocks = F.pad(x.float(), (0, -inputs % BLOCK)).unflatten(1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    counts = ~(largest < LEAST)
+    numbers = (blocks * torch.where(counts, 127 / largest, 0)).round()
+    held = numbers.double() * torch.where(counts, largest / 127, 0).double()
+    return held.flatten(1)[:, :inputs]
