@@ -50,7 +50,7 @@ class AppliedChange:
 class ApplyResult:
     """What came of a plan."""
 
-    done: list[AppliedChange] = field(default_factory=list)
+    applied: list[AppliedChange] = field(default_factory=list)
     errors: list[OperatorError] = field(default_factory=list)
     accepted: dict[str, str] = field(default_factory=dict)
     """As `Snapshot.accepted`, of the children that were written."""
@@ -59,7 +59,7 @@ class ApplyResult:
 
 
 async def apply(
-    client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan, made: OnCreated = lambda _: None
+    client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan, on_created: OnCreated = lambda _: None
 ) -> ApplyResult:
     """Apply, then delete, in the plan's order; when the API server goes away, the rest is left out."""
     outcome = ApplyResult()
@@ -68,23 +68,23 @@ async def apply(
     try:
         token_missing = False
         for change in plan.applies:
-            if token_missing and _mounts_the_token(change.manifest):
+            if token_missing and _mounts_token(change.manifest):
                 # Without engines the next pass tries both again; with them nothing tells what is missing.
                 continue
             try:
-                if await _apply(client, snapshot, change, outcome, made):
-                    outcome.done.append(AppliedChange(ref(change.manifest), change.change, change.detail))
+                if await _apply(client, snapshot, change, outcome, on_created):
+                    outcome.applied.append(AppliedChange(ref(change.manifest), change.change, change.detail))
             except Unreachable:
                 raise
             except NotInSchema as error:
-                outcome.errors.append(_in_the_spec(change.manifest, error))
+                outcome.errors.append(_as_spec_error(change.manifest, error))
             except OperatorError as error:
                 outcome.errors.append(error)
                 token_missing = token_missing or change.create_only
         for removal in plan.deletes:
             try:
                 await _delete(client, snapshot, removal)
-                outcome.done.append(AppliedChange(removal.ref, removal.change))
+                outcome.applied.append(AppliedChange(removal.ref, removal.change))
             except Unreachable:
                 raise
             except Conflict:
@@ -98,7 +98,7 @@ async def apply(
 
 
 async def _apply(
-    client: KubeClient, snapshot: Snapshot, change: Apply, outcome: ApplyResult, made: OnCreated
+    client: KubeClient, snapshot: Snapshot, change: Apply, outcome: ApplyResult, on_created: OnCreated
 ) -> bool:
     """Whether the child is another one than before."""
     one = ref(change.manifest)
@@ -112,7 +112,7 @@ async def _apply(
         return True
     if before is None:
         after = await _make(client, snapshot, change.manifest)
-        made(after)
+        on_created(after)
     else:
         after = await _change(client, change.manifest, before)
     uid = str(metadata(after).get("uid"))
@@ -123,20 +123,20 @@ async def _apply(
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
 
 
-def _mounts_the_token(manifest: Manifest) -> bool:
+def _mounts_token(manifest: Manifest) -> bool:
     labels = manifest["metadata"].get("labels") or {}
     return manifest["kind"] == "Deployment" and labels.get(names.LABEL_COMPONENT) == "engine"
 
 
-def _in_the_spec(manifest: Manifest, error: NotInSchema) -> OperatorError:
+def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
     """The error by the field it came from: in what we render, only what users wrote is unchecked."""
     inside = error.path.removeprefix(".spec.template")
     if manifest["kind"] != "Deployment" or inside == error.path:
         return error
     component = manifest["metadata"]["labels"][names.LABEL_COMPONENT]
     field = "spec.gateway.podTemplate" if component == "gateway" else "spec.podTemplate"
-    said = f"{field}{inside}: {error.complaint}"
-    return NotInSchema(said, path=error.path, complaint=error.complaint)
+    message = f"{field}{inside}: {error.complaint}"
+    return NotInSchema(message, path=error.path, complaint=error.complaint)
 
 
 def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
@@ -154,7 +154,7 @@ async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> M
         if not found:
             # It went in between: the next pass makes it.
             raise
-        _check_ours(found[0], snapshot, one)
+        _check_ownership(found[0], snapshot, one)
         return await _change(client, manifest, found[0])
 
 
@@ -164,15 +164,19 @@ async def _change(client: KubeClient, manifest: Manifest, before: Manifest) -> M
     return await client.apply(_same_object(manifest, before))
 
 
-def _check_ours(found: Manifest, snapshot: Snapshot, one: Ref) -> None:
+def _check_ownership(found: Manifest, snapshot: Snapshot, child: Ref) -> None:
     """Raises `Terminating` or `NameTaken` where a name is not ours."""
     if owner_uid(found) == snapshot.uid or (_is_orphan(found, snapshot) and not is_terminating(found)):
         return
-    of = owner_name(found)
-    if is_terminating(found) or of == snapshot.key.name:
-        raise Terminating(f"{one} of an earlier {snapshot.key.name} is being collected")
-    whose = f"belongs to the MambaDeployment {of}" if of else "does not belong to this MambaDeployment"
-    raise NameTaken(f"{one} exists and {whose}: rename the one or the other, or delete it")
+    other_owner = owner_name(found)
+    if is_terminating(found) or other_owner == snapshot.key.name:
+        raise Terminating(f"{child} of an earlier {snapshot.key.name} is being collected")
+    whose = (
+        f"belongs to the MambaDeployment {other_owner}"
+        if other_owner
+        else "does not belong to this MambaDeployment"
+    )
+    raise NameTaken(f"{child} exists and {whose}: rename the one or the other, or delete it")
 
 
 def _is_orphan(found: Manifest, snapshot: Snapshot) -> bool:

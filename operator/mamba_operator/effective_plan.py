@@ -47,17 +47,17 @@ class EffectivePlan:
     """`chosen-for`; None where the strategy is that of the declared workload, or of the spec."""
     workload: WorkloadStatus | None = None
     """`status.workload`."""
-    announced: str | None = None
+    announcement: str | None = None
     """What running engines are to be told, and when."""
-    differs: str | None = None
+    difference: str | None = None
     """What the measured traffic would be planned as, where that needs other pods."""
-    again_in: float | None = None
+    requeue_after: float | None = None
     """Seconds until time alone changes it."""
 
 
 def effective_plan(
     deployment: MambaDeployment,
-    judged: PinnedVerdict,
+    pinned: PinnedVerdict,
     engine: Manifest | None,
     measured: MeasuredWorkload | None,
     now: datetime,
@@ -76,9 +76,9 @@ def effective_plan(
     """
     old = deployment.status.workload if deployment.status is not None else None
     shown = workload_status(old, measured, now)
-    spec, given, base = deployment.spec, judged.given, judged.verdict
-    pinned = spec.workload_source == "Declared" or spec.state_cache.strategy != "Auto" or not tunable
-    if pinned or given is None or not isinstance(base, PlanFits):
+    spec, given, base = deployment.spec, pinned.given, pinned.verdict
+    fixed = spec.workload_source == "Declared" or spec.state_cache.strategy != "Auto" or not tunable
+    if fixed or given is None or not isinstance(base, PlanFits):
         return EffectivePlan(base, workload=shown)
     chosen, verdict = recorded_choice(engine), base
     if chosen is not None:
@@ -102,9 +102,9 @@ def effective_plan(
         verdict,
         note,
         shown.model_copy(update={"proposed": change.proposed}),
-        _announced(change.proposed, plan.strategy, traffic),
-        _differs(_best_alternative(given, traffic, verdict, STATE_DTYPES), verdict, traffic),
-        change.again_in,
+        _announcement(change.proposed, plan.strategy, traffic),
+        _difference(_best_alternative(given, traffic, verdict, STATE_DTYPES), verdict, traffic),
+        change.requeue_after,
     )
 
 
@@ -112,9 +112,9 @@ def recorded_choice(engine: Manifest | None) -> StrategyChoice | None:
     """What the Deployment notes; None where there is nothing that can be read."""
     text = annotation(engine, names.ANNOTATION_CHOSEN_FOR) if engine is not None else None
     try:
-        told: Any = json.loads(text) if text is not None else None
-        strategy = told.pop("strategy")
-        traffic = Workload(**told)
+        recorded: Any = json.loads(text) if text is not None else None
+        strategy = recorded.pop("strategy")
+        traffic = Workload(**recorded)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     counts = (traffic.prompt_tokens, traffic.output_tokens, traffic.concurrency)
@@ -150,18 +150,20 @@ def traffic_of(deployment: MambaDeployment, shown: WorkloadStatus) -> Workload:
 
 def _planned_as(chosen: StrategyChoice, given: PlannerInput, base: PlanFits) -> PlanFits | None:
     """The plan with that strategy and the state type that pods have; None where it does not fit."""
-    told = base.plan.state_dtype
+    state_dtype = base.plan.state_dtype
     made = planned(given, chosen.traffic)
     if not isinstance(made, PlanFits) or (made.plan.strategy, made.plan.state_dtype) != (
         chosen.strategy,
-        told,
+        state_dtype,
     ):
         # With reasons for what is, though the planner would choose otherwise by now.
-        update = {"strategy": chosen.strategy, "state_dtype": told}
+        update = {"strategy": chosen.strategy, "state_dtype": state_dtype}
         made = planned(replace(given, settings=given.settings.model_copy(update=update)), chosen.traffic)
     if not isinstance(made, PlanFits):
         return None
-    words = f"chosen for the traffic that engines measured, {_in_words(chosen.traffic)}: {made.plan.reason}"
+    words = (
+        f"chosen for the traffic that engines measured, {_traffic_text(chosen.traffic)}: {made.plan.reason}"
+    )
     return replace(made, plan=made.plan.model_copy(update={"reason": words[:4096]}))
 
 
@@ -177,27 +179,27 @@ def _best_alternative(
         return None
 
 
-def _announced(proposed: ProposedStrategy | None, now: str, traffic: Workload) -> str | None:
+def _announcement(proposed: ProposedStrategy | None, now: str, traffic: Workload) -> str | None:
     if proposed is None or proposed.takes_effect is None:
         return None
     return (
-        f"engines measured {_in_words(traffic)}, for which {proposed.strategy} is expected to do better than "
-        f"{now} ({proposed.gain}): running engines are told at {proposed.takes_effect}, no pod is replaced; "
-        f"to keep {now}, name it in spec.stateCache.strategy"
+        f"engines measured {_traffic_text(traffic)}, for which {proposed.strategy} is expected to do better "
+        f"than {now} ({proposed.gain}): running engines are told at {proposed.takes_effect}, no pod is "
+        f"replaced; to keep {now}, name it in spec.stateCache.strategy"
     )
 
 
-def _differs(best: Alternative | None, now: PlanFits, traffic: Workload) -> str | None:
+def _difference(best: Alternative | None, now: PlanFits, traffic: Workload) -> str | None:
     if best is None or best.state_dtype == now.plan.state_dtype or best.gain < MARGIN:
         return None
     return (
-        f"engines measured {_in_words(traffic)}, for which {best.strategy} with {best.state_dtype} states is "
-        f"expected to do better ({gained(best)}); that needs new pods and is not done by itself: set "
-        f"spec.stateCache.stateDtype to {best.state_dtype} to have it"
+        f"engines measured {_traffic_text(traffic)}, for which {best.strategy} with {best.state_dtype} "
+        f"states is expected to do better ({gained(best)}); that needs new pods and is not done by itself: "
+        f"set spec.stateCache.stateDtype to {best.state_dtype} to have it"
     )
 
 
-def _in_words(traffic: Workload) -> str:
+def _traffic_text(traffic: Workload) -> str:
     return (
         f"prompts of {traffic.prompt_tokens:,} and outputs of {traffic.output_tokens:,} tokens, "
         f"{traffic.shared_prefix_ratio:.0%} of prompts shared, {traffic.concurrency} at once"

@@ -36,7 +36,7 @@ async def put_strategy(
             aiohttp.ClientSession(timeout=TIMEOUT) as session,
             session.put(url, json=dict(body), headers=headers) as answer,
         ):
-            return answer.status, _words(await answer.text())
+            return answer.status, _error_message(await answer.text())
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         return 0, str(error) or type(error).__name__
 
@@ -68,7 +68,7 @@ async def send_updates(
     )
 
 
-def _words(text: str) -> str:
+def _error_message(text: str) -> str:
     """The message of an error envelope, or the text as it is."""
     try:
         said = json.loads(text)

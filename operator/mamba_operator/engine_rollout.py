@@ -67,7 +67,9 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
         revision,
         choice,
         in_place,
-        pending_updates(snapshot.pods, tuned, revision.label, snapshot.told) if tuned is not None else (),
+        pending_updates(snapshot.pods, tuned, revision.label, snapshot.sent_settings)
+        if tuned is not None
+        else (),
         recorded,
         _made_later(context) if loading and choice.instead is None else frozenset(),
     )

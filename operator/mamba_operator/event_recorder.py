@@ -121,7 +121,7 @@ class EventRecorder:
             while True:
                 await self._wakeup.wait()
                 while self._waiting:
-                    await self._turn()
+                    await self._wait_for_passes()
                     await self._next()
                 self._wakeup.clear()
         finally:
@@ -134,7 +134,7 @@ class EventRecorder:
         while self._waiting:
             await self._next()
 
-    async def _turn(self) -> None:
+    async def _wait_for_passes(self) -> None:
         """Return when no pass is due, or the oldest event has waited long enough."""
         loop = asyncio.get_running_loop()
         while (  # noqa: ASYNC110 - passes begin and end too often to say so each time

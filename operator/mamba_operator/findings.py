@@ -131,14 +131,16 @@ def _planned(view: ConditionInputs) -> Finding:
 def _of_verdict(view: ConditionInputs) -> Finding:
     match view.verdict:
         case PlanFits(_, message, reported):
-            if (announced := view.plan.announced) is not None:
-                return Finding("True", Reason.STRATEGY_ANNOUNCED, f"{message}; {announced}")
-            if (differs := view.plan.plan_differs) is not None:
-                return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {differs}")
+            if (announcement := view.plan.announcement) is not None:
+                return Finding("True", Reason.STRATEGY_ANNOUNCED, f"{message}; {announcement}")
+            if (difference := view.plan.plan_difference) is not None:
+                return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {difference}")
             return Finding("True", Reason.PLAN_REPORTED if reported else Reason.PLAN_COMPUTED, message)
         case PlanUnknown(reason, message):
-            if (differs := view.plan.plan_differs) is not None:
-                return Finding("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {differs}")
+            if (difference := view.plan.plan_difference) is not None:
+                return Finding(
+                    "Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {difference}"
+                )
             return Finding("Unknown", reason, message)
         case PlanDoesNotFit(message):
             return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
@@ -176,11 +178,11 @@ def _progressing(view: ConditionInputs) -> Finding:
         return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed")
     engine, gateway = view.engine, view.gateway
     if (load := view.plan.load) is not None:
-        stopped = load.failed and load.again_in is not None
+        stopped = load.failed and load.requeue_after is not None
         return Finding(
             "False" if stopped else "True",
             Reason.DOWNLOAD_FAILED if stopped else Reason.DOWNLOADING_MODEL,
-            load.says,
+            load.message,
         )
     for which, state in (("engine", engine), ("gateway", gateway)):
         # What the controller says of engines may still be about the revision that was taken back.
@@ -230,7 +232,7 @@ def _progressing(view: ConditionInputs) -> Finding:
         return Finding("True", Reason.SCALING_UP, f"{engine.ready} of {wanted} engines are ready{instead}")
     if not gateway.exists or not gateway.current or gateway.ready < gateway.wanted:
         return Finding("True", Reason.ROLLING_OUT, f"{gateway.ready} of {gateway.wanted} gateways are ready")
-    if view.plan.key_waits:
+    if view.plan.key_blocked:
         said = "engines ask gateways for a key when the last gateway without one has ended"
         return Finding("True", Reason.ROLLING_OUT, said)
     if view.plan.failed is not None:
@@ -265,9 +267,9 @@ def _degraded(view: ConditionInputs) -> Finding:
     if found is not None:
         return Finding("True", found.reason, found.message)
     if (load := view.plan.load) is not None and load.failed:
-        return Finding("True", Reason.DOWNLOAD_FAILED, load.says)
+        return Finding("True", Reason.DOWNLOAD_FAILED, load.message)
     if load is not None and load.refused:
-        return Finding("True", Reason.PODS_REFUSED, load.says)
+        return Finding("True", Reason.PODS_REFUSED, load.message)
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.refused is not None:
             return _advised(Reason.PODS_REFUSED, f"{which}: {state.refused}")
@@ -307,9 +309,9 @@ def _up_to_date(findings: dict[ConditionType, Finding], view: ConditionInputs, g
     return Finding("True", Reason.UP_TO_DATE, f"every pod runs generation {generation}")
 
 
-def _repeated(up_to_date: Finding, so: bool) -> Finding:
+def _repeated(up_to_date: Finding, applies: bool) -> Finding:
     """For tools that know these two types alone: why the spec is not what runs, if for such a reason."""
-    status: ConditionStatus = "True" if up_to_date.status == "False" and so else "False"
+    status: ConditionStatus = "True" if up_to_date.status == "False" and applies else "False"
     return Finding(status, up_to_date.reason, up_to_date.message)
 
 

@@ -43,38 +43,38 @@ class LoadWatch:
 
     def __init__(self, indices: Indices, read: ReadMetrics, wake: Callable[[Key], None]) -> None:
         self._indices, self._read, self._wake = indices, read, wake
-        self._known: dict[Key, Mapping[str, DownloadProgress]] = {}
+        self._progress: dict[Key, Mapping[str, DownloadProgress]] = {}
 
     def progress(self, key: Key) -> Mapping[str, DownloadProgress]:
         """By name of a loader's pod that runs and answers: bytes fetched, of bytes in all."""
-        return self._known.get(key, {})
+        return self._progress.get(key, {})
 
     async def run(self) -> None:
         """Look for ever; ends only by cancellation."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(PERIOD)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Once at every deployment whose loader runs, all at the same time."""
         loading = {
             key: pods
             for key in self._indices.keys(MAMBA_DEPLOYMENT)
-            if (pods := [pod for pod in self._indices.of(POD, key) if _fetches(pod)])
+            if (pods := [pod for pod in self._indices.of(POD, key) if _runs_download(pod)])
         }
-        for key in self._known.keys() - loading.keys():
-            del self._known[key]
-        looks = {key: self._look_at(key, pods) for key, pods in loading.items()}
-        await run_concurrently(looks, "load_watch_broken")
+        for key in self._progress.keys() - loading.keys():
+            del self._progress[key]
+        polls = {key: self._poll(key, pods) for key, pods in loading.items()}
+        await run_concurrently(polls, "load_watch_broken")
 
-    async def _look_at(self, key: Key, pods: list[Manifest]) -> None:
-        told = await pod_reports(self._read, pods, read_download)
+    async def _poll(self, key: Key, pods: list[Manifest]) -> None:
+        reports = await pod_reports(self._read, pods, read_download)
         # Before it knows how much there is to fetch it says nothing: 0 of 0.
-        known = {pod: one for pod, one in told.items() if one is not None and one[1] > 0}
-        if known != self._known.get(key, {}):
-            self._known[key] = known
+        progress = {pod: one for pod, one in reports.items() if one is not None and one[1] > 0}
+        if progress != self._progress.get(key, {}):
+            self._progress[key] = progress
             self._wake(key)
 
 
-def _fetches(pod: Manifest) -> bool:
+def _runs_download(pod: Manifest) -> bool:
     return is_downloading(pod) or (is_loader(pod) and (pod.get("status") or {}).get("phase") == "Running")

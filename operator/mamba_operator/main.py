@@ -79,7 +79,7 @@ class Operator:
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
         self._stopping = asyncio.Event()
-        self._later: list[asyncio.Task[None]] = []
+        self._end_last: list[asyncio.Task[None]] = []
         """What ends after the lease was given back."""
         self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_PERIOD)
         self._leadership = Leadership(
@@ -130,7 +130,7 @@ class Operator:
                     task.cancel()
                 await asyncio.gather(stopping, leading, return_exceptions=True)
                 # Not before the lease is given back, because kopf as it ends cancels all younger tasks.
-                await self._end_later()
+                await self._cancel_end_last()
                 log.info("operator_stopped", identity=settings.identity)
 
     async def _lead(self) -> None:
@@ -139,19 +139,25 @@ class Operator:
         try:
             await self._crd_served()
             key = await self._admin_key()
-            shown = ScalingMetrics(self._metrics.registry)
+            scaling_metrics = ScalingMetrics(self._metrics.registry)
             async with MetricsReader() as pods:
-                while await self._work(await self._namespaces.first(), key, pods, shown):
-                    await self._end_later()
+                while await self._serve(await self._namespaces.first(), key, pods, scaling_metrics):
+                    await self._cancel_end_last()
         finally:
             self._metrics.leader.set(0)
 
-    async def _work(
-        self, served: tuple[str, ...], key: AdminKey | None, pods: MetricsReader, shown: ScalingMetrics
+    async def _serve(
+        self,
+        served: tuple[str, ...],
+        key: AdminKey | None,
+        pods: MetricsReader,
+        scaling_metrics: ScalingMetrics,
     ) -> bool:
         """Serve these namespaces; without any, the whole cluster. True: others are to be served now."""
         settings, indices = self._settings, Indices()
-        autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
+        autoscaler = Autoscaler(
+            indices, pods.read, self._queue.add, scaling_metrics, period=settings.scale_every
+        )
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
         loads = LoadWatch(indices, pods.read, self._queue.add)
         traffic = WorkloadWatch(indices, pods.read, self._queue.add)
@@ -162,7 +168,7 @@ class Operator:
             identity=settings.identity,
             timeout=settings.reconcile_timeout,
             resync=lambda: settings.resync * (1.0 - JITTER * random.random()),
-            seen=self._seen,
+            on_listed=self._on_listed,
             shipped=self._shipped,
             indices=indices,
             images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
@@ -178,66 +184,66 @@ class Operator:
             read=pods.read,
             busy=lambda: len(self._queue) > 0,
         )
-        registry = make_registry(self._queue.add, self._delivered, indices)
+        registry = make_registry(self._queue.add, self._on_delivered, indices)
         watching = asyncio.create_task(run_watches(registry, served, self.take_signals))
-        telling = asyncio.create_task(reconciler.events.run())
-        self._later = [telling, watching]
+        recording = asyncio.create_task(reconciler.events.run())
+        self._end_last = [recording, watching]
         release = f"{own_namespace(settings)}/{settings.lease}"
         claims = NamespaceClaims(
-            self._client, release, reconciler, reconciler.left,
+            self._client, release, reconciler, reconciler.record_other_release,
             exists=lambda key: bool(indices.of(MAMBA_DEPLOYMENT, key)),
         )  # fmt: skip
-        acting = [
+        coroutines = [
             self._queue.run(claims, settings.workers),
             claims.run(),
-            self._resync(served, indices, reconciler.doubt),
+            self._resync(served, indices, reconciler.mark_stale),
             autoscaler.run(),
             rollouts.run(),
             loads.run(),
             traffic.run(),
         ]
         if plans is not None:
-            acting.append(plans.run())
+            coroutines.append(plans.run())
         if settings.external_metrics_port is not None:
-            acting.append(self._external_metrics(shown))
-        changing = asyncio.create_task(self._namespaces.other_than(served))
-        tasks = [changing, *map(asyncio.create_task, acting)]
+            coroutines.append(self._external_metrics(scaling_metrics))
+        namespace_change = asyncio.create_task(self._namespaces.wait_for_change(served))
+        tasks = [namespace_change, *map(asyncio.create_task, coroutines)]
         try:
-            done, _ = await asyncio.wait({telling, watching, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({recording, watching, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            return done == {changing}
+            return done == {namespace_change}
         finally:
             await _end(tasks, settings.exit_timeout)
 
-    async def _end_later(self) -> None:
+    async def _cancel_end_last(self) -> None:
         """End what changes nothing: the events that wait are written, and what watches still deliver is for
         the next operator. Both take time while there is much of it."""
-        for task in self._later:
+        for task in self._end_last:
             task.cancel()
             await asyncio.wait({task}, timeout=self._settings.exit_timeout)
-        self._later = []
+        self._end_last = []
 
-    async def _external_metrics(self, shown: ScalingMetrics) -> None:
+    async def _external_metrics(self, scaling_metrics: ScalingMetrics) -> None:
         # Not before it is asked for: the certificates' library is no small one.
         from mamba_operator.external_metrics.registration import Registration, registration_settings
 
         of = registration_settings(self._settings, self._host, own_namespace(self._settings))
-        await Registration(self._client, shown, of).run()
+        await Registration(self._client, scaling_metrics, of).run()
 
     async def _crd_served(self) -> None:
         """Wait until the cluster knows MambaDeployments: the operator may be installed first."""
-        told = False
+        logged = False
         while True:
             try:
                 if await self._client.serves(MAMBA_DEPLOYMENT):
                     return
-                if not told:
+                if not logged:
                     log.error(
                         "crd_missing",
                         advice="install it with: mambaserve crd | kubectl apply --server-side -f -",
                     )
-                    told = True
+                    logged = True
             except ClusterError as error:
                 log.warning("cluster_unreachable", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
@@ -250,7 +256,9 @@ class Operator:
                 log.warning("admin_key_missing", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
 
-    async def _resync(self, served: tuple[str, ...], indices: Indices, doubt: Callable[[Key], None]) -> None:
+    async def _resync(
+        self, served: tuple[str, ...], indices: Indices, mark_stale: Callable[[Key], None]
+    ) -> None:
         """Look at every MambaDeployment now and then, and whether watches hold what is there: the net below
         them. One list per kind, however many objects there are.
 
@@ -261,43 +269,45 @@ class Operator:
                 while not indices.complete:  # noqa: ASYNC110 - set by an event, whichever that is
                     await asyncio.sleep(GLANCE)
         while True:
-            asked = time.monotonic()
-            indices.forget_unshown()
+            requested_at = time.monotonic()
+            indices.expire_unconfirmed()
             try:
                 for namespace in served or (None,):
-                    await self._resync_in(namespace, asked, indices, doubt)
+                    await self._resync_in(namespace, requested_at, indices, mark_stale)
             except ClusterError as error:
                 log.warning("resync_failed", error=str(error))
             await asyncio.sleep(self._settings.resync * (1.0 - JITTER * random.random()))
 
     async def _resync_in(
-        self, namespace: str | None, asked: float, indices: Indices, doubt: Callable[[Key], None]
+        self, namespace: str | None, requested_at: float, indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
         """All of a namespace, or of the cluster."""
         for kind in (*WATCHED, MAMBA_DEPLOYMENT):
             ours = "" if kind is MAMBA_DEPLOYMENT else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
             listed = await self._client.list(kind, namespace, selector=ours, metadata_only=True)
             for one in listed:
-                self._seen(kind, one, asked)
+                self._on_listed(kind, one, requested_at)
                 if kind is MAMBA_DEPLOYMENT and (key := owner_key(kind, one)) is not None:
                     self._queue.add(key)
             if indices.complete:
                 # What is on its way just now is among them: a pass that reads costs little, now and then.
                 for key in indices.differing(kind, listed):
                     if namespace in (None, key.namespace):
-                        doubt(key)
+                        mark_stale(key)
                         self._queue.add(key)
 
-    def _delivered(self, kind: Kind, one: Manifest, deleted: bool) -> None:
+    def _on_delivered(self, kind: Kind, manifest: Manifest, deleted: bool) -> None:
         self._metrics.events.labels(kind.kind).inc()
         if deleted:
-            self._freshness.gone(_identity(kind, one))
+            self._freshness.gone(_identity(kind, manifest))
         else:
-            version = str(metadata(one).get("resourceVersion", ""))
-            self._freshness.delivered(_identity(kind, one), version, time.monotonic())
+            version = str(metadata(manifest).get("resourceVersion", ""))
+            self._freshness.delivered(_identity(kind, manifest), version, time.monotonic())
 
-    def _seen(self, kind: Kind, one: Manifest, asked: float) -> None:
-        self._freshness.listed(_identity(kind, one), str(metadata(one).get("resourceVersion", "")), asked)
+    def _on_listed(self, kind: Kind, manifest: Manifest, requested_at: float) -> None:
+        self._freshness.listed(
+            _identity(kind, manifest), str(metadata(manifest).get("resourceVersion", "")), requested_at
+        )
 
     def _problems(self) -> list[str]:
         found = [self._lag.check()]
@@ -313,8 +323,8 @@ class Operator:
         return None if self._leadership.informed else "has not seen the lease yet"
 
 
-def _identity(kind: Kind, one: Manifest) -> tuple[str, str]:
-    meta = metadata(one)
+def _identity(kind: Kind, manifest: Manifest) -> tuple[str, str]:
+    meta = metadata(manifest)
     return kind.plural, str(meta.get("uid"))
 
 

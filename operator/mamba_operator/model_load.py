@@ -44,7 +44,7 @@ NO_POD = 60.0
 class ModelLoad:
     """How far it is, and what is to be done about it."""
 
-    says: str
+    message: str
     """For people."""
     report: ModelReport | None = None
     """What was downloaded; None: nothing yet."""
@@ -56,7 +56,7 @@ class ModelLoad:
     """The Job or the record to make."""
     keep: frozenset[Ref] = frozenset()
     """What of it must stay."""
-    again_in: float | None = None
+    requeue_after: float | None = None
     """Seconds until time alone changes it."""
 
 
@@ -74,7 +74,11 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     job_ref = Ref(JOB.kind, children.loader(load))
     job = snapshot.children.get(job_ref)
     keep = frozenset({record_ref, job_ref})
-    pods = [] if job is None else sorted((pod for pod in snapshot.pods if _is_of(pod, job)), key=_made)
+    pods = (
+        []
+        if job is None
+        else sorted((pod for pod in snapshot.pods if _belongs_to(pod, job)), key=_creation_key)
+    )
     kept_up = next((pod for pod in pods if _is_kept_up(pod)), None)
     if (known := _recorded(snapshot.children.get(record_ref), load)) is not None:
         # A Job whose pod another container keeps up never ends, nor does what it holds of the volume.
@@ -83,8 +87,8 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     if job is None:
         if (other := _still_running(snapshot.pods)) is not None:
             return ModelLoad(f"waits for pod {other}, which downloads to the same volume, to end", keep=keep)
-        return ModelLoad(_begins(model.uri, children), apply=made, keep=keep)
-    again = ModelLoad(_begins(model.uri, children), keep=keep - {job_ref})
+        return ModelLoad(_download_text(model.uri, children), apply=made, keep=keep)
+    again = ModelLoad(_download_text(model.uri, children), keep=keep - {job_ref})
     if is_terminating(job):
         return again
     since = _condition(job, "Complete")
@@ -94,7 +98,7 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
         return ModelLoad(f"{model.uri} is downloaded", report, apply=record, keep=keep)
     if since:
         if (left := REPORT_LAG - _age(since, now)) > 0:
-            return ModelLoad(f"waits for the report of {job_ref}", keep=keep, again_in=left)
+            return ModelLoad(f"waits for the report of {job_ref}", keep=keep, requeue_after=left)
         return again
     if annotation(job, names.ANNOTATION_SPEC_HASH) != annotation(made, names.ANNOTATION_SPEC_HASH):
         # What it is made of cannot change: an image that was corrected needs another one.
@@ -104,28 +108,29 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
         if left <= 0:
             return again
         at = timestamp(now + timedelta(seconds=left))
-        said = f"{_failure(pods, job)}; tried again at {at}, and at once when {job_ref} is deleted"
-        return ModelLoad(f"{job_ref} gave up: {said}", failed=True, keep=keep, again_in=left)
+        detail = f"{_failure(pods, job)}; tried again at {at}, and at once when {job_ref} is deleted"
+        return ModelLoad(f"{job_ref} gave up: {detail}", failed=True, keep=keep, requeue_after=left)
     if kept_up is not None:
-        said = f"{_words(kept_up)}; another container keeps the pod up: tried again when {job_ref} is deleted"
-        return ModelLoad(said, failed=True, keep=keep)
+        detail = _failure_message(kept_up)
+        detail += f"; another container keeps the pod up: tried again when {job_ref} is deleted"
+        return ModelLoad(detail, failed=True, keep=keep)
     attempts = int((job.get("status") or {}).get("failed") or 0)
     wait = None if pods or attempts else _until_refused(job, now)
     if wait is not None and wait <= 0:
-        said = f"{job_ref} gets no pod: `kubectl describe job {job_ref.name}` says why, most often a quota"
-        return ModelLoad(said, refused=True, keep=keep)
-    says = f"{_begins(model.uri, children)}, attempt {attempts + 1} of {ATTEMPTS}"
+        detail = f"{job_ref} gets no pod: `kubectl describe job {job_ref.name}` says why, most often a quota"
+        return ModelLoad(detail, refused=True, keep=keep)
+    message = f"{_download_text(model.uri, children)}, attempt {attempts + 1} of {ATTEMPTS}"
     if running := next((name_of(pod) for pod in pods if _phase(pod) in ("Pending", "Running")), None):
-        says += f" by pod {running}{_how_far(snapshot.downloads.get(running))}"
+        message += f" by pod {running}{_progress_text(snapshot.downloads.get(running))}"
     if attempts:
-        says += f"; the last one: {_failure(pods, job)}"
-    return ModelLoad(says, failed=attempts > 1, keep=keep, again_in=wait)
+        message += f"; the last one: {_failure(pods, job)}"
+    return ModelLoad(message, failed=attempts > 1, keep=keep, requeue_after=wait)
 
 
 def downloads_in_words(pods: Iterable[Manifest], fetched: Mapping[str, DownloadProgress]) -> str:
     """How far engine pods are that download the model to a claim of the user's; empty where none does."""
     downloading = sorted(name_of(pod) for pod in pods if is_downloading(pod))
-    said = "; ".join(f"pod {name}{_how_far(fetched.get(name))}" for name in downloading)
+    said = "; ".join(f"pod {name}{_progress_text(fetched.get(name))}" for name in downloading)
     return f"downloads the model before it starts, or waits for another that does: {said}" if said else ""
 
 
@@ -156,11 +161,11 @@ def _until_refused(job: Manifest, now: datetime) -> float | None:
     return None if started is None or suspended else NO_POD - (now - started).total_seconds()
 
 
-def _begins(uri: str, children: names.Children) -> str:
+def _download_text(uri: str, children: names.Children) -> str:
     return f"downloads {uri} to {CLAIM.kind} {children.model_cache}"
 
 
-def _how_far(fetched: DownloadProgress | None) -> str:
+def _progress_text(fetched: DownloadProgress | None) -> str:
     if fetched is None:
         return ", whose log tells how far it is"
     return f": {binary_size(fetched[0])} of {binary_size(fetched[1])}"
@@ -179,12 +184,12 @@ def _still_running(pods: Iterable[Manifest]) -> str | None:
     return min(found, default=None)
 
 
-def _is_of(pod: Manifest, job: Manifest) -> bool:
+def _belongs_to(pod: Manifest, job: Manifest) -> bool:
     uid = metadata(job).get("uid")
     return is_loader(pod) and any(one.get("uid") == uid for one in metadata(pod).get("ownerReferences") or ())
 
 
-def _made(pod: Manifest) -> tuple[str, str]:
+def _creation_key(pod: Manifest) -> tuple[str, str]:
     return str(metadata(pod).get("creationTimestamp") or ""), name_of(pod)
 
 
@@ -204,12 +209,12 @@ def _failure(pods: list[Manifest], job: Manifest) -> str:
     """What the last attempt ended with, in its own words and with what to do."""
     failed = [pod for pod in pods if _phase(pod) == "Failed"]
     if not failed:
-        said = (_conditions(job).get("Failed") or {}).get("message") or "its pods are gone"
-        return f"{said}; look at the events of the Job"
-    return _words(failed[-1])
+        message = (_conditions(job).get("Failed") or {}).get("message") or "its pods are gone"
+        return f"{message}; look at the events of the Job"
+    return _failure_message(failed[-1])
 
 
-def _words(pod: Manifest) -> str:
+def _failure_message(pod: Manifest) -> str:
     ended = _ended(pod)
     if ended.get("reason") == "OOMKilled":
         return f"pod {name_of(pod)} was killed for memory; choose nodes with more in spec.scheduling"

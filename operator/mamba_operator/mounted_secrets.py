@@ -20,7 +20,7 @@ def secrets_to_make(engines: EngineRollout, snapshot: Snapshot, new_token: Calla
     context, found = engines.context, list[Manifest]()
     engine = snapshot.child("Deployment", context.children.engine)
     gateway = snapshot.child("Deployment", context.children.gateway)
-    if context.key_shown and (pods_wait(snapshot) or not has_key(gateway)):
+    if context.key_presented and (pods_wait(snapshot) or not has_key(gateway)):
         found.append(engine_key_secret(context, new_token()))
     waiting = any(map(is_being_created, snapshot.pods))
     if not engines.later and (waiting or engine is None or _mounts_another(engine, context.admin_secret)):

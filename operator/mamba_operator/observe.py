@@ -29,7 +29,7 @@ async def observe(
     *,
     nodes: NodeReader | None = None,
     shipped: ShippedConfig = nothing_shipped,
-    seen: OnListed | None = None,
+    on_listed: OnListed | None = None,
     new: Manifest | None = None,
 ) -> Snapshot:
     """One consistent enough look: each list is exact, together they may be some milliseconds apart.
@@ -46,34 +46,38 @@ async def observe(
     if owner is None:
         return Snapshot(key, None)
     owner = {**owner, "apiVersion": names.API_VERSION, "kind": names.KIND}
-    ours = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    selector = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     try:
         async with asyncio.TaskGroup() as group:
-            listed = () if childless else OWNED
-            lists = [group.create_task(client.list(kind, key.namespace, selector=ours)) for kind in listed]
-            asked = () if childless and not _asks_for_optional(owner) else OPTIONAL
-            optional = [group.create_task(_optional(client, kind, key, ours)) for kind in asked]
-            pods = [] if childless else [group.create_task(client.list(POD, key.namespace, selector=ours))]
+            owned_kinds = () if childless else OWNED
+            lists = [
+                group.create_task(client.list(kind, key.namespace, selector=selector)) for kind in owned_kinds
+            ]
+            optional_kinds = () if childless and not _needs_optional_kinds(owner) else OPTIONAL
+            optional = [group.create_task(_optional(client, kind, key, selector)) for kind in optional_kinds]
+            pods = (
+                [] if childless else [group.create_task(client.list(POD, key.namespace, selector=selector))]
+            )
             gpus = group.create_task(_nodes(nodes or NodeReader(client), owner))
     except ExceptionGroup as failed:
         # One answer that did not come is enough: half a snapshot would look like missing children.
         raise failed.exceptions[0] from None
-    watched = [(kind, item) for kind, task in zip(listed, lists, strict=True) for item in task.result()]
+    watched = [(kind, item) for kind, task in zip(owned_kinds, lists, strict=True) for item in task.result()]
     unwatched: list[Manifest] = []
     not_served: dict[str, str] = {}
-    for kind, task in zip(asked, optional, strict=True):
+    for kind, task in zip(optional_kinds, optional, strict=True):
         found = task.result()
         if isinstance(found, str):
             not_served[kind.kind] = found
         else:
             unwatched += found
-    if seen is not None and not childless:
+    if on_listed is not None and not childless:
         for kind, item in (*watched, (MAMBA_DEPLOYMENT, owner)):
-            seen(kind, item)
+            on_listed(kind, item)
     return Snapshot(
         key,
         owner,
-        *_told_apart(owner, [*(item for _, item in watched), *unwatched]),
+        *_split_by_owner(owner, [*(item for _, item in watched), *unwatched]),
         pods=tuple(pod for task in pods for pod in task.result()),
         not_served=not_served,
         model_config=builtin_config(owner, shipped),
@@ -95,14 +99,16 @@ def observe_indices(
     return Snapshot(
         key,
         owners[0],
-        *_told_apart(owners[0], children),
+        *_split_by_owner(owners[0], children),
         pods=tuple(indices.of(POD, key)),
         model_config=builtin_config(owners[0], shipped),
         nodes=nodes,
     )
 
 
-def _told_apart(owner: Manifest, items: list[Manifest]) -> tuple[dict[Ref, Manifest], dict[Ref, Manifest]]:
+def _split_by_owner(
+    owner: Manifest, items: list[Manifest]
+) -> tuple[dict[Ref, Manifest], dict[Ref, Manifest]]:
     """Children of the object, and objects of others that carry its labels."""
     uid = metadata(owner).get("uid")
     children: dict[Ref, Manifest] = {}
@@ -123,7 +129,7 @@ async def _optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> 
         return str(error)
 
 
-def _asks_for_optional(owner: Manifest) -> bool:
+def _needs_optional_kinds(owner: Manifest) -> bool:
     return _section(_section(owner, "spec"), "gateway").get("inferencePool") is not None
 
 
@@ -138,7 +144,7 @@ async def _nodes(reader: NodeReader, owner: Manifest) -> tuple[Node, ...]:
     return await reader.read()
 
 
-def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A part of a spec that may be broken: whatever is no object counts as absent."""
-    value = of.get(name)
+    value = parent.get(name)
     return value if isinstance(value, Mapping) else {}

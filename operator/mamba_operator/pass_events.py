@@ -20,7 +20,7 @@ ANNOUNCED = (
     ConditionType.DEGRADED,
     ConditionType.READY,
 )
-MAX_WORDS = 1000
+MAX_MESSAGE = 1000
 """Of the message of an event, which may have 1024."""
 WORDS: dict[Change, tuple[str, str]] = {
     Change.MISSING: ("Created", "Created"),
@@ -39,34 +39,34 @@ class EventContent:
     message: str
 
 
-def pass_events(old: Status, new: Status | None, done: Sequence[AppliedChange]) -> list[EventContent]:
+def pass_events(old: Status, new: Status | None, applied: Sequence[AppliedChange]) -> list[EventContent]:
     """Events of one pass, past tense, at most one per kind of change and one per condition that changed."""
     if new is None:
-        return _of_children(done)
-    return [*_of_children(done), *_of_scaling(old, new), *_of_conditions(old, new)]
+        return _child_events(applied)
+    return [*_child_events(applied), *_scaling_events(old, new), *_condition_events(old, new)]
 
 
-def _of_children(done: Sequence[AppliedChange]) -> list[EventContent]:
+def _child_events(applied: Sequence[AppliedChange]) -> list[EventContent]:
     made: list[EventContent] = []
     for change, (reason, verb) in WORDS.items():
-        those = [one for one in done if one.change is change]
+        those = [one for one in applied if one.change is change]
         if those:
             what = ", ".join(f"{one.ref} ({one.detail})" if one.detail else str(one.ref) for one in those)
             made.append(EventContent("Normal", reason, f"{verb} {what}"))
     return made
 
 
-def _of_scaling(old: Status, new: Status) -> list[EventContent]:
+def _scaling_events(old: Status, new: Status) -> list[EventContent]:
     """That the number of engines was decided anew."""
     before, after = old.scaling, new.scaling
     if before is None or after is None or before.desired == after.desired:
         return []
     word = "ScaledUp" if after.desired > before.desired else "ScaledDown"
     message = f"Asked for {after.desired} engines instead of {before.desired}: {after.reason}"
-    return [EventContent("Normal", word, message[:MAX_WORDS])]
+    return [EventContent("Normal", word, message[:MAX_MESSAGE])]
 
 
-def _of_conditions(old: Status, new: Status) -> list[EventContent]:
+def _condition_events(old: Status, new: Status) -> list[EventContent]:
     made: dict[str, EventContent] = {}
     for type_ in ANNOUNCED:
         before, after = find_condition(old.conditions, type_), find_condition(new.conditions, type_)

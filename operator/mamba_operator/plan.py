@@ -78,17 +78,17 @@ def make_plan(
     load = model_load(Context(deployment, 0, None, images=images), snapshot, now)
     loaded = load.report if load is not None else None
     try:
-        judged = pinned_verdict(deployment, engine, snapshot, key_id, loaded)
+        pinned = pinned_verdict(deployment, engine, snapshot, key_id, loaded)
         if (
-            isinstance(judged.verdict, SpecInvalid | PlanDoesNotFit | ModelNotServed)
+            isinstance(pinned.verdict, SpecInvalid | PlanDoesNotFit | ModelNotServed)
             or deployment.spec.mode == "Plan"
         ):
-            return _shown(deployment, judged, load)
+            return _report_plan(deployment, pinned, load)
         context = Context(
             deployment, 0, None, key_id,
             images=images, scrapers=scrapers, operator=operator, loaded=loaded,
         )  # fmt: skip
-        return _carried_out(context, snapshot, judged, load, now, new_token)
+        return _rollout_plan(context, snapshot, pinned, load, now, new_token)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, SpecInvalid(f"spec.{error}"))
 
@@ -105,33 +105,35 @@ def _read(owner: Manifest, profiles: Profiles) -> MambaDeployment | ReconcilePla
         return ReconcilePlan(deployment, SpecInvalid(str(error)))
 
 
-def _shown(deployment: MambaDeployment, judged: PinnedVerdict, load: ModelLoad | None) -> ReconcilePlan:
+def _report_plan(deployment: MambaDeployment, pinned: PinnedVerdict, load: ModelLoad | None) -> ReconcilePlan:
     """The plan where it is only told what the planner says, and nothing that runs is changed."""
     # The report is kept all the same: its pod may be gone when there is a plan that fits.
     found = load.apply if load is not None and load.report is not None else None
     noted = (Apply(found, Change.RECORDED),) if found is not None else ()
-    return ReconcilePlan(deployment, judged.verdict, applies=noted, plan_differs=judged.differs)
+    return ReconcilePlan(deployment, pinned.verdict, applies=noted, plan_difference=pinned.difference)
 
 
-def _carried_out(
+def _rollout_plan(
     context: Context,
     snapshot: Snapshot,
-    judged: PinnedVerdict,
+    pinned: PinnedVerdict,
     load: ModelLoad | None,
     now: datetime,
     new_token: Callable[[], str],
 ) -> ReconcilePlan:
     """The plan where children are to be as the object says; `context` has yet to get what is decided here.
     Raises InvalidPatch."""
-    decisions = _decisions(context, snapshot, judged, now)
+    decisions = _decisions(context, snapshot, pinned, now)
     loading = load if context.loaded is None else None
-    engines = engine_rollout(_decided(context, decisions, judged), snapshot, now, loading=loading is not None)
+    engines = engine_rollout(
+        _with_decisions(context, decisions, pinned), snapshot, now, loading=loading is not None
+    )
     wanted, not_served = _wanted(engines, snapshot)
     compared = compare_children(wanted, snapshot)
     record = ready_record(engines, snapshot, compared)
     secrets = secrets_to_make(engines, snapshot, new_token)
     applies = (*secrets, *compared.applies, *_load_applies(load, loading), *record.applies)
-    keep = _kept(engines, snapshot, wanted, load)
+    keep = _retained(engines, snapshot, wanted, load)
     trouble = index_trouble(context.deployment, _wake(context, snapshot), now)
     return ReconcilePlan(
         context.deployment,
@@ -143,9 +145,9 @@ def _carried_out(
         unneeded_children(snapshot, keep),
         not_served,
         tuple(sorted(one for one in keep if is_being_deleted(one, snapshot))),
-        _again_in(engines, snapshot, load, decisions.effective, trouble, not_served),
+        _requeue_after(engines, snapshot, load, decisions.effective, trouble, not_served),
         trouble,
-        plan_differs="; ".join(filter(None, (judged.differs, decisions.effective.differs))) or None,
+        plan_difference="; ".join(filter(None, (pinned.difference, decisions.effective.difference))) or None,
         settings_updates=engines.settings_updates,
         ready_revision=record.revision,
         failed=engines.choice.failed,
@@ -153,10 +155,10 @@ def _carried_out(
         up_to_date={**compared.up_to_date, **record.up_to_date},
         in_place=engines.in_place.now,
         load=loading,
-        key_waits=decisions.key.waits,
+        key_blocked=decisions.key.blocked,
         cache_kept=compared.cache_kept,
         workload=decisions.effective.workload,
-        announced=decisions.effective.announced,
+        announcement=decisions.effective.announcement,
     )
 
 
@@ -170,18 +172,18 @@ class _Decisions:
     key: KeyRollout
 
 
-def _decisions(context: Context, snapshot: Snapshot, judged: PinnedVerdict, now: datetime) -> _Decisions:
+def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now: datetime) -> _Decisions:
     """How many engines, with which strategy, and who has the key between gateways and engines."""
     deployment = context.deployment
     engine = snapshot.child("Deployment", context.children.engine)
     gateway = snapshot.child("Deployment", context.children.gateway)
     old = deployment.status.scaling if deployment.status is not None else None
-    woken = wake_text(_wake(context, snapshot))
-    scaling = scaling_status(deployment, old, engine, woken, snapshot.latest_decision, now)
+    wake = wake_text(_wake(context, snapshot))
+    scaling = scaling_status(deployment, old, engine, wake, snapshot.latest_decision, now)
     return _Decisions(
         scaling,
         scaling.desired if scaling is not None else deployment.spec.replicas,
-        effective_plan(deployment, judged, engine, snapshot.measured, now, tunable=bool(context.key_id)),
+        effective_plan(deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id)),
         key_rollout(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods),
     )
 
@@ -191,17 +193,17 @@ def _wake(context: Context, snapshot: Snapshot) -> Manifest | None:
     return snapshot.child("ConfigMap", context.children.wake)
 
 
-def _decided(context: Context, decisions: _Decisions, judged: PinnedVerdict) -> Context:
+def _with_decisions(context: Context, decisions: _Decisions, pinned: PinnedVerdict) -> Context:
     """The context with the decisions."""
     verdict = decisions.effective.verdict
     return replace(
         context,
         replicas=decisions.replicas,
         plan=verdict.plan if isinstance(verdict, PlanFits) else None,
-        planned_for=judged.annotation,
+        planned_for=pinned.annotation,
         chosen_for=decisions.effective.annotation,
-        key_shown=decisions.key.shown,
-        key_asked=decisions.key.asked,
+        key_presented=decisions.key.presented,
+        key_required=decisions.key.required,
     )
 
 
@@ -220,7 +222,7 @@ def _load_applies(load: ModelLoad | None, loading: ModelLoad | None) -> list[App
     return [Apply(load.apply, Change.MISSING if loading is not None else Change.RECORDED)]
 
 
-def _kept(
+def _retained(
     engines: EngineRollout, snapshot: Snapshot, wanted: Iterable[Manifest], load: ModelLoad | None
 ) -> set[Ref]:
     """The children that stay."""
@@ -229,7 +231,7 @@ def _kept(
     return keep | ({record} if record in snapshot.children else set())
 
 
-def _again_in(
+def _requeue_after(
     engines: EngineRollout,
     snapshot: Snapshot,
     load: ModelLoad | None,
@@ -242,9 +244,9 @@ def _again_in(
         WAITING_PERIOD if pods_wait(snapshot) or not_served else None,
         trouble.seconds_left if trouble is not None else None,
         AGAIN if engines.settings_updates else None,
-        engines.choice.again_in,
-        engines.in_place.again_in,
-        load.again_in if load is not None else None,
-        effective.again_in,
+        engines.choice.requeue_after,
+        engines.in_place.requeue_after,
+        load.requeue_after if load is not None else None,
+        effective.requeue_after,
     )
     return min((one for one in moments if one is not None), default=None)

@@ -39,7 +39,7 @@ class PlanPin:
 
 def pin_for(
     deployment: MambaDeployment,
-    kept: Iterable[Manifest | None],
+    recorded_at: Iterable[Manifest | None],
     nodes: Iterable[Node],
     key_id: str,
     loaded: ModelReport | None = None,
@@ -60,7 +60,7 @@ def pin_for(
     pod = template.get("spec")
     now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
     revision = digest(template)
-    found = (recorded_pin(one, revision) for one in kept)
+    found = (recorded_pin(one, revision) for one in recorded_at)
     return next(filter(None, found), PlanPin(revision, now)), now
 
 
@@ -68,12 +68,12 @@ def recorded_pin(engine: Manifest | None, revision: str) -> PlanPin | None:
     """What the serving revision was planned for; None: there is none, or its pods are to be replaced."""
     text = annotation(engine, names.ANNOTATION_PLANNED_FOR) if engine is not None else None
     try:
-        told: Any = json.loads(text) if text is not None else None
+        recorded: Any = json.loads(text) if text is not None else None
     except ValueError:
         return None
-    if not isinstance(told, dict) or told.get("revision") != revision:
+    if not isinstance(recorded, dict) or recorded.get("revision") != revision:
         return None
-    memory = told.get("gpuMemory")
+    memory = recorded.get("gpuMemory")
     known = type(memory) is int and memory > 0
     return PlanPin(revision, memory if known else None) if known or memory is None else None
 
@@ -87,7 +87,7 @@ class PinnedVerdict:
     """What it was planned from; None where there was not enough."""
     annotation: str | None = None
     """`planned-for`; None where the spec says how much memory there is."""
-    differs: str | None = None
+    difference: str | None = None
     """What would be planned for today's nodes, where that is another plan."""
 
 
@@ -120,7 +120,7 @@ def pinned_verdict(
                 f"MambaDeployment with a new {names.ANNOTATION_RESTART} to have that now, or set "
                 "spec.memory.deviceMemory"
             )
-    return replace(judged, annotation=for_.annotation(), differs=differs)
+    return replace(judged, annotation=for_.annotation(), difference=differs)
 
 
 def _verdict(given: PlannerInput | PlanUnknown | SpecInvalid | ModelNotServed) -> PinnedVerdict:

@@ -56,43 +56,47 @@ class PlanWatch:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._indices, self._token, self._get, self._wake, self._now = indices, token, get, wake, now
-        self._known: dict[Key, tuple[ReportedPlan, object, float]] = {}
+        self._reports: dict[Key, tuple[ReportedPlan, object, float]] = {}
         """What was told, of which generation of the object, and when it was asked for."""
-        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._connections = asyncio.Semaphore(CONNECTIONS)
 
     def reported(self, key: Key) -> ReportedPlan | None:
         """What an engine of it last said."""
-        known = self._known.get(key)
+        known = self._reports.get(key)
         return known[0] if known is not None else None
 
     async def run(self) -> None:
         """Look for ever; ends only by cancellation."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(PERIOD)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Once at every deployment that the operator has no plan of its own for."""
-        asked = {
+        unplanned = {
             key: owners[0]
             for key in self._indices.keys(MAMBA_DEPLOYMENT)
             if (owners := self._indices.of(MAMBA_DEPLOYMENT, key)) and _plans_for_itself(owners[0])
         }
-        for key in self._known.keys() - asked.keys():
-            del self._known[key]
-        looks = {key: self._look_at(key, owner) for key, owner in asked.items()}
-        await run_concurrently(looks, "plan_watch_broken")
+        for key in self._reports.keys() - unplanned.keys():
+            del self._reports[key]
+        polls = {key: self._poll(key, owner) for key, owner in unplanned.items()}
+        await run_concurrently(polls, "plan_watch_broken")
 
-    async def _look_at(self, key: Key, owner: Manifest) -> None:
+    async def _poll(self, key: Key, owner: Manifest) -> None:
         engine = _serving(self._indices, key)
         if engine is None:
             return
         pod, revision = engine
-        told, of, since = self._known.get(key, (None, None, 0.0))
+        reported, reported_generation, requested_at = self._reports.get(key, (None, None, 0.0))
         generation, now = metadata(owner).get("generation"), self._now()
-        if told is not None and (told.revision, of) == (revision, generation) and now - since < AGAIN:
+        if (
+            reported is not None
+            and (reported.revision, reported_generation) == (revision, generation)
+            and now - requested_at < AGAIN
+        ):
             return
-        async with self._places:
+        async with self._connections:
             text = await self._get(pod["status"]["podIP"], self._token(str(metadata(owner).get("uid"))))
         if text is None:
             return
@@ -101,8 +105,8 @@ class PlanWatch:
         except ValidationError as error:
             log.warning("plan_not_understood", pod=name_of(pod), error=str(error))
             return
-        self._known[key] = new, generation, now
-        if new != told:
+        self._reports[key] = new, generation, now
+        if new != reported:
             self._wake(key)
 
 

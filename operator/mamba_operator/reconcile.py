@@ -44,7 +44,7 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.observe import observe, observe_indices
-from mamba_operator.pass_events import MAX_WORDS, EventContent, pass_events
+from mamba_operator.pass_events import MAX_MESSAGE, EventContent, pass_events
 from mamba_operator.plan import make_plan
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile_plan import ReconcilePlan
@@ -81,7 +81,7 @@ class Reconciler:
         identity: str,
         timeout: float = 120.0,
         resync: Callable[[], float] = lambda: 300.0,
-        seen: Callable[[Kind, Manifest, float], None] | None = None,
+        on_listed: Callable[[Kind, Manifest, float], None] | None = None,
         now: Callable[[], datetime] = now_utc,
         token: Callable[[], str] = new_token,
         shipped: ShippedConfig = nothing_shipped,
@@ -105,7 +105,7 @@ class Reconciler:
         self._metrics = metrics
         self._timeout = timeout
         self._resync = resync
-        self._seen = seen
+        self._on_listed = on_listed
         self._now = now
         self._token = token
         self._shipped = shipped
@@ -115,26 +115,26 @@ class Reconciler:
         self._key, self._put, self._read = key, put, read
         self._latest_decision, self._attempts, self._downloads = latest_decision, attempts, downloads
         self._reported, self._measured = reported, measured
-        self._told: dict[Key, dict[str, str]] = {}
+        self._sent_settings: dict[Key, dict[str, str]] = {}
         self._nodes = NodeReader(client)
-        self._doubted: set[Key] = set()
+        self._stale: set[Key] = set()
         self._accepted: dict[Key, dict[str, str]] = {}
         self._up_to_date: dict[Key, Mapping[str, str]] = {}
-        self._met: set[Key] = set()
+        self._listed: set[Key] = set()
         """Whose children this operator has listed, or made."""
         self._written: dict[Key, str] = {}
         """Version of each object that the last status was written upon."""
         self._refused: dict[Key, str] = {}
         """Version of each object upon which the API server let no status be written."""
 
-    def doubt(self, key: Key) -> None:
+    def mark_stale(self, key: Key) -> None:
         """The watches seem not to hold what the cluster has: the next pass reads it all."""
-        self._doubted.add(key)
+        self._stale.add(key)
 
-    def left(self, key: Key, reason: str, said: str) -> None:
-        """Says at the object why it is left alone, where its status may be another operator's."""
+    def rejected(self, key: Key, reason: str, message: str) -> None:
+        """Says at the object why it is rejected alone, where its status may be another operator's."""
         for owner in self._indices.of(MAMBA_DEPLOYMENT, key):
-            self.events.record(pending_event(owner, EventContent("Warning", reason, said), self._now()))
+            self.events.record(pending_event(owner, EventContent("Warning", reason, message), self._now()))
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.
@@ -147,9 +147,9 @@ class Reconciler:
         result = "error"
         try:
             async with asyncio.timeout(self._timeout):
-                again_in = await self._pass(key)
-            result = "done" if again_in is not None else "gone"
-            return again_in
+                requeue_after = await self._pass(key)
+            result = "done" if requeue_after is not None else "gone"
+            return requeue_after
         except (OperatorError, TimeoutError) as error:
             log.warning("reconcile_failed", key=str(key), error=str(error) or "the pass took too long")
             raise
@@ -162,58 +162,64 @@ class Reconciler:
 
     async def _pass(self, key: Key) -> float | None:
         new: Manifest | None = None
-        if key in self._doubted:
-            self._doubted.discard(key)
-        elif key not in self._met and (new := self._indices.childless(key)) is not None:
+        if key in self._stale:
+            self._stale.discard(key)
+        elif key not in self._listed and (new := self._indices.childless(key)) is not None:
             pass
-        elif (again_in := await self._by_watches(key)) is not None:
-            return again_in
-        asked = time.monotonic()
-        seen = self._seen
+        elif (requeue_after := await self._pass_from_indices(key)) is not None:
+            return requeue_after
+        requested_at = time.monotonic()
+        on_listed = self._on_listed
         try:
             snapshot = await observe(
                 self._client,
                 key,
                 nodes=self._nodes,
                 shipped=self._shipped,
-                seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
+                on_listed=None if on_listed is None else lambda kind, one: on_listed(kind, one, requested_at),
                 new=new,
             )
-            self._met.add(key)
+            self._listed.add(key)
         except Forbidden as error:
             # It will not pass by itself, and whoever looks at the object should not have to find our log.
-            await self._report_blindness(key, error)
+            await self._report_forbidden(key, error)
             raise
         if snapshot.owner is None:
-            for kept in (self._accepted, self._up_to_date, self._told, self._written, self._refused):
-                kept.pop(key, None)
-            self._met.discard(key)
+            for memory in (
+                self._accepted,
+                self._up_to_date,
+                self._sent_settings,
+                self._written,
+                self._refused,
+            ):
+                memory.pop(key, None)
+            self._listed.discard(key)
             return None
         accepted = self._accepted.setdefault(key, {})
-        snapshot = self._with_memories(snapshot)
+        snapshot = self._with_process_state(snapshot)
         plan = self._plan(snapshot)
         if self._read is not None and (fewer := scale_down(snapshot, plan)) is not None:
             await mark_pods(self._client, fewer, self._read)
-        outcome = await apply(self._client, snapshot, plan, self._indices.made)
+        outcome = await apply(self._client, snapshot, plan, self._indices.add_created)
         accepted |= outcome.accepted
         self._up_to_date[key] = {**plan.up_to_date, **outcome.up_to_date}
-        for one in outcome.done:
+        for one in outcome.applied:
             self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
-        plan = await self._tell(key, plan)
+        plan = await self._send_updates(key, plan)
         await self._report(snapshot, plan, outcome)
         if outcome.errors:
-            raise _worst(outcome.errors)
-        return min(self._resync(), plan.again_in or float("inf"))
+            raise _worst_error(outcome.errors)
+        return min(self._resync(), plan.requeue_after or float("inf"))
 
-    def _with_memories(self, snapshot: Snapshot) -> Snapshot:
+    def _with_process_state(self, snapshot: Snapshot) -> Snapshot:
         """With what this process alone knows of the object."""
         key = snapshot.key
         return replace(
             snapshot,
             accepted=self._accepted.get(key, {}),
             up_to_date=self._up_to_date.get(key, {}),
-            told=self._told.get(key, {}),
+            sent_settings=self._sent_settings.get(key, {}),
             latest_decision=self._latest_decision(key),
             attempts=self._attempts(key),
             downloads=self._downloads(key),
@@ -237,21 +243,21 @@ class Reconciler:
         self._up_to_date[snapshot.key] = plan.up_to_date
         return plan
 
-    async def _tell(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
+    async def _send_updates(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
         """The plan with what is left of it when the engines that were to be told have been."""
         if self._key is None or not plan.settings_updates or plan.deployment is None:
             return plan
         rejected_updates = await send_updates(
             plan.settings_updates, self._key.token(plan.deployment.metadata.uid or ""), self._put
         )
-        left = tuple(one.update for one in rejected_updates)
-        told = self._told.setdefault(key, {})
-        told |= {one.run: one.settings for one in plan.settings_updates if one not in left}
+        rejected = tuple(one.update for one in rejected_updates)
+        sent = self._sent_settings.setdefault(key, {})
+        sent |= {one.run: one.settings for one in plan.settings_updates if one not in rejected}
         for one in rejected_updates:
             log.warning("engine_not_told", key=str(key), said=one.message)
-        return replace(plan, settings_updates=left, rejected_updates=rejected_updates)
+        return replace(plan, settings_updates=rejected, rejected_updates=rejected_updates)
 
-    async def _by_watches(self, key: Key) -> float | None:
+    async def _pass_from_indices(self, key: Key) -> float | None:
         """Seconds to the next look if no child is to be changed by what the watches hold; None: look at the
         cluster. The status is written, upon the version of the object that the watches hold and no other.
 
@@ -260,19 +266,19 @@ class Reconciler:
         snapshot = observe_indices(self._indices, key, self._nodes.nodes, shipped=self._shipped)
         if snapshot is None or snapshot.owner is None:
             return None
-        plan = self._plan(self._with_memories(snapshot))
+        plan = self._plan(self._with_process_state(snapshot))
         old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and self._nodes.is_old
         if old_nodes or plan.settings_updates or plan.applies or plan.deletes or plan.terminating:
             return None
         status = summarize(snapshot, plan, (), now=self._now())
         # Upon a version that one was written upon none is written again: the watch has yet to hand that over.
         known = self._written.get(key) == snapshot.owner["metadata"]["resourceVersion"]
-        if status is not None and not known and status != _exact(snapshot.owner):
+        if status is not None and not known and status != _exact_status(snapshot.owner):
             try:
                 await self._write(snapshot.owner, recorded_status(snapshot.owner), status, ())
             except Conflict:
                 return None
-        return min(self._resync(), plan.again_in or float("inf"))
+        return min(self._resync(), plan.requeue_after or float("inf"))
 
     async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: ApplyResult) -> None:
         """The one status write, left out when nothing changed; then it says what is news."""
@@ -285,9 +291,9 @@ class Reconciler:
             if not isinstance(error, Terminating | Conflict)
         ]
         new = summarize(snapshot, plan, failures, now=self._now())
-        await self._write(snapshot.owner, old, new, outcome.done)
+        await self._write(snapshot.owner, old, new, outcome.applied)
 
-    async def _report_blindness(self, key: Key, error: Forbidden) -> None:
+    async def _report_forbidden(self, key: Key, error: Forbidden) -> None:
         try:
             owner = await self._client.get(MAMBA_DEPLOYMENT, key.namespace, key.name)
             if owner is not None and not is_terminating(owner):
@@ -300,36 +306,36 @@ class Reconciler:
             log.warning("status_not_written", key=str(key), error=str(second))
 
     async def _write(
-        self, owner: Manifest, old: Status, new: Status | None, done: Sequence[AppliedChange]
+        self, owner: Manifest, old: Status, new: Status | None, applied: Sequence[AppliedChange]
     ) -> None:
-        if new is not None and new != _exact(owner):
+        if new is not None and new != _exact_status(owner):
             try:
                 await self._client.apply(status_manifest(owner, new.manifest()), subresource="status")
             except NotFound:
                 # Deleted since we looked: there is nobody left to tell.
                 return
             except ObjectRejected as error:
-                self._say_refused(owner, error)
+                self._record_refusal(owner, error)
                 raise
             meta = owner["metadata"]
             self._written[Key(meta["namespace"], meta["name"])] = meta["resourceVersion"]
-        for announcement in pass_events(old, new, done):
+        for announcement in pass_events(old, new, applied):
             self.events.record(pending_event(owner, announcement, self._now()))
 
-    def _say_refused(self, owner: Manifest, error: ObjectRejected) -> None:
+    def _record_refusal(self, owner: Manifest, error: ObjectRejected) -> None:
         """Nothing can be written to an object that an earlier CRD took and this one does not: an event can.
         Once for each version of the object, however often it is tried."""
         meta = owner["metadata"]
         key, version = Key(meta["namespace"], meta["name"]), meta["resourceVersion"]
         if self._refused.get(key) != version:
             self._refused[key] = version
-            said = f"The API server refused the status, as it would most edits: {error}"[:MAX_WORDS]
+            message = f"The API server refused the status, as it would most edits: {error}"[:MAX_MESSAGE]
             self.events.record(
-                pending_event(owner, EventContent("Warning", Reason.INVALID_SPEC, said), self._now())
+                pending_event(owner, EventContent("Warning", Reason.INVALID_SPEC, message), self._now())
             )
 
 
-def _exact(owner: Manifest) -> Status | None:
+def _exact_status(owner: Manifest) -> Status | None:
     """The recorded status; None when something in it cannot be read, so that it is written anew."""
     try:
         return Status.model_validate(owner.get("status"), by_alias=True, by_name=False)
@@ -337,6 +343,6 @@ def _exact(owner: Manifest) -> Status | None:
         return None
 
 
-def _worst(errors: list[OperatorError]) -> OperatorError:
+def _worst_error(errors: list[OperatorError]) -> OperatorError:
     """The error that decides on the back-off: what the API server said last before what only needs time."""
     return next((error for error in reversed(errors) if isinstance(error, ClusterError)), errors[0])

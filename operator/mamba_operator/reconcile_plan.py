@@ -32,11 +32,11 @@ class ReconcilePlan:
     """Why children that the spec asks for cannot be had in this cluster."""
     terminating: tuple[Ref, ...] = ()
     """Children that must be gone before they can be made again."""
-    again_in: float | None = None
+    requeue_after: float | None = None
     """Seconds until time alone changes the plan."""
     index_trouble: IndexTrouble | None = None
     """What gateways say of the Redis of the prefix index."""
-    plan_differs: str | None = None
+    plan_difference: str | None = None
     """What a new revision would be planned as, where that is another plan than the serving one."""
     settings_updates: tuple[SettingsUpdate, ...] = ()
     """Engines to be told settings that they take over while they serve."""
@@ -54,11 +54,11 @@ class ReconcilePlan:
     """An old engine goes before a new one comes: no node has room for both."""
     load: ModelLoad | None = None
     """How far the download of the model is, while that is not done."""
-    key_waits: bool = False
+    key_blocked: bool = False
     """Engines ask gateways for a key once no gateway is left that shows none."""
     cache_kept: str | None = None
     """Why the claim of the model cache stays as it is though the spec says otherwise."""
     workload: WorkloadStatus | None = None
     """The traffic that engines measured, and a strategy that does better for it."""
-    announced: str | None = None
+    announcement: str | None = None
     """That strategy in words, once it was announced."""

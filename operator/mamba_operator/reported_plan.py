@@ -10,7 +10,7 @@ from mamba_operator.snapshot import ReportedPlan
 
 
 def with_report(
-    verdict: PlanVerdict, deployment: MambaDeployment, told: ReportedPlan | None, revision: str
+    verdict: PlanVerdict, deployment: MambaDeployment, reported: ReportedPlan | None, revision: str
 ) -> PlanVerdict:
     """The verdict, or what an engine told where the operator has none of its own.
 
@@ -25,8 +25,8 @@ def with_report(
     """
     if not isinstance(verdict, PlanUnknown):
         return verdict
-    if told is not None and told.revision == revision:
-        return PlanFits(told.plan, _message(told.plan), reported=True)
+    if reported is not None and reported.revision == revision:
+        return PlanFits(reported.plan, _message(reported.plan), reported=True)
     old = deployment.status
     planned = find_condition(old.conditions, ConditionType.PLANNED) if old is not None else None
     if (

@@ -52,7 +52,7 @@ class Snapshot:
     """By uid of a child: its version and the hash of what was wanted when it was last found to be that. The
     same two need not be compared field by field again."""
 
-    told: Mapping[str, str] = field(default_factory=dict)
+    sent_settings: Mapping[str, str] = field(default_factory=dict)
     """By run of an engine: hash of the settings that it was told and took over."""
 
     latest_decision: LatestDecision | None = None

@@ -75,7 +75,7 @@ async def an_operator(stack: AsyncExitStack) -> tuple[Operator, str]:
     cluster = FakeCluster(fitting_owner())
     operator = Operator(OperatorSettings(liveness_port=0), cluster)
     metrics = operator._metrics
-    operator._delivered(SERVICE, fitting_owner(), False)
+    operator._on_delivered(SERVICE, fitting_owner(), False)
     again = Reconciler(cluster, metrics, identity="test", now=lambda: NOW, token=lambda: TOKEN)
     await again(Key("models", "nano"))
     metrics.leader.set(1)

@@ -114,7 +114,7 @@ class World:
                 index_id(MAMBA_DEPLOYMENT): {self.life.key: [await self.life.owner()]},
                 index_id(POD): {self.life.key: await self.life.pods("engine")},
             })  # fmt: skip
-            await self.watch.look()
+            await self.watch.poll()
             await self.life.rest()
 
     async def workload(self) -> Manifest:

@@ -29,8 +29,8 @@ MUTANTS = (
     ),
     Mutant(
         "an unknown profile is taken for none", "operator/mamba_operator/plan.py",
-        "return ReconcilePlan(deployment, SpecInvalid(str(error)))\n\n\ndef _shown",
-        "return deployment\n\n\ndef _shown",
+        "return ReconcilePlan(deployment, SpecInvalid(str(error)))\n\n\ndef _report_plan",
+        "return deployment\n\n\ndef _report_plan",
         ("tests/unit/operator/test_profiles_of_pods.py",),
     ),
     Mutant(
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "what may not be read leaves no trace", OPERATOR + "reconcile.py",
-        "            await self._report_blindness(key, error)\n", "",
+        "            await self._report_forbidden(key, error)\n", "",
         (UNIT + "test_reconcile.py",),
     ),
     Mutant(
@@ -64,8 +64,8 @@ MUTANTS = (
     ),
     Mutant(
         "a model no engine serves is started", OPERATOR + "plan.py",
-        "isinstance(judged.verdict, SpecInvalid | PlanDoesNotFit | ModelNotServed)",
-        "isinstance(judged.verdict, SpecInvalid | PlanDoesNotFit)",
+        "isinstance(pinned.verdict, SpecInvalid | PlanDoesNotFit | ModelNotServed)",
+        "isinstance(pinned.verdict, SpecInvalid | PlanDoesNotFit)",
         (STATUS, PLAN),
     ),
     Mutant(
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "engines are made though their token was refused, and nobody misses it", OPERATOR + "apply.py",
-        "token_missing and _mounts_the_token(change.manifest)", "False", (UNIT + "test_apply.py",),
+        "token_missing and _mounts_token(change.manifest)", "False", (UNIT + "test_apply.py",),
     ),
     Mutant(
         "an edit of a child by hand stays", OPERATOR + "child_comparison.py",
@@ -190,12 +190,12 @@ MUTANTS = (
     ),
     Mutant(
         "an answered wake wakes again", OPERATOR + "autoscale/scaling_status.py",
-        " and woken != old.answered_wake:", ":",
+        " and wake != old.answered_wake:", ":",
         (SCALE,),
     ),
     Mutant(
         "engines that do not report let the fleet shrink", OPERATOR + "autoscale/decide.py",
-        "if reporting < seen.ready or (seen.ready == 0 and asked > 0):", "if False:", (DECIDE,),
+        "if reporting < observation.ready or (observation.ready == 0 and asked > 0):", "if False:", (DECIDE,),
     ),
     Mutant(
         "the last recommendation decides, not the largest of the window", OPERATOR + "autoscale/decide.py",
@@ -211,7 +211,9 @@ MUTANTS = (
     ),
     Mutant(
         "a clock that is set forward is time that passed", OPERATOR + "autoscale/decide.py",
-        "min(max(seen.at - memory.at, 0.0), config.longest_gap)", "max(seen.at - memory.at, 0.0)", (DECIDE,),
+        "min(max(observation.at - memory.at, 0.0), config.longest_gap)",
+        "max(observation.at - memory.at, 0.0)",
+        (DECIDE,),
     ),
     Mutant(
         "the count of the spec reaches no Deployment", OPERATOR + "render/engine.py",

@@ -214,9 +214,9 @@ class Watched(Indices):
         """No event comes through any more."""
         self._objects = copied(self._objects)
 
-    def _held(self, kind: Kind, key: Key) -> list[Manifest]:
+    def _watched(self, kind: Kind, key: Key) -> list[Manifest]:
         found = [one for of, one in self._objects.items() if of[0] == kind.kind]
         mine = [one for one in found if owner_key(kind, one) == key]
         for one in mine:
-            self.shown(key, one)
+            self.confirm(key, one)
         return [copied({**one, "apiVersion": kind.api_version}) for one in mine]

@@ -83,81 +83,89 @@ class Autoscaler:
     ) -> None:
         self._indices, self._read, self._wake = indices, read, wake
         self._metrics, self._period, self._now = metrics, period, now
-        self._watched: dict[Key, _DeploymentState] = {}
-        self._said: dict[Key, tuple[Manifest, _ScalingSpec | None]] = {}
+        self._states: dict[Key, _DeploymentState] = {}
+        self._specs: dict[Key, tuple[Manifest, _ScalingSpec | None]] = {}
         """Each object as the watches held it, and what it said."""
 
     def latest_decision(self, key: Key) -> LatestDecision | None:
         """The last decision about a deployment."""
-        watched = self._watched.get(key)
-        return watched.latest_decision if watched is not None else None
+        state = self._states.get(key)
+        return state.latest_decision if state is not None else None
 
     async def run(self) -> None:
         """Look for ever; ends only by cancellation."""
         while True:
             began = self._now()
-            await self.look()
+            await self.poll()
             await asyncio.sleep(max(self._period - (self._now() - began), self._period / 10))
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Once at every deployment, all at the same time."""
         keys = self._indices.keys(MAMBA_DEPLOYMENT)
         scaled = {key: found for key in keys if (found := self._scaled(key))}
-        for key in self._said.keys() - set(keys):
-            del self._said[key]
-        for key in self._watched.keys() - scaled.keys():
-            del self._watched[key]
+        for key in self._specs.keys() - set(keys):
+            del self._specs[key]
+        for key in self._states.keys() - scaled.keys():
+            del self._states[key]
             self._metrics.forget(key)
-        looks = {key: self._look_at(key, found) for key, found in scaled.items()}
-        await run_concurrently(looks, "autoscaler_broken")
+        polls = {key: self._poll(key, found) for key, found in scaled.items()}
+        await run_concurrently(polls, "autoscaler_broken")
 
     def _scaled(self, key: Key) -> _ScalingSpec | None:
         """What the object says; read once, for as long as the watches hold that very version."""
         found = self._indices.of(MAMBA_DEPLOYMENT, key)
         if len(found) != 1:
             return None
-        known = self._said.get(key)
+        known = self._specs.get(key)
         if known is None or known[0] is not found[0]:
-            known = self._said[key] = found[0], _scaling_spec(found[0])
+            known = self._specs[key] = found[0], _scaling_spec(found[0])
         return known[1]
 
-    async def _look_at(self, key: Key, scaled: _ScalingSpec) -> None:
+    async def _poll(self, key: Key, scaled: _ScalingSpec) -> None:
         config = scaled.config
-        watched = self._watched.get(key)
-        if watched is None or watched.config != config:
+        state = self._states.get(key)
+        if state is None or state.config != config:
             # What was learned of other bounds and targets is not what these ask for.
-            watched = self._watched[key] = _DeploymentState(config)
-        pods = [pod for pod in self._indices.of(POD, key) if _lives(pod)]
+            state = self._states[key] = _DeploymentState(config)
+        pods = [pod for pod in self._indices.of(POD, key) if _may_serve(pod)]
         engines = [pod for pod in pods if is_engine(pod)]
         ready = [pod for pod in engines if answers(pod)]
-        doors = [pod for pod in pods if is_gateway(pod) and answers(pod)]
-        told, heard = await asyncio.gather(
+        gateways = [pod for pod in pods if is_gateway(pod) and answers(pod)]
+        engine_reports, gateway_reports = await asyncio.gather(
             pod_reports(self._read, ready, lambda text: engine_report(text, config)),
-            pod_reports(self._read, doors, gateway_report),
+            pod_reports(self._read, gateways, gateway_report),
         )
         woken = wake_text(next(iter(self._wakes(key)), None))
-        seen = watched.view.observe(
+        observation = state.view.observe(
             self._now(),
             asked=scaled.asked,
-            ready=told,
+            ready=engine_reports,
             pending=tuple(name_of(pod) for pod in engines if pod not in ready),
-            gateways=heard,
+            gateways=gateway_reports,
             woken=woken is not None and woken != scaled.answered_wake,
         )
-        before = watched.memory
-        made = decide(seen, config, before)
-        watched.memory = made.memory
-        self._metrics.show(key, seen, made)
+        before = state.memory
+        decision = decide(observation, config, before)
+        state.memory = decision.memory
+        self._metrics.show(key, observation, decision)
         if not scaled.decides:
-            watched.latest_decision = None
+            state.latest_decision = None
             return
-        changes = made.target != scaled.asked
+        changes = decision.target != scaled.asked
         record = ""
         if changes:
-            record = ScalingRecord(config=config, observation=seen, memory=before, decision=made).encode()
-        watched.latest_decision = LatestDecision(scaled.asked, scaled.start, made, record)
+            record = ScalingRecord(
+                config=config, observation=observation, memory=before, decision=decision
+            ).encode()
+        state.latest_decision = LatestDecision(scaled.asked, scaled.start, decision, record)
         if changes:
-            log.info("engines_decided", key=str(key), before=scaled.asked, after=made.target, why=made.reason)
+            log.info(
+                "engines_decided",
+                key=str(key),
+                before=scaled.asked,
+                after=decision.target,
+                why=decision.reason,
+            )
             self._wake(key)
 
     def _wakes(self, key: Key) -> list[Manifest]:
@@ -186,6 +194,6 @@ def _scaling_spec(owner: Manifest) -> _ScalingSpec | None:
     )
 
 
-def _lives(pod: Manifest) -> bool:
+def _may_serve(pod: Manifest) -> bool:
     """Whether the pod may still serve, or be about to; one that drains is on its way out."""
     return not is_terminating(pod) and not has_ended(pod)

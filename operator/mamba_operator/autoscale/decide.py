@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from mamba_operator.autoscale.config import AutoscalerConfig
-from mamba_operator.autoscale.demand import Demand, demand, risen, waiting_requests
+from mamba_operator.autoscale.demand import Demand, demand, updated_rise, waiting_requests
 from mamba_operator.autoscale.engine_costs import EngineCosts, engine_costs
 from mamba_operator.autoscale.estimates import updated_estimates
 from mamba_operator.autoscale.memory import AutoscalerMemory
@@ -50,67 +50,67 @@ def decide(observation: Observation, config: AutoscalerConfig, memory: Autoscale
         config: bounds, targets and constants.
         memory: of the last decision; `AutoscalerMemory()` at first.
     """
-    passed = _passed(observation, config, memory)
+    passed = _seconds_since(observation, config, memory)
     elapsed = memory.elapsed + passed
-    coming = pod_starts(memory, observation, config, elapsed)
+    starts = pod_starts(memory, observation, config, elapsed)
     cost = engine_costs(memory, observation.load)
-    asks = demand(memory, observation, config, cost, coming, passed)
-    grow = _needed(memory, config, cost, asks, asks.work, growing=True)
-    calm = max(asks.work, asks.work_slow / cost.capacity)
-    keep = _needed(memory, config, cost, asks, calm, growing=False)
+    demanded = demand(memory, observation, config, cost, starts, passed)
+    grow = _needed(memory, config, cost, demanded, demanded.work, growing=True)
+    calm_work = max(demanded.work, demanded.work_slow / cost.capacity)
+    keep = _needed(memory, config, cost, demanded, calm_work, growing=False)
     window = _window(memory, observation, config, elapsed, max(keep.engines, grow.engines))
-    quiet = _quiet(observation)
-    busy = memory.busy if quiet and memory.at is not None else elapsed
-    need = _chosen(observation, config, coming, grow, keep, window, elapsed - busy, quiet is True)
-    after = updated_estimates(memory, observation, config, cost, asks, passed)
-    base, rise = risen(memory, observation, config, asks, coming.seconds, passed)
+    idle = _is_idle(observation)
+    busy = memory.busy if idle and memory.at is not None else elapsed
+    chosen = _chosen(observation, config, starts, grow, keep, window, elapsed - busy, idle is True)
+    estimates = updated_estimates(memory, observation, config, cost, demanded, passed)
+    base, rise = updated_rise(memory, observation, config, demanded, starts.seconds, passed)
     return ScalingDecision(
-        target=need.engines,
-        reason=need.why,
-        binding=need.binding,
-        demand=asks,
+        target=chosen.engines,
+        reason=chosen.why,
+        binding=chosen.binding,
+        demand=demanded,
         memory=msgspec.structs.replace(
-            after,
+            estimates,
             at=observation.at,
             elapsed=elapsed,
-            target=need.engines,
+            target=chosen.engines,
             asked=observation.asked,
             window=window,
             busy=busy,
-            starting=coming.starting,
-            started=coming.started,
+            starting=starts.starting,
+            started=starts.started,
             ready=observation.ready,
-            start_seconds=coming.learned,
+            start_seconds=starts.learned,
             base=base,
             rise=rise,
         ),
     )
 
 
-def _passed(seen: Observation, config: AutoscalerConfig, memory: AutoscalerMemory) -> float:
+def _seconds_since(observation: Observation, config: AutoscalerConfig, memory: AutoscalerMemory) -> float:
     """Seconds since the last look: none if the clock was set back, no more than fit between two looks."""
-    return 0.0 if memory.at is None else min(max(seen.at - memory.at, 0.0), config.longest_gap)
+    return 0.0 if memory.at is None else min(max(observation.at - memory.at, 0.0), config.longest_gap)
 
 
 def _needed(
     memory: AutoscalerMemory,
     config: AutoscalerConfig,
     cost: EngineCosts,
-    asks: Demand,
+    demanded: Demand,
     work: float,
     *,
     growing: bool,
 ) -> _Recommendation:
     """The largest of what single units ask for, with so much of each left free."""
     use = config.grow_use if growing else config.keep_use
-    share = asks.prefill / asks.work if asks.work > 0 else 1.0
+    share = demanded.prefill / demanded.work if demanded.work > 0 else 1.0
     usable = cost.usable(config, config.grow_time if growing else config.keep_use, share)
-    unit = asks.binding()
+    unit = demanded.binding()
     now = {
         unit if unit in ("prefill", "decode") else "prefill": work / usable,
-        "slots": asks.slots / use,
-        "pages": asks.pages / use,
-        "queue": asks.queue,
+        "slots": demanded.slots / use,
+        "pages": demanded.pages / use,
+        "queue": demanded.queue,
     }
     if not growing:
         # As much as the load rose by lately while an engine would have started, on top of what comes now.
@@ -135,13 +135,13 @@ def _needed(
 
 
 def _window(
-    memory: AutoscalerMemory, seen: Observation, config: AutoscalerConfig, elapsed: float, engines: int
+    memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig, elapsed: float, engines: int
 ) -> tuple[tuple[float, int], ...]:
     """Recommendations of the last while, each larger than all after it."""
     window = list(memory.window)
-    if memory.at is None or seen.asked not in (memory.target, memory.asked):
+    if memory.at is None or observation.asked not in (memory.target, memory.asked):
         # Nothing is known of before, or somebody else has set the number: it stands for its time, too.
-        window = [*_without_smaller(window, seen.asked), (elapsed, seen.asked)]
+        window = [*_without_smaller(window, observation.asked), (elapsed, observation.asked)]
     window = [*_without_smaller(window, engines), (elapsed, engines)]
     return tuple(
         (when, each) for when, each in window if elapsed - when < config.scale_down_delay or when == elapsed
@@ -152,45 +152,45 @@ def _without_smaller(window: list[tuple[float, int]], engines: int) -> list[tupl
     return [one for one in window if one[1] > engines]
 
 
-def _quiet(seen: Observation) -> bool | None:
+def _is_idle(observation: Observation) -> bool | None:
     """Whether nothing is asked of the deployment; None when that cannot be said."""
-    load, traffic = seen.load, seen.traffic
+    load, traffic = observation.load, observation.traffic
     if traffic is not None and (traffic.in_flight or traffic.queued or traffic.held or traffic.arrivals > 0):
         return False
     if load is not None and (load.running or load.waiting or load.arrivals > 0):
         return False
-    if traffic is None or (load.engines if load is not None else 0) < seen.ready:
+    if traffic is None or (load.engines if load is not None else 0) < observation.ready:
         return None
     return True
 
 
 def _chosen(
-    seen: Observation,
+    observation: Observation,
     config: AutoscalerConfig,
-    coming: PodStarts,
+    starts: PodStarts,
     grow: _Recommendation,
     keep: _Recommendation,
     window: tuple[tuple[float, int], ...],
-    idle: float,
-    quiet: bool,
+    idle_seconds: float,
+    idle: bool,
 ) -> _Recommendation:
     """The decision, between what is asked for, what was, and what may be."""
-    asked = seen.asked
+    asked = observation.asked
     if config.min_replicas == 0:
         if asked == 0:
-            waiting = waiting_requests(seen.traffic)
-            if not waiting and not seen.woken:
+            waiting = waiting_requests(observation.traffic)
+            if not waiting and not observation.woken:
                 return _Recommendation(
                     engines=0, binding="idle", why="no engine runs and no request waits for one"
                 )
             return _Recommendation(
                 engines=grow.engines, binding="wake", why=f"{waiting} requests wait and no engine runs"
             )
-        if quiet and idle >= config.scale_down_delay:
-            why = f"no request for {idle:.0f} s, and minReplicas is 0"
+        if idle and idle_seconds >= config.scale_down_delay:
+            why = f"no request for {idle_seconds:.0f} s, and minReplicas is 0"
             return _Recommendation(engines=0, binding="idle", why=why)
     if grow.engines > asked:
-        return _grown(asked, coming, grow, config)
+        return _grown(asked, starts, grow, config)
     low = max(each for _, each in window)
     floor = min(max(low, config.lowest), config.max_replicas)
     if asked > config.max_replicas or asked < config.lowest:
@@ -199,11 +199,11 @@ def _chosen(
                      why=f"{asked} engines are asked for, and {which} is another bound")  # fmt: skip
     if floor >= asked:
         return _Recommendation(engines=asked, binding=grow.binding, why=f"{asked} engines stay: {grow.why}")
-    reporting = seen.load.engines if seen.load is not None else 0
-    if reporting < seen.ready or (seen.ready == 0 and asked > 0):
+    reporting = observation.load.engines if observation.load is not None else 0
+    if reporting < observation.ready or (observation.ready == 0 and asked > 0):
         return _Recommendation(
             engines=asked, binding="data",
-            why=f"{reporting} of {seen.ready} ready engines report: {asked} stay until all of them do",
+            why=f"{reporting} of {observation.ready} ready engines report: {asked} stay until all of them do",
         )  # fmt: skip
     delay = config.scale_down_delay
     return _Recommendation(
@@ -212,16 +212,16 @@ def _chosen(
     )  # fmt: skip
 
 
-def _grown(asked: int, coming: PodStarts, grow: _Recommendation, config: AutoscalerConfig) -> _Recommendation:
+def _grown(asked: int, starts: PodStarts, grow: _Recommendation, config: AutoscalerConfig) -> _Recommendation:
     """More engines than are asked for."""
-    wanted = min(grow.engines + coming.replaced, config.max_replicas, 2 * grow.engines)
+    wanted = min(grow.engines + starts.replaced, config.max_replicas, 2 * grow.engines)
     why = f"{wanted} engines instead of {asked}: {grow.why}"
-    if coming.stuck:
-        why += f"; {coming.stuck} pods do not get ready"
-        if not coming.replaced and asked >= config.lowest:
+    if starts.stuck:
+        why += f"; {starts.stuck} pods do not get ready"
+        if not starts.replaced and asked >= config.lowest:
             return _Recommendation(
                 engines=asked, binding="data",
-                why=f"{asked} engines stay, though {grow.why}: {coming.stuck} pods do not get ready, and "
+                why=f"{asked} engines stay, though {grow.why}: {starts.stuck} pods do not get ready, and "
                 "more would not either",
             )  # fmt: skip
     return _Recommendation(engines=wanted, binding=grow.binding, why=why)

@@ -50,17 +50,17 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 def demand(
     memory: AutoscalerMemory,
-    seen: Observation,
+    observation: Observation,
     config: AutoscalerConfig,
     costs: EngineCosts,
     starts: PodStarts,
     passed: float,
 ) -> Demand:
     """What is asked for. `passed` is seconds since the last look."""
-    load = seen.load or EngineLoad()
+    load = observation.load or EngineLoad()
     prefill, decode = costs.prefill(load), costs.decode(load)
-    fast = _toward(memory.work_fast, prefill + decode, passed, config.fast, first=memory.at is None)
-    slow = _toward(memory.work_slow, prefill + decode, passed, config.slow, first=memory.at is None)
+    fast = _smoothed(memory.work_fast, prefill + decode, passed, config.fast, first=memory.at is None)
+    slow = _smoothed(memory.work_slow, prefill + decode, passed, config.slow, first=memory.at is None)
     rising = max(fast - slow, 0.0) * min(starts.seconds / config.slow, 1.0)
     total = prefill + decode
     share = prefill / total if total > 0 else 1.0
@@ -68,9 +68,9 @@ def demand(
     return Demand(
         prefill=time * share,
         decode=time * (1.0 - share),
-        slots=_held(load.slots_used, load),
-        pages=_held(load.pages_used, load),
-        queue=_queue(memory, seen, config, costs, starts, fast),
+        slots=_pool_demand(load.slots_used, load),
+        pages=_pool_demand(load.pages_used, load),
+        queue=_queue_demand(memory, observation, config, costs, starts, fast),
         work_fast=fast,
         work_slow=slow,
     )
@@ -81,7 +81,7 @@ def waiting_requests(traffic: GatewayTraffic | None) -> int:
     return traffic.queued + traffic.held if traffic is not None else 0
 
 
-def _held(used: float, load: EngineLoad) -> float:
+def _pool_demand(used: float, load: EngineLoad) -> float:
     """Engines' worth of a pool: what runs holds, and what waits would, where it waits for this pool."""
     if load.places and load.engines:
         used = max(used, load.running * load.engines / load.places)
@@ -90,33 +90,35 @@ def _held(used: float, load: EngineLoad) -> float:
     return used
 
 
-def _queue(
+def _queue_demand(
     memory: AutoscalerMemory,
-    seen: Observation,
+    observation: Observation,
     config: AutoscalerConfig,
     costs: EngineCosts,
     starts: PodStarts,
     work: float,
 ) -> float:
     """Engines that work off, in time, what would still wait when more of them could run."""
-    load = seen.load or EngineLoad()
-    tokens = load.waiting_tokens + waiting_requests(seen.traffic) * memory.prompt_tokens
+    load = observation.load or EngineLoad()
+    tokens = load.waiting_tokens + waiting_requests(observation.traffic) * memory.prompt_tokens
     ahead = starts.seconds
-    ready = seen.ready * ahead
+    ready = observation.ready * ahead
     # Those on their way have half of their start before them, on average.
-    coming = max(len(seen.pending) - starts.stuck, 0) * ahead / 2
-    left = tokens * costs.prompt_token + (work - (ready + coming) / max(ahead, 1e-9) * costs.capacity) * ahead
+    starting = max(len(observation.pending) - starts.stuck, 0) * ahead / 2
+    left = (
+        tokens * costs.prompt_token + (work - (ready + starting) / max(ahead, 1e-9) * costs.capacity) * ahead
+    )
     if tokens <= 0 or left <= 0:
         return 0.0
     within = max(config.ttft_target or config.wait_target, LEAST_DRAIN, ahead)
     return (work + left / within) / costs.capacity
 
 
-def risen(
+def updated_rise(
     memory: AutoscalerMemory,
-    seen: Observation,
+    observation: Observation,
     config: AutoscalerConfig,
-    asks: Demand,
+    demanded: Demand,
     start: float,
     passed: float,
 ) -> tuple[float, float]:
@@ -126,13 +128,13 @@ def risen(
     somebody asked for it, and that is forgotten like a rise that was seen.
     """
     if memory.at is None:
-        return asks.work_fast, float(seen.asked)
-    base = min(asks.work_fast, _toward(memory.base, asks.work_fast, passed, start, first=False))
-    kept = memory.rise * math.exp(-passed / (config.rises * config.history))
-    return base, max(kept, asks.work_fast - base)
+        return demanded.work_fast, float(observation.asked)
+    base = min(demanded.work_fast, _smoothed(memory.base, demanded.work_fast, passed, start, first=False))
+    decayed = memory.rise * math.exp(-passed / (config.rises * config.history))
+    return base, max(decayed, demanded.work_fast - base)
 
 
-def _toward(old: float, new: float, passed: float, constant: float, *, first: bool) -> float:
+def _smoothed(old: float, new: float, passed: float, constant: float, *, first: bool) -> float:
     """An exponential mean, one look further."""
     if first:
         return new

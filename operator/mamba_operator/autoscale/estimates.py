@@ -21,23 +21,23 @@ GAIN = 0.5
 
 def updated_estimates(
     memory: AutoscalerMemory,
-    seen: Observation,
+    observation: Observation,
     config: AutoscalerConfig,
     costs: EngineCosts,
-    asks: Demand,
+    demanded: Demand,
     passed: float,
 ) -> AutoscalerMemory:
     """The memory with one look more; times and recommendations are the caller's."""
-    load = seen.load
-    memory = msgspec.structs.replace(memory, work_fast=asks.work_fast, work_slow=asks.work_slow)
+    load = observation.load
+    memory = msgspec.structs.replace(memory, work_fast=demanded.work_fast, work_slow=demanded.work_slow)
     if load is None:
         return memory
     speed = memory.speed
     if load.prefill_speed > 0:
         speed = load.prefill_speed if speed <= 0 else speed + SPEED * (load.prefill_speed - speed)
-    came = _arrivals(memory, seen, costs, load, passed)
-    memory = _corrected(memory, seen, config, costs, came, load)
-    past = advance(memory, config, costs, came)
+    arrivals = _arrivals(memory, observation, costs, load, passed)
+    memory = _corrected(memory, observation, config, costs, arrivals, load)
+    past = advance(memory, config, costs, arrivals)
     return msgspec.structs.replace(
         memory,
         speed=speed,
@@ -59,15 +59,17 @@ def _prompt(memory: AutoscalerMemory, load: EngineLoad) -> float:
 
 
 def _arrivals(
-    memory: AutoscalerMemory, seen: Observation, costs: EngineCosts, load: EngineLoad, passed: float
+    memory: AutoscalerMemory, observation: Observation, costs: EngineCosts, load: EngineLoad, passed: float
 ) -> IntervalArrivals:
     """What came since the last look, at what the correction says it costs."""
     prompt = _prompt(memory, load) * costs.prompt_token
     prefill = costs.prefill(load)
     if load.engines:
         # Requests that no engine has yet are not in what engines count.
-        prefill += waiting_requests(seen.traffic) * prompt / max(passed, 1.0) if not load.arrivals else 0.0
-    requests = max(load.arrivals, seen.traffic.arrivals if seen.traffic is not None else 0.0)
+        prefill += (
+            waiting_requests(observation.traffic) * prompt / max(passed, 1.0) if not load.arrivals else 0.0
+        )
+    requests = max(load.arrivals, observation.traffic.arrivals if observation.traffic is not None else 0.0)
     return IntervalArrivals(
         seconds=passed,
         requests=requests,
@@ -77,41 +79,41 @@ def _arrivals(
     )
 
 
-def _unsettled(memory: AutoscalerMemory, seen: Observation, config: AutoscalerConfig) -> bool:
+def _unsettled(memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig) -> bool:
     """Whether the real fleet may have a queue from when it was smaller, which the virtual one never had."""
     since = memory.elapsed - max(memory.started, 0.0)
     return (
-        bool(seen.pending)
-        or seen.ready != memory.ready
+        bool(observation.pending)
+        or observation.ready != memory.ready
         or since < (memory.start_seconds or config.first_start)
     )
 
 
 def _corrected(
     memory: AutoscalerMemory,
-    seen: Observation,
+    observation: Observation,
     config: AutoscalerConfig,
     costs: EngineCosts,
-    came: IntervalArrivals,
+    arrivals: IntervalArrivals,
     load: EngineLoad,
 ) -> AutoscalerMemory:
     """Compares what the virtual fleet of the real size would have done with what was measured."""
     counted, late = load.first_tokens, load.first_tokens_late
     if load.finished > 0 and load.finished_slow / load.finished > late / max(counted, 1.0):
         counted, late = load.finished, load.finished_slow
-    if counted <= 0 or config.ttft_target is None or not memory.backlog or seen.ready <= 0:
+    if counted <= 0 or config.ttft_target is None or not memory.backlog or observation.ready <= 0:
         return memory
     fleets = sizes(config)
-    if len(memory.backlog) != len(fleets) or _unsettled(memory, seen, config):
+    if len(memory.backlog) != len(fleets) or _unsettled(memory, observation, config):
         return memory
-    index = max((at for at, one in enumerate(fleets) if one <= seen.ready), default=0)
-    _, share = simulated_interval(fleets[index], memory.backlog[index], config, costs, came)
-    keep = math.exp(-came.seconds / config.history)
+    index = max((at for at, one in enumerate(fleets) if one <= observation.ready), default=0)
+    _, share = simulated_interval(fleets[index], memory.backlog[index], config, costs, arrivals)
+    keep = math.exp(-arrivals.seconds / config.history)
     measured = memory.measured * keep + late
     foreseen = memory.foreseen * keep + counted * (1.0 - share)
     requests = memory.requests * keep + counted
     least, most = CORRECTION
-    step = GAIN * came.seconds / 60.0 * (measured - foreseen) / requests
+    step = GAIN * arrivals.seconds / 60.0 * (measured - foreseen) / requests
     return msgspec.structs.replace(
         memory,
         measured=measured,

@@ -28,14 +28,14 @@ class PodStarts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pod_starts(
-    memory: AutoscalerMemory, seen: Observation, config: AutoscalerConfig, elapsed: float
+    memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig, elapsed: float
 ) -> PodStarts:
     """With one observation more."""
     before = dict(memory.starting)
-    now = {name: before.get(name, elapsed) for name in seen.pending}
+    now = {name: before.get(name, elapsed) for name in observation.pending}
     arrived = sorted(since for name, since in before.items() if name not in now)
     # A pod that is not pending any more became ready, or went: as many as are ready more did the former.
-    became = arrived[: max(seen.ready - memory.ready, 0)] if memory.at is not None else []
+    became = arrived[: max(observation.ready - memory.ready, 0)] if memory.at is not None else []
     learned = memory.start_seconds
     for since in became:
         took = elapsed - since

@@ -43,19 +43,19 @@ class Sample:
     """Of demand_engines."""
 
 
-def samples(seen: Observation, made: ScalingDecision) -> Iterator[Sample]:
+def samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sample]:
     """What is known after a look."""
-    load, traffic = seen.load, seen.traffic
-    yield Sample("desired_engines", made.target)
-    yield Sample("capacity_engines", seen.ready)
+    load, traffic = observation.load, observation.traffic
+    yield Sample("desired_engines", decision.target)
+    yield Sample("capacity_engines", observation.ready)
     yield Sample("reporting_engines", load.engines if load is not None else 0)
-    whole = load is not None and load.engines >= seen.ready
-    stopped = seen.asked == 0 and seen.ready == 0
-    if not (whole or stopped):
+    all_report = load is not None and load.engines >= observation.ready
+    stopped = observation.asked == 0 and observation.ready == 0
+    if not (all_report or stopped):
         return
     for unit in UNITS:
-        if unit not in RATES or made.memory.elapsed >= WARM:
-            yield Sample("demand_engines", getattr(made.demand, unit), unit)
+        if unit not in RATES or decision.memory.elapsed >= WARM:
+            yield Sample("demand_engines", getattr(decision.demand, unit), unit)
     if load is not None:
         yield Sample("pool_usage", max(load.slots_used, load.pages_used) / load.engines)
     if traffic is not None:
@@ -73,16 +73,16 @@ class ScalingMetrics:
         }
         self._last: dict[Key, tuple[float, tuple[Sample, ...]]] = {}
 
-    def show(self, key: Key, seen: Observation, made: ScalingDecision) -> None:
+    def show(self, key: Key, observation: Observation, decision: ScalingDecision) -> None:
         """One decision."""
-        now = tuple(samples(seen, made))
+        now = tuple(samples(observation, decision))
         shown = {(one.metric, one.unit) for one in now}
         for one in self._samples(key):
             if (one.metric, one.unit) not in shown:
                 self._remove(key, one)
         for one in now:
             self._gauges[one.metric].labels(*_values(key, one)).set(one.value)
-        self._last[key] = (seen.at, now)
+        self._last[key] = (observation.at, now)
 
     def forget(self, key: Key) -> None:
         """Nothing is decided about it any more."""
@@ -103,14 +103,14 @@ class ScalingMetrics:
         # Its first look may have failed before anything was shown.
         return self._last.get(key, (0.0, ()))[1]
 
-    def _remove(self, key: Key, one: Sample) -> None:
+    def _remove(self, key: Key, sample: Sample) -> None:
         with contextlib.suppress(KeyError):
-            self._gauges[one.metric].remove(*_values(key, one))
+            self._gauges[sample.metric].remove(*_values(key, sample))
 
 
 def _labels(metric: str) -> list[str]:
     return ["namespace", "name", *(["unit"] if metric == "demand_engines" else [])]
 
 
-def _values(key: Key, one: Sample) -> list[str]:
-    return [key.namespace, key.name, *([one.unit] if one.unit else [])]
+def _values(key: Key, sample: Sample) -> list[str]:
+    return [key.namespace, key.name, *([sample.unit] if sample.unit else [])]

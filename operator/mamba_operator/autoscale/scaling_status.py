@@ -66,7 +66,7 @@ def scaling_status(
     deployment: MambaDeployment,
     old: ScalingStatus | None,
     engine: Manifest | None,
-    woken: str | None,
+    wake: str | None,
     latest_decision: LatestDecision | None,
     now: datetime,
 ) -> ScalingStatus | None:
@@ -86,14 +86,14 @@ def scaling_status(
         return None
     start = deployment.spec.replicas
     if old is None:
-        return _begun(deployment, config, engine, woken, now)
-    kept = old.model_copy(update={"start": start})
+        return _initial_status(deployment, config, engine, wake, now)
+    current = old.model_copy(update={"start": start})
     if start != old.start:
-        return _changed(
-            kept, _bounded(start, config), f"spec.replicas was set to {start}", "spec", woken, now
+        return _with_change(
+            current, _bounded(start, config), f"spec.replicas was set to {start}", "spec", wake, now
         )
-    if old.desired == 0 and woken is not None and woken != old.answered_wake:
-        return _changed(kept, config.lowest, "a gateway holds a request", "wake", woken, now)
+    if old.desired == 0 and wake is not None and wake != old.answered_wake:
+        return _with_change(current, config.lowest, "a gateway holds a request", "wake", wake, now)
     if (
         latest_decision is not None
         and latest_decision.asked == old.desired
@@ -102,17 +102,17 @@ def scaling_status(
         target = _bounded(latest_decision.decision.target, config)
         if target != old.desired:
             made = latest_decision.decision
-            return _changed(kept, target, made.reason, made.binding, woken, now, latest_decision.record)
+            return _with_change(current, target, made.reason, made.binding, wake, now, latest_decision.record)
     if (bounded := _bounded(old.desired, config)) != old.desired:
-        return _changed(kept, bounded, "the bounds were changed", "bounds", woken, now)
-    return kept
+        return _with_change(current, bounded, "the bounds were changed", "bounds", wake, now)
+    return current
 
 
-def _begun(
+def _initial_status(
     deployment: MambaDeployment,
     config: AutoscalerConfig,
     engine: Manifest | None,
-    woken: str | None,
+    wake: str | None,
     now: datetime,
 ) -> ScalingStatus:
     """The first number: what runs goes on, unless the spec says that nothing shall."""
@@ -120,7 +120,7 @@ def _begun(
     running = (engine.get("spec") or {}).get("replicas") if engine is not None else None
     if isinstance(running, int) and start > 0:
         desired, reason = _bounded(running, config), f"{running} engines were asked for before"
-    elif config.min_replicas == 0 and not _asks(woken, config, now):
+    elif config.min_replicas == 0 and not _is_recent(wake, config, now):
         desired, reason = 0, "no request has come yet"
     else:
         desired, reason = max(_bounded(start, config), config.lowest), f"spec.replicas is {start}"
@@ -130,13 +130,13 @@ def _begun(
         binding="spec",
         start=start,
         last_change=now.isoformat(timespec="seconds"),
-        answered_wake=woken if desired == 0 else None,
+        answered_wake=wake if desired == 0 else None,
     )
 
 
-def _asks(woken: str | None, config: AutoscalerConfig, now: datetime) -> bool:
+def _is_recent(wake: str | None, config: AutoscalerConfig, now: datetime) -> bool:
     """Whether a gateway asked so lately that somebody may still wait."""
-    when = parse_timestamp(woken) if woken is not None else None
+    when = parse_timestamp(wake) if wake is not None else None
     return when is not None and (now - when).total_seconds() < config.scale_down_delay
 
 
@@ -147,12 +147,12 @@ def _bounded(engines: int, config: AutoscalerConfig) -> int:
     return min(max(engines, config.lowest), config.max_replicas)
 
 
-def _changed(
+def _with_change(
     old: ScalingStatus,
     desired: int,
     reason: str,
     binding: str,
-    woken: str | None,
+    wake: str | None,
     now: datetime,
     record: str = "",
 ) -> ScalingStatus:
@@ -167,7 +167,7 @@ def _changed(
             "binding": binding,
             "last_change": when,
             # What asked for the engines that stop now is answered; who asks again writes something else.
-            "answered_wake": woken if desired == 0 else old.answered_wake,
+            "answered_wake": wake if desired == 0 else old.answered_wake,
             "history": [*old.history, change][-HISTORY:],
         }
     )

@@ -44,7 +44,7 @@ class RegistrationSettings:
     """IP address of our pod; None = somebody else sees to the Service."""
     valid_for: float = 7 * 86400.0
     """Of a certificate; another follows after half of it."""
-    look_every: float = 60.0
+    check_interval: float = 60.0
     """Between two looks at what the cluster says of its API server, and at our registration."""
     overlap: float = 15.0
     """For which both authorities are trusted before the new certificate is shown."""
@@ -68,15 +68,15 @@ class Registration:
         self,
         client: KubeClient,
         metrics: ScalingMetrics,
-        registered: RegistrationSettings,
+        settings: RegistrationSettings,
         *,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._client, self._metrics, self._registered, self._wall = client, metrics, registered, wall
-        self._port = registered.port
-        self._shown = self._made()
-        self._trusted = self._shown.authority
-        self._told = ""
+        self._client, self._metrics, self._settings, self._wall = client, metrics, settings, wall
+        self._port = settings.port
+        self._certificate = self._new_certificate()
+        self._ca_bundle = self._certificate.authority
+        self._last_error = ""
 
     async def run(self) -> None:
         """For ever; ends only by cancellation. What fails is tried again.
@@ -88,8 +88,8 @@ class Registration:
             try:
                 await self._serve(await self._front_proxy())
             except (ClusterError, NoFrontProxy) as error:
-                self._say(error)
-                await asyncio.sleep(self._registered.look_every / 10)
+                self._log_once(error)
+                await asyncio.sleep(self._settings.check_interval / 10)
 
     async def _front_proxy(self) -> FrontProxy:
         return front_proxy.front_proxy(
@@ -98,52 +98,54 @@ class Registration:
 
     async def _serve(self, proxy: FrontProxy) -> None:
         """Until the API server proves itself otherwise."""
-        of, context = self._registered, proxy.context()
-        show(context, self._shown)
+        settings, context = self._settings, proxy.context()
+        show(context, self._certificate)
         api = server.ExternalMetrics(self._metrics, AccessReview(self._client), proxy, wall=self._wall)
-        async with server.serving(api.app(), of.host, self._port, context) as self._port:
-            log.info("external_metrics_served", address=f"{of.host}:{self._port}")
+        async with server.serving(api.app(), settings.host, self._port, context) as self._port:
+            log.info("external_metrics_served", address=f"{settings.host}:{self._port}")
             while True:
                 try:
                     await self._register()
-                    if self._wall() > self._shown.until - timedelta(seconds=of.valid_for / 2):
+                    if self._wall() > self._certificate.until - timedelta(seconds=settings.valid_for / 2):
                         await self._rotate(context)
                     if await self._front_proxy() != proxy:
                         return
-                    self._told = ""
+                    self._last_error = ""
                 except (ClusterError, NoFrontProxy) as error:
-                    self._say(error)
-                await asyncio.sleep(of.look_every)
+                    self._log_once(error)
+                await asyncio.sleep(settings.check_interval)
 
     async def _rotate(self, context: ssl.SSLContext) -> None:
         """Another certificate: trusted first, shown then; the old authority is forgotten at last."""
-        new = self._made()
-        self._trusted = self._shown.authority + new.authority
+        new = self._new_certificate()
+        self._ca_bundle = self._certificate.authority + new.authority
         await self._register()
-        await asyncio.sleep(self._registered.overlap)
+        await asyncio.sleep(self._settings.overlap)
         show(context, new)
-        self._shown = new
-        await asyncio.sleep(self._registered.overlap)
-        self._trusted = new.authority
+        self._certificate = new
+        await asyncio.sleep(self._settings.overlap)
+        self._ca_bundle = new.authority
         await self._register()
         log.info("certificate_rotated", until=new.until.isoformat(timespec="seconds"))
 
     async def _register(self) -> None:
-        of = self._registered
-        if of.address is not None:
-            await self._client.apply(endpoint_slice(of.namespace, of.service, of.address, self._port))
-        bundle = base64.b64encode(self._trusted).decode()
+        settings = self._settings
+        if settings.address is not None:
+            await self._client.apply(
+                endpoint_slice(settings.namespace, settings.service, settings.address, self._port)
+            )
+        bundle = base64.b64encode(self._ca_bundle).decode()
         await self._client.merge(API_SERVICE, None, API_SERVICE_NAME, {"spec": {"caBundle": bundle}})
 
-    def _made(self) -> ServingCertificate:
-        of = self._registered
-        name = f"{of.service}.{of.namespace}.svc"
-        return serving_certificate(name, self._wall(), timedelta(seconds=of.valid_for))
+    def _new_certificate(self) -> ServingCertificate:
+        settings = self._settings
+        name = f"{settings.service}.{settings.namespace}.svc"
+        return serving_certificate(name, self._wall(), timedelta(seconds=settings.valid_for))
 
-    def _say(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         # The same words every few seconds help nobody.
-        if str(error) != self._told:
-            self._told = str(error)
+        if str(error) != self._last_error:
+            self._last_error = str(error)
             log.warning("external_metrics_not_registered", error=str(error))
 
 

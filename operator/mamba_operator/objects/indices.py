@@ -16,7 +16,7 @@ from mamba_operator.objects.manifest import Key, Manifest, metadata
 
 LONGEST_WORD = 64
 """Longer texts are seldom the same in two objects."""
-BELIEVED = 30.0
+CREATED_LIFETIME = 30.0
 """Seconds for which a child that was made counts as being there without a watch showing it."""
 
 
@@ -37,10 +37,10 @@ def index_id(kind: Kind) -> str:
 def indexed(kind: Kind, body: Mapping[str, Any]) -> dict[Key, Manifest]:
     """What is kept of an object for as long as it is there; nothing when it is nobody's any more."""
     key = owner_key(kind, body)
-    return {} if key is None else {key: compact(_kept(kind, body))}
+    return {} if key is None else {key: compact(_without_managed_fields(kind, body))}
 
 
-def _kept(kind: Kind, body: Mapping[str, Any]) -> Manifest:
+def _without_managed_fields(kind: Kind, body: Mapping[str, Any]) -> Manifest:
     """All of an object but who wrote which field."""
     meta = {name: value for name, value in metadata(body).items() if name != "managedFields"}
     return {**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta}
@@ -65,7 +65,7 @@ class Indices:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._by_id: Mapping[str, Any] = {}
         self._now = now
-        self._made: dict[Key, dict[str, tuple[Kind, Manifest, float]]] = {}
+        self._created: dict[Key, dict[str, tuple[Kind, Manifest, float]]] = {}
         """By uid: children that were made and that no watch has shown yet, each with the time of that."""
         self.complete = False
         """Set with the first event: kopf hands none over before it has listed everything."""
@@ -74,58 +74,62 @@ class Indices:
         """kopf's own indices, which it keeps up to date."""
         self._by_id = by_id
 
-    def made(self, one: Manifest) -> None:
+    def add_created(self, manifest: Manifest) -> None:
         """The operator made this child: the next pass need not ask the cluster for what it was just told."""
-        kind = BY_NAME[one["kind"]]
+        kind = BY_NAME[manifest["kind"]]
         if kind not in WATCHED:
             return
-        key = owner_key(kind, one)
-        if key is not None and _uid(one) not in map(_uid, self._held(kind, key)):
+        key = owner_key(kind, manifest)
+        if key is not None and _uid(manifest) not in map(_uid, self._watched(kind, key)):
             # Not compact: a watch shows it in a moment, and that is what stays.
-            self._made.setdefault(key, {})[_uid(one)] = (kind, _kept(kind, one), self._now())
+            self._created.setdefault(key, {})[_uid(manifest)] = (
+                kind,
+                _without_managed_fields(kind, manifest),
+                self._now(),
+            )
 
-    def shown(self, key: Key, one: Manifest) -> None:
+    def confirm(self, key: Key, manifest: Manifest) -> None:
         """A watch has shown an object of `key`, or that it is gone: what it says counts from here on."""
-        made = self._made.get(key, {})
-        made.pop(_uid(one), None)
-        if not made:
-            self._made.pop(key, None)
+        created = self._created.get(key, {})
+        created.pop(_uid(manifest), None)
+        if not created:
+            self._created.pop(key, None)
 
-    def forget_unshown(self) -> None:
+    def expire_unconfirmed(self) -> None:
         """Let go of children that no watch has shown for so long that they are not believed in: one whose
         owner went while its watch lost it is looked at by no pass, and would stay for ever."""
         now = self._now()
-        for key, made in list(self._made.items()):
-            left = {uid: one for uid, one in made.items() if now - one[2] < BELIEVED}
+        for key, created in list(self._created.items()):
+            left = {uid: one for uid, one in created.items() if now - one[2] < CREATED_LIFETIME}
             if left:
-                self._made[key] = left
+                self._created[key] = left
             else:
-                del self._made[key]
+                del self._created[key]
 
     @property
-    def unshown(self) -> int:
+    def unconfirmed(self) -> int:
         """Children that were made and that no watch has shown yet."""
-        return sum(map(len, self._made.values()))
+        return sum(map(len, self._created.values()))
 
     def of(self, kind: Kind, key: Key) -> list[Manifest]:
         """Objects of a kind that belong to `key`, by name."""
-        held = self._held(kind, key)
-        if key in self._made:
-            held = held + self._not_shown(kind, key, held)
-        return sorted(held, key=lambda one: str(one["metadata"]["name"]))
+        found = self._watched(kind, key)
+        if key in self._created:
+            found = found + self._unconfirmed(kind, key, found)
+        return sorted(found, key=lambda one: str(one["metadata"]["name"]))
 
-    def _held(self, kind: Kind, key: Key) -> list[Manifest]:
+    def _watched(self, kind: Kind, key: Key) -> list[Manifest]:
         """Those that a watch has shown, in no order."""
         index = self._by_id.get(index_id(kind)) or {}
         return list(index[key]) if key in index else []
 
-    def _not_shown(self, kind: Kind, key: Key, held: Iterable[Manifest]) -> list[Manifest]:
-        there, now = set(map(_uid, held)), self._now()
+    def _unconfirmed(self, kind: Kind, key: Key, watched: Iterable[Manifest]) -> list[Manifest]:
+        there, now = set(map(_uid, watched)), self._now()
         return [
             one
-            for uid, (of, one, since) in self._made[key].items()
+            for uid, (of, one, since) in self._created[key].items()
             # One that came and went before its maker was told would stay for ever.
-            if of is kind and uid not in there and now - since < BELIEVED
+            if of is kind and uid not in there and now - since < CREATED_LIFETIME
         ]
 
     def keys(self, kind: Kind) -> list[Key]:
@@ -140,15 +144,15 @@ class Indices:
     def differing(self, kind: Kind, listed: Iterable[Manifest]) -> set[Key]:
         """Whose objects a list shows in another version than the index has, or not at all."""
         index = self._by_id.get(index_id(kind)) or {}
-        kept = {_identity(key, one) for key in list(index) for one in index[key]}
-        seen = {_identity(key, one) for one in listed if (key := owner_key(kind, one)) is not None}
-        return {key for key, *_ in kept ^ seen}
+        indexed_ids = {_identity(key, one) for key in list(index) for one in index[key]}
+        listed_ids = {_identity(key, one) for one in listed if (key := owner_key(kind, one)) is not None}
+        return {key for key, *_ in indexed_ids ^ listed_ids}
 
 
-def _uid(one: Manifest) -> str:
-    return str(metadata(one).get("uid"))
+def _uid(manifest: Manifest) -> str:
+    return str(metadata(manifest).get("uid"))
 
 
-def _identity(key: Key, one: Manifest) -> tuple[Key, str, str]:
-    meta = metadata(one)
-    return key, _uid(one), str(meta.get("resourceVersion"))
+def _identity(key: Key, manifest: Manifest) -> tuple[Key, str, str]:
+    meta = metadata(manifest)
+    return key, _uid(manifest), str(meta.get("resourceVersion"))

@@ -72,7 +72,7 @@ class Trouble:
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     """The worst trouble of all pods, by the name of the first pod that has it."""
     ordered = sorted(pods, key=name_of)
-    found = [one for pod in ordered if _counts(pod) for one in _of(pod, now)]
+    found = [one for pod in ordered if _is_current(pod) for one in _pod_troubles(pod, now)]
     found += [_lost(pod, "has not ended it") for pod in ordered if is_overdue(pod, now)]
     for is_one in (is_engine, is_gateway):
         found += _failures([pod for pod in ordered if is_one(pod)], now)
@@ -84,7 +84,7 @@ def has_ended(pod: Manifest) -> bool:
     return _phase(pod) in ("Failed", "Succeeded")
 
 
-def _counts(pod: Manifest) -> bool:
+def _is_current(pod: Manifest) -> bool:
     return not has_ended(pod) and not is_terminating(pod)
 
 
@@ -108,7 +108,7 @@ def replaced_failure(pods: Iterable[Manifest], now: datetime) -> str:
 def _failed(pods: Sequence[Manifest], now: datetime, seconds: float) -> list[Manifest]:
     """Those that failed in that time, and whose place no pod that answers has taken."""
     lately = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < seconds]
-    if living := [pod for pod in pods if _counts(pod)]:
+    if living := [pod for pod in pods if _is_current(pod)]:
         # What failed before the template was mended says nothing of the pods that are made of it now.
         waiting = {_template(pod) for pod in living if not answers(pod)}
         lately = [pod for pod in lately if _template(pod) in waiting]
@@ -233,7 +233,7 @@ def says_ready(status: Manifest) -> bool:
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
 
 
-def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
+def _pod_troubles(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     status = pod.get("status") or {}
     if _is_on_lost_node(pod):
         yield _lost(pod, "is not ready")

@@ -18,25 +18,25 @@ class Freshness:
     _missing: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
     """Object -> when a list first and last showed it without the watch having delivered it."""
 
-    def delivered(self, one: Hashable, version: str, now: float) -> None:
-        """A watch handed over `one` with this resourceVersion."""
-        self._delivered[one] = (version, now)
-        self._missing.pop(one, None)
+    def delivered(self, identity: Hashable, version: str, now: float) -> None:
+        """A watch delivered the object with this resourceVersion."""
+        self._delivered[identity] = (version, now)
+        self._missing.pop(identity, None)
 
-    def listed(self, one: Hashable, version: str, asked: float) -> None:
-        """A list that was asked for at `asked` shows `one` with this resourceVersion."""
-        known = self._delivered.get(one)
+    def listed(self, identity: Hashable, version: str, requested_at: float) -> None:
+        """A list that was requested at `requested_at` shows the object with this resourceVersion."""
+        known = self._delivered.get(identity)
         # Versions are opaque: an event that came after we asked is at least as new as the list.
-        if known is not None and (known[0] == version or known[1] >= asked):
-            self._missing.pop(one, None)
+        if known is not None and (known[0] == version or known[1] >= requested_at):
+            self._missing.pop(identity, None)
             return
-        first, _ = self._missing.get(one, (asked, asked))
-        self._missing[one] = (first, asked)
+        first, _ = self._missing.get(identity, (requested_at, requested_at))
+        self._missing[identity] = (first, requested_at)
 
-    def gone(self, one: Hashable) -> None:
+    def gone(self, identity: Hashable) -> None:
         """The object does not exist any more."""
-        self._delivered.pop(one, None)
-        self._missing.pop(one, None)
+        self._delivered.pop(identity, None)
+        self._missing.pop(identity, None)
 
     def stale(self) -> list[Hashable]:
         """Objects that lists showed for longer than `stale_after` without any watch delivering them.

@@ -25,7 +25,7 @@ LASTS = 4.0
 """Times the period of its renewals that a claim lasts."""
 Work = Callable[[Key], Awaitable[float | None]]
 LEFT_TO_ANOTHER = "LeftToAnother"
-Told = Callable[[Key, str, str], None]
+OnOtherRelease = Callable[[Key, str, str], None]
 """Takes an object that is left alone, the reason in a word, and the sentence about it."""
 Exists = Callable[[Key], bool]
 """Whether there still is such an object."""
@@ -37,48 +37,55 @@ class Claim:
     def __init__(self, client: KubeClient, namespace: str, holder: str) -> None:
         lease = LeaseName(namespace, names.CLAIM_NAME, holder, LASTS * RENEW_EVERY, RENEW_EVERY)
         self._namespace, self._lease = namespace, Leadership(client, lease)
-        self._looking = asyncio.Lock()
-        self._asked = float("-inf")
-        self.until = float("-inf")
+        self._lock = asyncio.Lock()
+        self._renewed_at = float("-inf")
+        self.valid_until = float("-inf")
         """Up to when we may act, in seconds of the loop's clock."""
-        self.other: str | None = None
+        self.other_holder: str | None = None
         """Who holds it, where that is not us."""
 
     @property
     def holds(self) -> bool:
         """Whether we may act."""
-        return asyncio.get_running_loop().time() < self.until
+        return asyncio.get_running_loop().time() < self.valid_until
 
-    async def look(self, period: float) -> bool:
+    async def acquire(self, period: float) -> bool:
         """Whether we may act; asks the cluster where that is not known. Raises ClusterError."""
-        async with self._looking:
-            old = asyncio.get_running_loop().time() - self._asked >= period
-            if not self.holds and (old or self.other is None):
+        async with self._lock:
+            old = asyncio.get_running_loop().time() - self._renewed_at >= period
+            if not self.holds and (old or self.other_holder is None):
                 await self.renew(period)
             return self.holds
 
     async def renew(self, period: float) -> None:
         """One look and one write at most; the next one comes in `period` seconds. Raises ClusterError."""
-        asked, duration = asyncio.get_running_loop().time(), LASTS * period
-        mine = await self._lease.step(duration)
-        self._asked, self.until = asked, asked + duration * SAFETY if mine else float("-inf")
-        before, self.other = self.other, None if mine else self._lease.holder
-        if self.other is not None and self.other != before:
+        requested_at, duration = asyncio.get_running_loop().time(), LASTS * period
+        acquired = await self._lease.step(duration)
+        self._renewed_at, self.valid_until = (
+            requested_at,
+            requested_at + duration * SAFETY if acquired else float("-inf"),
+        )
+        before, self.other_holder = self.other_holder, None if acquired else self._lease.holder
+        if self.other_holder is not None and self.other_holder != before:
             advice = "uninstall one of them, or give each release watchNamespaces of its own"
-            log.error("namespace_of_another", namespace=self._namespace, served_by=self.other, advice=advice)
-        elif before is not None and mine:
+            log.error(
+                "namespace_of_another", namespace=self._namespace, served_by=self.other_holder, advice=advice
+            )
+        elif before is not None and acquired:
             log.info("namespace_taken_over", namespace=self._namespace, served_by_before=before)
 
 
 class NamespaceClaims:
     """Of one operator that acts; `run` has to run beside it."""
 
-    def __init__(self, client: KubeClient, holder: str, work: Work, told: Told, exists: Exists) -> None:
+    def __init__(
+        self, client: KubeClient, holder: str, work: Work, on_other_release: OnOtherRelease, exists: Exists
+    ) -> None:
         """`holder`: what the operators of a release call themselves in common."""
         self._client, self._holder = client, holder
-        self._work, self._told, self._exists = work, told, exists
+        self._work, self._on_other_release, self._exists = work, on_other_release, exists
         self._claims: dict[str, Claim] = {}
-        self._left: dict[Key, str] = {}
+        self._left_to: dict[Key, str] = {}
         """What was said of each object that is left alone."""
 
     async def __call__(self, key: Key) -> float | None:
@@ -91,11 +98,11 @@ class NamespaceClaims:
         if claim is None:
             claim = self._claims[key.namespace] = Claim(self._client, key.namespace, self._holder)
         try:
-            mine = claim.holds or await claim.look(self._period)
+            mine = claim.holds or await claim.acquire(self._period)
         except NotFound:
             # A namespace that went is nobody's; a pass finds nothing there, and that was the last one.
             self._claims.pop(key.namespace, None)
-            self._left.pop(key, None)
+            self._left_to.pop(key, None)
             return await self._work(key)
         except ClusterError as error:
             log.warning("namespace_not_claimed", namespace=key.namespace, error=str(error))
@@ -105,13 +112,13 @@ class NamespaceClaims:
                 self._tell(key, Reason.FORBIDDEN, said)
             raise
         if mine:
-            self._left.pop(key, None)
+            self._left_to.pop(key, None)
             return await self._work(key)
         if not self._exists(key):
-            self._left.pop(key, None)
+            self._left_to.pop(key, None)
             return None
-        if claim.other is not None:
-            said = f"Left by the operator {self._holder} to {claim.other}, which serves the namespace"
+        if claim.other_holder is not None:
+            said = f"Left by the operator {self._holder} to {claim.other_holder}, which serves the namespace"
             self._tell(key, LEFT_TO_ANOTHER, said)
         return self._period
 
@@ -128,8 +135,8 @@ class NamespaceClaims:
             held = []
             for namespace, claim in list(self._claims.items()):
                 if claim.holds:
-                    held.append((claim.until, namespace))
-                elif claim.other is None:
+                    held.append((claim.valid_until, namespace))
+                elif claim.other_holder is None:
                     # Of a namespace that went there is nothing to hold; a pass asks for it anew.
                     del self._claims[namespace]
             if held:

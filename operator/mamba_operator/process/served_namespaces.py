@@ -19,30 +19,30 @@ log = structlog.get_logger(__name__)
 class ServedNamespaces:
     """Of one operator that was told namespaces; without any it serves the cluster and asks nothing."""
 
-    def __init__(self, client: KubeClient, told: Sequence[str], period: float) -> None:
+    def __init__(self, client: KubeClient, configured: Sequence[str], period: float) -> None:
         """`period`: seconds between two looks."""
-        self._client, self._told, self._period = client, tuple(told), period
+        self._client, self._configured, self._period = client, tuple(configured), period
         self._left_out: frozenset[str] = frozenset()
 
     async def first(self) -> tuple[str, ...]:
         """Those that may be served; waits for one. Empty: the whole cluster."""
-        while self._told:
-            if served := await self._look():
+        while self._configured:
+            if served := await self._probe():
                 return served
             await asyncio.sleep(self._period)
         return ()
 
-    async def other_than(self, served: tuple[str, ...]) -> None:
+    async def wait_for_change(self, served: tuple[str, ...]) -> None:
         """Returns when others may be served, one at least. Of one namespace alone nothing is asked: when
         that goes there is nobody left whom its watch could harm."""
         while True:
             await asyncio.sleep(self._period)
-            if len(self._told) > 1 and (now := await self._look()) and now != served:
+            if len(self._configured) > 1 and (now := await self._probe()) and now != served:
                 return
 
-    async def _look(self) -> tuple[str, ...]:
+    async def _probe(self) -> tuple[str, ...]:
         left_out = set(self._left_out)
-        for namespace in self._told:
+        for namespace in self._configured:
             try:
                 await self._client.list(MAMBA_DEPLOYMENT, namespace, metadata_only=True)
                 left_out.discard(namespace)
@@ -57,4 +57,4 @@ class ServedNamespaces:
         for namespace in sorted(self._left_out - left_out):
             log.info("namespace_served_again", namespace=namespace)
         self._left_out = frozenset(left_out)
-        return tuple(one for one in self._told if one not in left_out)
+        return tuple(one for one in self._configured if one not in left_out)

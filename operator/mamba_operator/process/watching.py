@@ -112,7 +112,7 @@ def _handler(kind: Kind, wake: Wake, delivered: Delivered, indices: Indices) -> 
         delivered(kind, plain, type == "DELETED")
         key = owner_key(kind, plain)
         if key is not None:
-            indices.shown(key, plain)
+            indices.confirm(key, plain)
             wake(key)
         # Its label may name another by now; whose it is, its owner reference says.
         owner, namespace = owner_name(plain), plain["metadata"].get("namespace")

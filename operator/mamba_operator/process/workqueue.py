@@ -92,7 +92,7 @@ class WorkQueue(Generic[K]):
         while True:
             key = await self._take()
             try:
-                again_in = await work(key)
+                requeue_after = await work(key)
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -100,8 +100,8 @@ class WorkQueue(Generic[K]):
             else:
                 self._failures.pop(key, None)
                 self._rest.pop(key, None)
-                if again_in is not None:
-                    self.add_after(key, again_in)
+                if requeue_after is not None:
+                    self.add_after(key, requeue_after)
             finally:
                 self._running.pop(key, None)
                 if key in self._again:

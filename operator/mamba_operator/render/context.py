@@ -38,9 +38,9 @@ class Context:
     """Annotation that says that the spec's own has failed."""
     in_place: bool = False
     """An old engine goes before a new one comes."""
-    key_shown: bool = False
+    key_presented: bool = False
     """Gateways show engines a key."""
-    key_asked: bool = False
+    key_required: bool = False
     """Engines ask for it."""
     images: DefaultImages = OF_THIS_VERSION
     """Used where the spec names none."""

@@ -58,7 +58,7 @@ def engine_document(context: Context) -> dict[str, Any]:
             "admin_port": names.ADMIN_PORT,
             "drain_quiet": DRAIN_QUIET,
             "admin_token_file": f"{ADMIN_TOKEN_MOUNT}/{names.ADMIN_TOKEN_KEY}",
-            **({"api_key_file": KEY_FILE} if context.key_asked else {}),
+            **({"api_key_file": KEY_FILE} if context.key_required else {}),
         }
     )
     return settings.document()
@@ -259,7 +259,7 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         {"name": "settings", "configMap": {"name": children.engine}},
         {"name": "admin", "secret": {"secretName": context.admin_secret, "defaultMode": 0o440}},
     ]
-    if context.key_asked:
+    if context.key_required:
         volumes.append(key_volume(context))
     location = spec.model.location
     if location.scheme == "pvc":
@@ -282,7 +282,7 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         {"name": "settings", "mountPath": SETTINGS_MOUNT, "readOnly": True},
         {"name": "admin", "mountPath": ADMIN_TOKEN_MOUNT, "readOnly": True},
     ]
-    if context.key_asked:
+    if context.key_required:
         mounts.append(key_mount())
     location = spec.model.location
     if location.scheme == "pvc":

@@ -105,7 +105,7 @@ def _container(context: Context) -> dict[str, Any]:
     if deployment.spec.gateway.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_MOUNT}/{names.API_KEYS_KEY}"]
         mounts.append({"name": "api-keys", "mountPath": API_KEYS_MOUNT, "readOnly": True})
-    if context.key_shown:
+    if context.key_presented:
         arguments += ["--backend-key-file", KEY_FILE]
         mounts.append(key_mount())
     if deployment.spec.gateway.inference_pool is not None:
@@ -194,7 +194,7 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         volumes.append(
             {"name": "api-keys", "secret": {"secretName": auth.secret_ref.name, "defaultMode": 0o440}}
         )
-    if context.key_shown:
+    if context.key_presented:
         volumes.append(key_volume(context))
     return volumes
 

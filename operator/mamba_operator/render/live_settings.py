@@ -79,16 +79,16 @@ def live_settings(
     document: Mapping[str, Any], config: Manifest | None, engine: Manifest | None, now: datetime
 ) -> LiveSettings:
     """What is in force by the settings `document`, given the ConfigMap and the Deployment that are there."""
-    made = LiveSettings({name: document.get(name) for name in LIVE}, None)
+    current = LiveSettings({name: document.get(name) for name in LIVE}, None)
     if engine is None:
-        return made
-    told = _told(config)
-    changed = told.get("changed") if told.get("settings") == made.digest else timestamp(now)
-    return LiveSettings(made.settings, changed if isinstance(changed, str) else None)
+        return current
+    recorded = _recorded(config)
+    changed = recorded.get("changed") if recorded.get("settings") == current.digest else timestamp(now)
+    return LiveSettings(current.settings, changed if isinstance(changed, str) else None)
 
 
 def pending_updates(
-    pods: Iterable[Manifest], tuned: LiveSettings, revision: str, told: Mapping[str, str]
+    pods: Iterable[Manifest], tuned: LiveSettings, revision: str, sent: Mapping[str, str]
 ) -> tuple[SettingsUpdate, ...]:
     """Ready engines of that revision that started before the change, less those that were `told` of it."""
     changed = parse_timestamp(tuned.changed) if tuned.changed is not None else None
@@ -104,7 +104,7 @@ def pending_updates(
             and status.get("podIP")
             and pod_revision(pod) == revision
             and (started is None or (started - changed).total_seconds() < MOUNT_LAG)
-            and told.get(run) != tuned.digest
+            and sent.get(run) != tuned.digest
         ):
             found.append(
                 SettingsUpdate(str(meta.get("name")), run, str(status["podIP"]), tuned.digest, tuned.body())
@@ -118,10 +118,10 @@ def _run(pod: Manifest) -> str:
     return f"{metadata(pod).get('uid')}/{restarts}"
 
 
-def _told(config: Manifest | None) -> dict[str, Any]:
+def _recorded(config: Manifest | None) -> dict[str, Any]:
     text = annotation(config, names.ANNOTATION_TUNED) if config is not None else None
     try:
-        told = json.loads(text) if text is not None else None
+        recorded = json.loads(text) if text is not None else None
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return recorded if isinstance(recorded, dict) else {}

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 WINDOW = 600.0
 """Seconds that count."""
-LEAST = 10
+MIN_ATTEMPTS = 10
 """Attempts of a revision below which nothing is said of it."""
-LOOKS = 3
+MIN_FAILING_SAMPLES = 3
 """Looks that have to see failures: what passes within seconds is no property of a revision."""
-CHANCE = 1e-4
+MAX_P_VALUE = 1e-4
 """Of so many failures on one side, were both alike, above which it may be chance."""
-RISE = 0.02
+MIN_RATE_RISE = 0.02
 """Share of attempts that the new revision has to fail above what the old one does."""
 
 
@@ -28,7 +28,7 @@ class Attempts:
 
     answered: float = 0.0
     failed: float = 0.0
-    failing_looks: int = 0
+    failing_samples: int = 0
     """Looks that saw failures."""
 
     @property
@@ -48,7 +48,7 @@ class Attempts:
         return Attempts(
             self.answered + other.answered,
             self.failed + other.failed,
-            self.failing_looks + other.failing_looks,
+            self.failing_samples + other.failing_samples,
         )
 
 
@@ -60,11 +60,11 @@ class AttemptWindow:
     """Of one deployment, while engines of two revisions run."""
 
     def __init__(self) -> None:
-        self._before: dict[str, AttemptsByEngine] = {}
-        self._looks: deque[tuple[float, Mapping[str, Attempts]]] = deque()
+        self._last_counts: dict[str, AttemptsByEngine] = {}
+        self._samples: deque[tuple[float, Mapping[str, Attempts]]] = deque()
 
-    def look(
-        self, at: float, revisions: Mapping[str, str], gateways: Mapping[str, AttemptsByEngine | None]
+    def observe(
+        self, timestamp: float, revisions: Mapping[str, str], gateways: Mapping[str, AttemptsByEngine | None]
     ) -> bool:
         """One look more. Returns whether it saw failures.
 
@@ -74,28 +74,30 @@ class AttemptWindow:
             gateways: by pod, what it has counted; None = it did not answer, and the next look counts for two.
         """
         found: dict[str, Attempts] = {}
-        for gateway, told in gateways.items():
-            before = self._before.get(gateway)
-            if told is None:
+        for gateway, counts in gateways.items():
+            before = self._last_counts.get(gateway)
+            if counts is None:
                 continue
-            self._before[gateway] = told
+            self._last_counts[gateway] = counts
             if before is None:
                 # Nobody knows over which time it counted.
                 continue
-            for pod, now in told.items():
+            for pod, now in counts.items():
                 if (revision := revisions.get(pod)) is not None:
                     more = _increase(before.get(pod, Attempts()), now)
                     found[revision] = found.get(revision, Attempts()) + more
-        found = {name: replace(one, failing_looks=min(one.failing_looks, 1)) for name, one in found.items()}
-        self._looks.append((at, found))
-        while self._looks and self._looks[0][0] <= at - WINDOW:
-            self._looks.popleft()
+        found = {
+            name: replace(one, failing_samples=min(one.failing_samples, 1)) for name, one in found.items()
+        }
+        self._samples.append((timestamp, found))
+        while self._samples and self._samples[0][0] <= timestamp - WINDOW:
+            self._samples.popleft()
         return any(one.failed for one in found.values())
 
     def sums(self) -> Mapping[str, Attempts]:
         """By revision, over the last looks."""
         found: dict[str, Attempts] = {}
-        for _, look in self._looks:
+        for _, look in self._samples:
             for revision, one in look.items():
                 found[revision] = found.get(revision, Attempts()) + one
         return found
@@ -103,12 +105,16 @@ class AttemptWindow:
 
 def fails_more(new: Attempts, old: Attempts) -> bool:
     """Whether the new revision surely fails a larger share of requests than the old one beside it."""
-    if min(new.total, old.total) < LEAST or new.failing_looks < LOOKS or new.rate < old.rate + RISE:
+    if (
+        min(new.total, old.total) < MIN_ATTEMPTS
+        or new.failing_samples < MIN_FAILING_SAMPLES
+        or new.rate < old.rate + MIN_RATE_RISE
+    ):
         return False
-    return chance(new, old) < CHANCE
+    return p_value(new, old) < MAX_P_VALUE
 
 
-def chance(new: Attempts, old: Attempts) -> float:
+def p_value(new: Attempts, old: Attempts) -> float:
     """Probability, 0 to 1, that at least as many of all failures fall upon `new`, were both alike: Fisher's
     exact test, one-sided."""
     mine, failures, total = round(new.total), round(new.failed + old.failed), round(new.total + old.total)
@@ -126,8 +132,8 @@ def chance(new: Attempts, old: Attempts) -> float:
     return min(found, 1.0)
 
 
-def _log_choose(of: int, some: int) -> float:
-    return math.lgamma(of + 1) - math.lgamma(some + 1) - math.lgamma(of - some + 1)
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def _increase(before: Attempts, now: Attempts) -> Attempts:

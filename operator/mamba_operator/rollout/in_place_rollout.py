@@ -26,7 +26,7 @@ class InPlaceRollout:
 
     now: bool = False
     """An old one goes before the new one comes."""
-    again_in: float | None = None
+    requeue_after: float | None = None
     """Seconds until a pod has waited for room for long enough."""
 
 
@@ -59,7 +59,7 @@ def in_place_rollout(
             left.append(rollout.in_place_after.seconds - (now - since).total_seconds())
     if not left:
         return InPlaceRollout()
-    return InPlaceRollout(now=True) if min(left) <= 0 else InPlaceRollout(again_in=min(left))
+    return InPlaceRollout(now=True) if min(left) <= 0 else InPlaceRollout(requeue_after=min(left))
 
 
 def _template(pod: Manifest) -> tuple[str | None, str | None]:

@@ -18,16 +18,16 @@ from mamba_operator.render.engine_key import mounts_key
 class KeyRollout:
     """Which side uses the key now: gateways show it, engines ask for it."""
 
-    shown: bool = False
+    presented: bool = False
     """By gateways."""
-    asked: bool = False
+    required: bool = False
     """By engines."""
-    waits: bool = False
+    blocked: bool = False
     """Engines are to ask, and gateways are left that show none."""
 
 
 def key_rollout(
-    wanted: bool, engine: Manifest | None, gateway: Manifest | None, pods: Sequence[Manifest]
+    authenticated: bool, engine: Manifest | None, gateway: Manifest | None, pods: Sequence[Manifest]
 ) -> KeyRollout:
     """Who is to have it next.
 
@@ -37,14 +37,14 @@ def key_rollout(
         pods: of the deployment; those that are on their way out still serve.
     """
     living = [pod for pod in pods if not has_ended(pod)]
-    if not wanted:
-        return KeyRollout(shown=has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living))
-    doors = [pod for pod in living if is_gateway(pod)]
-    asked = engine is None or has_key(engine) or _all_show(gateway, doors)
-    return KeyRollout(shown=True, asked=asked, waits=not asked)
+    if not authenticated:
+        return KeyRollout(presented=has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living))
+    gateways = [pod for pod in living if is_gateway(pod)]
+    required = engine is None or has_key(engine) or _all_present(gateway, gateways)
+    return KeyRollout(presented=True, required=required, blocked=not required)
 
 
-def _all_show(gateway: Manifest | None, pods: Sequence[Manifest]) -> bool:
+def _all_present(gateway: Manifest | None, pods: Sequence[Manifest]) -> bool:
     state = workload_state(gateway)
     return has_key(gateway) and state.current and state.ready > 0 and all(map(mounts_key, pods))
 

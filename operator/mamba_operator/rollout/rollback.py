@@ -59,7 +59,7 @@ class RevisionChoice:
     """The revision to run in place of the spec's; None: that of the spec."""
     failed: FailedRevision | None = None
     """Why."""
-    again_in: float | None = None
+    requeue_after: float | None = None
     """Seconds until a pod has had its trouble for too long."""
 
 
@@ -114,7 +114,7 @@ def choose_revision(
                 ready, FailedRevision(wanted.digest, wanted.label, found.reason, found.message)
             )
         left.append(rest)
-    return RevisionChoice(again_in=min(left, default=None))
+    return RevisionChoice(requeue_after=min(left, default=None))
 
 
 def is_ready(engine: Manifest | None, label: str) -> bool:

@@ -62,10 +62,10 @@ class RolloutWatch:
     async def run(self) -> None:
         """Look for ever; ends only by cancellation."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(PERIOD)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Once at every deployment with engines of two revisions, all at the same time."""
         rolling = {
             key: revisions
@@ -74,17 +74,17 @@ class RolloutWatch:
         }
         for key in self._windows.keys() - rolling.keys():
             del self._windows[key]
-        looks = {key: self._look_at(key, revisions) for key, revisions in rolling.items()}
-        await run_concurrently(looks, "rollout_watch_broken")
+        polls = {key: self._poll(key, revisions) for key, revisions in rolling.items()}
+        await run_concurrently(polls, "rollout_watch_broken")
 
     def _revisions(self, key: Key) -> Mapping[str, str]:
         """Of each engine pod, one that drains included: it serves on for a while."""
         found = ((name_of(pod), pod_revision(pod)) for pod in self._indices.of(POD, key) if is_engine(pod))
         return {name: revision for name, revision in found if revision is not None}
 
-    async def _look_at(self, key: Key, revisions: Mapping[str, str]) -> None:
+    async def _poll(self, key: Key, revisions: Mapping[str, str]) -> None:
         window = self._windows.setdefault(key, AttemptWindow())
-        doors = [pod for pod in self._indices.of(POD, key) if is_gateway(pod) and answers(pod)]
-        told = await pod_reports(self._read, doors, read_attempts)
-        if window.look(self._now(), revisions, told):
+        gateways = [pod for pod in self._indices.of(POD, key) if is_gateway(pod) and answers(pod)]
+        reports = await pod_reports(self._read, gateways, read_attempts)
+        if window.observe(self._now(), revisions, reports):
             self._wake(key)

@@ -30,7 +30,7 @@ class WorkloadChange:
     """Wins by enough, and is announced once it has a time at which it takes effect."""
     take: bool = False
     """The rival is the strategy from now on."""
-    again_in: float | None = None
+    requeue_after: float | None = None
     """Seconds until time alone changes this."""
 
 
@@ -55,7 +55,9 @@ def workload_change(
         return WorkloadChange()
     if old is None or old.strategy != best.strategy:
         return (
-            WorkloadChange(_begun(best, now), again_in=HELD.total_seconds()) if measured else WorkloadChange()
+            WorkloadChange(_begun(best, now), requeue_after=HELD.total_seconds())
+            if measured
+            else WorkloadChange()
         )
     since = parse_timestamp(old.since)
     takes = parse_timestamp(old.takes_effect) if old.takes_effect is not None else None
@@ -63,14 +65,14 @@ def workload_change(
         return WorkloadChange(old)
     if takes is None:
         if since is None or since > now:
-            return WorkloadChange(_begun(best, now), again_in=HELD.total_seconds())
+            return WorkloadChange(_begun(best, now), requeue_after=HELD.total_seconds())
         if now - since < HELD:
-            return WorkloadChange(old, again_in=(since + HELD - now).total_seconds())
+            return WorkloadChange(old, requeue_after=(since + HELD - now).total_seconds())
         return _announced(old, best, now)
     if takes - now > NOTICE:
         return _announced(old, best, now)
     if now < takes:
-        return WorkloadChange(old, again_in=(takes - now).total_seconds())
+        return WorkloadChange(old, requeue_after=(takes - now).total_seconds())
     return WorkloadChange(take=True) if may_take else WorkloadChange(old)
 
 
@@ -80,7 +82,7 @@ def _begun(best: Alternative, now: datetime) -> ProposedStrategy:
 
 def _announced(old: ProposedStrategy, best: Alternative, now: datetime) -> WorkloadChange:
     said = {"takes_effect": timestamp(now + NOTICE), "gain": gained(best)}
-    return WorkloadChange(old.model_copy(update=said), again_in=NOTICE.total_seconds())
+    return WorkloadChange(old.model_copy(update=said), requeue_after=NOTICE.total_seconds())
 
 
 def gained(best: Alternative) -> str:

@@ -40,10 +40,10 @@ class _DeploymentTraffic:
     def __init__(self, shown: MeasuredWorkload | None) -> None:
         self.window = window_of(shown) if shown is not None else TrafficWindow()
         self.counts: dict[str, EngineCounts] = {}
-        self.looked: float | None = None
-        self.answered: float | None = None
+        self.polled_at: float | None = None
+        self.answered_at: float | None = None
         """When an engine last told how it had got on."""
-        self.shown, self.woke = shown, float("-inf")
+        self.reported, self.woken_at = shown, float("-inf")
         """What the last wake was for, and when that was."""
 
 
@@ -65,64 +65,64 @@ class WorkloadWatch:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._indices, self._read, self._wake, self._now = indices, read, wake, now
-        self._watched: dict[Key, _DeploymentTraffic] = {}
+        self._traffic: dict[Key, _DeploymentTraffic] = {}
 
     def measured(self, key: Key) -> MeasuredWorkload | None:
         """What its engines measure just now."""
-        watched = self._watched.get(key)
-        if watched is None or watched.answered is None or self._now() - watched.answered > FRESH:
+        traffic = self._traffic.get(key)
+        if traffic is None or traffic.answered_at is None or self._now() - traffic.answered_at > FRESH:
             return None
-        return measured_workload(watched.window)
+        return measured_workload(traffic.window)
 
     async def run(self) -> None:
         """Look for ever; ends only by cancellation."""
         while True:
             began = self._now()
-            await self.look()
+            await self.poll()
             await asyncio.sleep(max(PERIOD - (self._now() - began), PERIOD / 10))
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Once at every deployment, all at the same time."""
         owners = {
             key: found[0]
             for key in self._indices.keys(MAMBA_DEPLOYMENT)
             if len(found := self._indices.of(MAMBA_DEPLOYMENT, key)) == 1
         }
-        for key in self._watched.keys() - owners.keys():
-            del self._watched[key]
-        looks = {key: self._look_at(key, owner) for key, owner in owners.items()}
-        await run_concurrently(looks, "workload_watch_broken")
+        for key in self._traffic.keys() - owners.keys():
+            del self._traffic[key]
+        polls = {key: self._poll(key, owner) for key, owner in owners.items()}
+        await run_concurrently(polls, "workload_watch_broken")
 
-    async def _look_at(self, key: Key, owner: Manifest) -> None:
-        watched = self._watched.get(key)
-        if watched is None:
-            watched = self._watched[key] = _DeploymentTraffic(_shown(owner))
+    async def _poll(self, key: Key, owner: Manifest) -> None:
+        traffic = self._traffic.get(key)
+        if traffic is None:
+            traffic = self._traffic[key] = _DeploymentTraffic(_recorded(owner))
         engines = [pod for pod in self._indices.of(POD, key) if is_engine(pod) and serves(pod)]
-        told = await pod_reports(self._read, engines, engine_counts)
-        self._take(watched, told)
+        reports = await pod_reports(self._read, engines, engine_counts)
+        self._add_counts(traffic, reports)
         measured = self.measured(key)
-        due = self._now() - watched.woke >= SELDOM
+        due = self._now() - traffic.woken_at >= SELDOM
         if (
             measured is not None
             and due
-            and (watched.shown is None or differs_clearly(watched.shown, measured))
+            and (traffic.reported is None or differs_clearly(traffic.reported, measured))
         ):
-            watched.shown, watched.woke = measured, self._now()
+            traffic.reported, traffic.woken_at = measured, self._now()
             self._wake(key)
 
-    def _take(self, watched: _DeploymentTraffic, told: Mapping[str, EngineCounts | None]) -> None:
+    def _add_counts(self, traffic: _DeploymentTraffic, reports: Mapping[str, EngineCounts | None]) -> None:
         now = self._now()
-        passed = now - watched.looked if watched.looked is not None else 0.0
-        counts = {pod: one for pod, one in told.items() if one is not None}
-        watched.window = advanced(watched.window, watched.counts, counts, passed)
-        if watched.counts.keys() & counts.keys():
-            watched.answered = now
+        passed = now - traffic.polled_at if traffic.polled_at is not None else 0.0
+        counts = {pod: one for pod, one in reports.items() if one is not None}
+        traffic.window = advanced(traffic.window, traffic.counts, counts, passed)
+        if traffic.counts.keys() & counts.keys():
+            traffic.answered_at = now
         # One that is silent for a while goes on from what it last said.
-        kept = {pod: one for pod, one in watched.counts.items() if pod in told}
-        watched.looked, watched.counts = now, {**kept, **counts}
+        kept = {pod: one for pod, one in traffic.counts.items() if pod in reports}
+        traffic.polled_at, traffic.counts = now, {**kept, **counts}
 
 
-def _shown(owner: Manifest) -> MeasuredWorkload | None:
+def _recorded(owner: Manifest) -> MeasuredWorkload | None:
     """What another operator measured."""
     status = owner.get("status")
     text = status.get("workload") if isinstance(status, dict) else None

@@ -120,7 +120,7 @@ async def test_nothing_of_anybody_else_is_ever_taken_over(kind: str, name: str) 
 
     assert [type(one) for one in outcome.errors] == [NameTaken]
     assert cluster.find(kind, name)["data"] == {"token": "dGhlaXJz"}
-    assert len(outcome.done) == len(applied(OF)) - 1
+    assert len(outcome.applied) == len(applied(OF)) - 1
 
 
 async def test_an_object_that_took_a_childs_name_since_we_looked_is_not_written_to() -> None:
@@ -161,7 +161,7 @@ async def test_a_leftover_that_was_replaced_since_we_looked_is_not_deleted() -> 
 
     outcome = await applying(cluster, children)
 
-    assert (outcome.done, outcome.errors) == ([], [])
+    assert (outcome.applied, outcome.errors) == ([], [])
     assert cluster.find("ConfigMap", "nano-old") is not None
 
 
@@ -173,13 +173,13 @@ async def test_a_leftover_that_may_not_be_deleted_is_an_error_and_no_change(erro
 
     outcome = await applying(cluster, children)
 
-    assert (outcome.done, outcome.errors) == ([], [error])
+    assert (outcome.applied, outcome.errors) == ([], [error])
 
 
 async def test_a_leftover_that_is_gone_already_counts_as_removed() -> None:
     outcome = await applying(live(applied(OF)), [*applied(OF), leftover()])
 
-    assert [(one.ref, one.change) for one in outcome.done] == [
+    assert [(one.ref, one.change) for one in outcome.applied] == [
         (Ref("ConfigMap", "nano-old"), Change.NOT_NEEDED)
     ]
 
@@ -218,7 +218,7 @@ async def test_every_refused_child_is_told_and_every_other_one_is_made() -> None
     assert [str(one) for one in outcome.errors] == [
         "Service nano-engine: spec is immutable", "Service nano: spec is immutable",
     ]  # fmt: skip
-    assert len(outcome.done) == len(applied(OF)) - 2
+    assert len(outcome.applied) == len(applied(OF)) - 2
 
 
 async def test_a_token_that_somebody_made_since_we_looked_is_kept() -> None:
@@ -235,7 +235,7 @@ async def test_a_token_that_somebody_made_since_we_looked_is_kept() -> None:
     outcome = await applying(cluster, [])
 
     assert cluster.find("Secret", "nano-admin-11111111")["data"] == {"token": "cXVpY2tlcg=="}
-    assert Ref("Secret", "nano-admin-11111111") not in [one.ref for one in outcome.done]
+    assert Ref("Secret", "nano-admin-11111111") not in [one.ref for one in outcome.applied]
     assert outcome.errors == []
 
 
@@ -261,7 +261,7 @@ async def test_a_write_that_changed_nothing_is_no_change() -> None:
 
     outcome = await applying(cluster, seen)
 
-    assert (outcome.done, outcome.errors) == ([], [])
+    assert (outcome.applied, outcome.errors) == ([], [])
 
 
 @pytest.mark.parametrize("owner_now", ["gone", "another"])
@@ -293,5 +293,5 @@ async def test_what_was_done_and_refused_before_the_server_went_away_is_still_to
     outcome = await applying(cluster, [])
 
     assert [str(one) for one in outcome.errors] == ["no", "away"]
-    assert Ref("Service", "nano") in [one.ref for one in outcome.done]
-    assert not any(one.ref.kind == "Deployment" for one in outcome.done)
+    assert Ref("Service", "nano") in [one.ref for one in outcome.applied]
+    assert not any(one.ref.kind == "Deployment" for one in outcome.applied)

@@ -7,19 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_operator.rollout.attempts import LEAST, LOOKS, WINDOW, Attempts, AttemptWindow, chance, fails_more
+from mamba_operator.rollout.attempts import (
+    MIN_ATTEMPTS,
+    MIN_FAILING_SAMPLES,
+    WINDOW,
+    Attempts,
+    AttemptWindow,
+    fails_more,
+    p_value,
+)
 
 COUNT = st.integers(0, 3000)
 REVISIONS = {"old-1": "old", "old-2": "old", "new-1": "new"}
 
 
-def attempts(answered: int, failed: int, looks: int = LOOKS) -> Attempts:
+def attempts(answered: int, failed: int, looks: int = MIN_FAILING_SAMPLES) -> Attempts:
     return Attempts(answered, failed, looks)
 
 
 @st.composite
 def some(draw: st.DrawFn) -> Attempts:
-    return attempts(draw(COUNT), draw(st.integers(0, 300)), draw(st.integers(0, 2 * LOOKS)))
+    return attempts(draw(COUNT), draw(st.integers(0, 300)), draw(st.integers(0, 2 * MIN_FAILING_SAMPLES)))
 
 
 @pytest.mark.parametrize(
@@ -31,9 +39,9 @@ def some(draw: st.DrawFn) -> Attempts:
         (attempts(25, 1), attempts(50, 0), False),
         (attempts(100, 20), attempts(100, 20), False),
         (attempts(10_000, 130), attempts(10_000, 20), False),
-        (attempts(0, LEAST - 1), attempts(1000, 0), False),
-        (attempts(0, 1000), attempts(LEAST - 1, 0), False),
-        (attempts(0, 1000, looks=LOOKS - 1), attempts(1000, 0), False),
+        (attempts(0, MIN_ATTEMPTS - 1), attempts(1000, 0), False),
+        (attempts(0, 1000), attempts(MIN_ATTEMPTS - 1, 0), False),
+        (attempts(0, 1000, looks=MIN_FAILING_SAMPLES - 1), attempts(1000, 0), False),
         (attempts(0, 1000), Attempts(), False),
         (Attempts(), attempts(1000, 0), False),
     ],
@@ -67,7 +75,7 @@ def test_the_chance_is_that_of_counting_all_ways(a: int, b: int, c: int, d: int)
     mine, failures, total = a + b, b + d, a + b + c + d
     ways = sum(comb(mine, k) * comb(total - mine, failures - k) for k in range(b, min(mine, failures) + 1))
     exact = float(Fraction(ways, comb(total, failures)))
-    assert chance(attempts(a, b), attempts(c, d)) == pytest.approx(exact, rel=1e-9, abs=1e-12)
+    assert p_value(attempts(a, b), attempts(c, d)) == pytest.approx(exact, rel=1e-9, abs=1e-12)
 
 
 def told(**pods: tuple[int, int]) -> dict[str, Attempts]:
@@ -76,9 +84,9 @@ def told(**pods: tuple[int, int]) -> dict[str, Attempts]:
 
 def test_differences_of_all_gateways_are_summed_by_revision() -> None:
     window = AttemptWindow()
-    window.look(0, REVISIONS, {"g1": told(old_1=(100, 9)), "g2": told(old_1=(50, 0), new_1=(7, 7))})
+    window.observe(0, REVISIONS, {"g1": told(old_1=(100, 9)), "g2": told(old_1=(50, 0), new_1=(7, 7))})
     assert window.sums() == {}, "nobody knows since when that was counted"
-    failed = window.look(
+    failed = window.observe(
         5, REVISIONS, {"g1": told(old_1=(110, 9), old_2=(5, 0), new_1=(2, 1)), "g2": told(new_1=(8, 9))}
     )
     assert failed
@@ -87,23 +95,23 @@ def test_differences_of_all_gateways_are_summed_by_revision() -> None:
 
 def test_counters_that_fell_were_started_anew() -> None:
     window = AttemptWindow()
-    window.look(0, REVISIONS, {"g": told(old_1=(100, 9))})
-    window.look(5, REVISIONS, {"g": told(old_1=(3, 1))})
+    window.observe(0, REVISIONS, {"g": told(old_1=(100, 9))})
+    window.observe(5, REVISIONS, {"g": told(old_1=(3, 1))})
     assert window.sums() == {"old": Attempts(3, 1, 1)}
 
 
 def test_a_gateway_that_was_silent_loses_nothing_and_one_that_is_new_counts_from_its_second_look() -> None:
     window = AttemptWindow()
-    window.look(0, REVISIONS, {"g": told(old_1=(1, 0))})
-    assert not window.look(5, REVISIONS, {"g": None, "late": told(old_1=(500, 500))})
-    window.look(10, REVISIONS, {"g": told(old_1=(4, 0)), "late": told(old_1=(501, 500))})
+    window.observe(0, REVISIONS, {"g": told(old_1=(1, 0))})
+    assert not window.observe(5, REVISIONS, {"g": None, "late": told(old_1=(500, 500))})
+    window.observe(10, REVISIONS, {"g": told(old_1=(4, 0)), "late": told(old_1=(501, 500))})
     assert window.sums() == {"old": Attempts(4, 0)}
 
 
 def test_what_is_long_ago_and_engines_that_nobody_knows_do_not_count() -> None:
     window = AttemptWindow()
-    window.look(0, REVISIONS, {"g": told(new_1=(0, 0), other=(0, 0))})
-    window.look(5, REVISIONS, {"g": told(new_1=(0, 3), other=(0, 9))})
+    window.observe(0, REVISIONS, {"g": told(new_1=(0, 0), other=(0, 0))})
+    window.observe(5, REVISIONS, {"g": told(new_1=(0, 3), other=(0, 9))})
     assert window.sums() == {"new": Attempts(0, 3, 1)}
-    window.look(5 + WINDOW, REVISIONS, {"g": told(new_1=(2, 3))})
+    window.observe(5 + WINDOW, REVISIONS, {"g": told(new_1=(2, 3))})
     assert window.sums() == {"new": Attempts(2, 0)}

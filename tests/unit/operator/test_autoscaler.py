@@ -65,7 +65,7 @@ class World:
 
     async def look(self, times: int = 1) -> int:
         for _ in range(times):
-            await self.autoscaler.look()
+            await self.autoscaler.poll()
             self.now += 10
         decided = self.autoscaler.latest_decision(KEY)
         assert decided is not None
@@ -128,7 +128,7 @@ async def test_where_somebody_else_decides_numbers_are_shown_and_not_carried_out
     del of["status"]["scaling"]
 
     for _ in range(10):
-        await world.autoscaler.look()
+        await world.autoscaler.poll()
         world.now += 10
 
     assert world.autoscaler.latest_decision(KEY) is None
@@ -176,7 +176,7 @@ async def test_a_number_that_people_write_is_left_alone_and_forgotten() -> None:
     [of] = world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY]
     world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY] = [{**of, "spec": {**of["spec"], "scaling": {}}}]
 
-    await world.autoscaler.look()
+    await world.autoscaler.poll()
 
     assert world.autoscaler.latest_decision(KEY) is None
     assert world.metric("desired_engines") is None
@@ -201,7 +201,7 @@ async def test_an_object_is_read_once_for_each_version_that_watches_hold(
     assert len(read) == 2
 
     del held[KEY]
-    await world.autoscaler.look()
+    await world.autoscaler.poll()
     held[KEY] = [of]
     assert await world.look() == 1
     assert len(read) == 3, "nothing is kept of an object that is gone"

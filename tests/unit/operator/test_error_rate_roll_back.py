@@ -12,7 +12,7 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.objects.kinds import POD as PODS
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.render.revision import label_of
-from mamba_operator.rollout.attempts import LOOKS
+from mamba_operator.rollout.attempts import MIN_FAILING_SAMPLES
 from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
 from mamba_operator.rollout.watch import RolloutWatch
 from metrics_of_pods import gateway_text
@@ -58,7 +58,7 @@ class Rolling:
         for one in counted:
             self.life.now += timedelta(seconds=5)
             self.counted = one
-            await self.watch.look()
+            await self.watch.poll()
         self.life.attempts = dict(self.watch.attempts(KEY))
 
 
@@ -91,10 +91,10 @@ def failing(look: int) -> Counts:
 async def test_a_revision_that_fails_requests_is_taken_back_while_the_old_one_serves() -> None:
     run = await rolling()
     life = run.life
-    await run.looks(*(failing(look) for look in range(LOOKS)))
+    await run.looks(*(failing(look) for look in range(MIN_FAILING_SAMPLES)))
     await life.look()
     assert label_of(engine(life)) == run.new, "too few looks"
-    await run.looks(failing(LOOKS))
+    await run.looks(failing(MIN_FAILING_SAMPLES))
     assert KEY in run.woken
     _, events = await life.look()
     assert label_of(engine(life)) == run.old
@@ -147,13 +147,13 @@ async def test_a_paused_roll_out_stays_where_it_is() -> None:
 
 async def test_nobody_is_asked_while_one_revision_runs_and_what_was_counted_is_forgotten() -> None:
     run = await rolling()
-    await run.looks(*(failing(look) for look in range(LOOKS + 1)))
+    await run.looks(*(failing(look) for look in range(MIN_FAILING_SAMPLES + 1)))
     assert run.watch.attempts(KEY)
     run.by_id[index_id(PODS)][KEY] = [run.pods[1], run.pods[2]]
     run.counted = None
     asked: list[str] = []
     run.watch._read = asked.append  # type: ignore[assignment]
-    await run.watch.look()
+    await run.watch.poll()
     assert asked == []
     assert run.watch.attempts(KEY) == {}
 
@@ -162,5 +162,5 @@ async def test_a_deployment_that_cannot_be_looked_at_keeps_no_other_from_being()
     run = await rolling()
     run.by_id[index_id(MAMBA_DEPLOYMENT)] = {BROKEN: [{}], KEY: [{}]}
     run.by_id[index_id(PODS)][BROKEN] = [{**one, "status": 7} for one in run.pods]
-    await run.looks(*(failing(look) for look in range(LOOKS + 1)))
+    await run.looks(*(failing(look) for look in range(MIN_FAILING_SAMPLES + 1)))
     assert run.watch.attempts(KEY)[run.new].failed

@@ -38,7 +38,7 @@ def test_a_certificate_is_for_one_server_name_and_one_purpose(tmp_path: Path) ->
 async def test_a_certificate_is_followed_by_the_next_while_both_are_trusted(pki: Pki) -> None:
     cluster = Cluster(pki.authority.root.certificate)
     of = RegistrationSettings(
-        "sys", "ext", "127.0.0.1", 0, "192.0.2.1", valid_for=3600, look_every=0.02, overlap=0.05
+        "sys", "ext", "127.0.0.1", 0, "192.0.2.1", valid_for=3600, check_interval=0.02, overlap=0.05
     )
     clock = [datetime.now(UTC)]
     registration = Registration(cluster, shown(), of, wall=lambda: clock[0])  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ async def test_another_authority_of_the_api_server_is_taken_up_on_the_same_port(
     pki: Pki, tmp_path: Path
 ) -> None:
     cluster = Cluster(pki.authority.root.certificate)
-    of = RegistrationSettings("sys", "ext", "127.0.0.1", 0, "192.0.2.1", look_every=0.02)
+    of = RegistrationSettings("sys", "ext", "127.0.0.1", 0, "192.0.2.1", check_interval=0.02)
     task = asyncio.create_task(Registration(cluster, shown(), of).run())  # type: ignore[arg-type]
     next_one = Authority(tmp_path / "next")
     client = next_one.issue(Identity("proxy", "/CN=front-proxy-client", ("DNS:x",)))

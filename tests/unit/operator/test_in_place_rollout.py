@@ -70,7 +70,7 @@ class RollOut:
 def test_a_pod_that_waits_for_what_an_old_one_has_takes_its_place() -> None:
     out = RollOut()
     early = out.planned(out.old, pod("new", out.new, **waits(59)))
-    assert (early.in_place, out.surge(early), early.again_in) == (False, None, 1.0)
+    assert (early.in_place, out.surge(early), early.requeue_after) == (False, None, 1.0)
     plan = out.planned(out.old, pod("new", out.new, **waits(60)))
     assert (plan.in_place, out.surge(plan)) == (True, (0, 1))
 
@@ -156,7 +156,7 @@ def test_an_old_engine_that_was_evicted_keeps_no_roll_out_in_place_and_begins_no
 
 def test_the_default_waits_two_minutes() -> None:
     assert MambaDeployment.model_validate(fitting_owner()).spec.rollout.in_place_after.seconds == 120
-    assert InPlaceRollout() == InPlaceRollout(now=False, again_in=None)
+    assert InPlaceRollout() == InPlaceRollout(now=False, requeue_after=None)
 
 
 def restarted(name: str, revision: str, template: str, **status: Any) -> Manifest:

@@ -35,7 +35,7 @@ def test_a_fresh_report_is_shown_with_what_to_check_and_looked_at_again_when_it_
     next(one for one in children if one["metadata"]["name"] == "nano-wake")["data"] = report(SAYS)["data"]
     plan = planned(OF, children)
     assert plan.index_trouble == found
-    assert plan.again_in == found.seconds_left
+    assert plan.requeue_after == found.seconds_left
 
 
 @pytest.mark.parametrize(

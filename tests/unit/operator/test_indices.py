@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mamba_operator.objects.indices import BELIEVED, Indices, index_id
+from mamba_operator.objects.indices import CREATED_LIFETIME, Indices, index_id
 from mamba_operator.objects.kinds import INFERENCE_POOL, MAMBA_DEPLOYMENT, SERVICE, Kind
 from mamba_operator.objects.manifest import Key, Manifest
 from operator_objects import applied, fitting_owner
@@ -51,7 +51,7 @@ def uids(found: list[Manifest]) -> list[str]:
 def test_what_was_made_is_there_before_a_watch_shows_it_and_once(
     indices: Indices, held: dict[str, Any]
 ) -> None:
-    indices.made(service())
+    indices.add_created(service())
     assert uids(indices.of(SERVICE, KEY)) == ["one"]
 
     held[index_id(SERVICE)] = {KEY: [service()]}
@@ -65,17 +65,17 @@ def test_an_object_with_a_child_that_no_watch_shows_is_not_childless(
     indices.complete = True
     assert indices.childless(KEY) is not None
 
-    indices.made(service())
+    indices.add_created(service())
 
     assert indices.childless(KEY) is None
 
 
 def test_once_a_watch_has_shown_it_what_watches_say_counts(indices: Indices, held: dict[str, Any]) -> None:
-    indices.made(service())
-    indices.shown(KEY, service("another"))
+    indices.add_created(service())
+    indices.confirm(KEY, service("another"))
     assert uids(indices.of(SERVICE, KEY)) == ["one"]
 
-    indices.shown(KEY, service())
+    indices.confirm(KEY, service())
 
     assert indices.of(SERVICE, KEY) == []
 
@@ -84,7 +84,7 @@ def test_what_a_watch_showed_before_its_maker_was_told_is_not_kept_beside_it(
     indices: Indices, held: dict[str, Any]
 ) -> None:
     held[index_id(SERVICE)] = {KEY: [service()]}
-    indices.made(service())
+    indices.add_created(service())
 
     held.clear()
 
@@ -92,33 +92,33 @@ def test_what_a_watch_showed_before_its_maker_was_told_is_not_kept_beside_it(
 
 
 def test_what_no_watch_ever_shows_is_not_believed_for_long(indices: Indices, clock: Clock) -> None:
-    indices.made(service())
-    clock.now = BELIEVED - 1
+    indices.add_created(service())
+    clock.now = CREATED_LIFETIME - 1
     assert indices.of(SERVICE, KEY)
 
-    clock.now = BELIEVED + 1
+    clock.now = CREATED_LIFETIME + 1
 
     assert indices.of(SERVICE, KEY) == []
 
 
 def test_what_no_watch_ever_shows_is_let_go_of_whoever_asks_for_it(indices: Indices, clock: Clock) -> None:
-    indices.made(service("old"))
-    clock.now = BELIEVED / 2
-    indices.made(service("young"))
-    indices.forget_unshown()
-    assert indices.unshown == 2
+    indices.add_created(service("old"))
+    clock.now = CREATED_LIFETIME / 2
+    indices.add_created(service("young"))
+    indices.expire_unconfirmed()
+    assert indices.unconfirmed == 2
 
-    clock.now = BELIEVED + 1
-    indices.forget_unshown()
+    clock.now = CREATED_LIFETIME + 1
+    indices.expire_unconfirmed()
     assert uids(indices.of(SERVICE, KEY)) == ["young"]
-    assert indices.unshown == 1
+    assert indices.unconfirmed == 1
 
-    clock.now = 2 * BELIEVED
-    indices.forget_unshown()
-    assert indices.unshown == 0
+    clock.now = 2 * CREATED_LIFETIME
+    indices.expire_unconfirmed()
+    assert indices.unconfirmed == 0
 
 
 def test_a_kind_that_is_not_watched_is_not_kept(indices: Indices) -> None:
-    indices.made(service(kind=INFERENCE_POOL))
+    indices.add_created(service(kind=INFERENCE_POOL))
 
     assert indices.of(INFERENCE_POOL, KEY) == []

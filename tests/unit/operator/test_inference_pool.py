@@ -62,7 +62,7 @@ async def test_in_a_cluster_without_the_kind_all_else_is_made_and_the_pool_is_lo
     made = {change.manifest["kind"] for change in without.applies}
     assert made == {change.manifest["kind"] for change in planned(POOLED).applies} - {"InferencePool"}
     assert without.not_served == tuple(seen.not_served.values())
-    assert without.again_in is not None
+    assert without.requeue_after is not None
 
 
 async def test_a_list_of_pools_without_an_answer_is_no_look_at_all() -> None:

@@ -135,7 +135,7 @@ def test_a_key_that_went_is_made_again_for_the_pods_that_wait_for_it() -> None:
     waiting["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "ContainerCreating"}}}]
     plan = planned(GUARDED, serving, pods=(waiting,))
     assert [name for _, name in made(plan)] == [SECRET]
-    assert plan.again_in == 30.0
+    assert plan.requeue_after == 30.0
 
 
 @pytest.mark.parametrize("spec", [None, {}, {"volumes": None}, {"volumes": "x"}, {"volumes": [None]}])

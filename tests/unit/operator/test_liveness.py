@@ -83,12 +83,12 @@ def operator(**settings: float) -> Operator:
 async def test_a_stale_watch_fails_the_liveness_of_the_leader_alone() -> None:
     subject = operator(stale_after=10)
     one = fitting_owner()
-    subject._seen(SERVICE, one, 0.0)
-    subject._seen(SERVICE, one, 100.0)
+    subject._on_listed(SERVICE, one, 0.0)
+    subject._on_listed(SERVICE, one, 100.0)
     assert subject._problems() == []
 
     subject._leadership.holds = True
     assert "stale" in subject._problems()[0]
 
-    subject._delivered(SERVICE, one, False)
+    subject._on_delivered(SERVICE, one, False)
     assert subject._problems() == []

@@ -47,7 +47,7 @@ async def test_a_loader_that_gets_further_wakes_its_deployment_and_one_that_does
     world = World(pod("a"))
     for done, woken in ((1, 1), (1, 1), (7, 2)):
         world.said["a"] = text(done, 10)
-        await world.watch.look()
+        await world.watch.poll()
         assert world.watch.progress(KEY) == {"a": (done, 10)}
         assert world.woken == [KEY] * woken
     assert world.watch.progress(OTHER) == {}
@@ -55,16 +55,16 @@ async def test_a_loader_that_gets_further_wakes_its_deployment_and_one_that_does
 
 async def test_only_loaders_that_run_are_asked() -> None:
     world = World(pod("waits", phase="Pending"), pod("done", phase="Succeeded"), pod("door", "gateway"))
-    await world.watch.look()
+    await world.watch.poll()
     assert (world.asked, world.woken) == ([], [])
 
 
 async def test_what_was_told_goes_with_the_pod() -> None:
     world = World(pod("a"))
     world.said["a"] = text(1, 10)
-    await world.watch.look()
+    await world.watch.poll()
     world.pods.clear()
-    await world.watch.look()
+    await world.watch.poll()
     assert world.watch.progress(KEY) == {}
 
 
@@ -72,7 +72,7 @@ async def test_what_was_told_goes_with_the_pod() -> None:
 async def test_a_loader_that_tells_nothing_is_one_whose_log_is_to_be_read(said: str | None) -> None:
     world = World(pod("a"))
     world.said["a"] = said
-    await world.watch.look()
+    await world.watch.poll()
     assert (world.watch.progress(KEY), world.woken) == ({}, [])
 
 
@@ -86,6 +86,6 @@ async def test_an_engine_that_downloads_before_it_starts_is_asked() -> None:
     filling["status"]["initContainerStatuses"] = [{"name": names.LOADER_CONTAINER, "state": {"running": {}}}]
     world = World(filling, pod("starts", "engine", phase="Pending"))
     world.said["fills"] = text(1, 10)
-    await world.watch.look()
+    await world.watch.poll()
     assert world.asked == ["fills"]
     assert world.watch.progress(KEY) == {"fills": (1, 10)}

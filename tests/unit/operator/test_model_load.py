@@ -147,7 +147,7 @@ def test_two_loaders_never_write_to_one_volume_at_once() -> None:
     assert [one.ref.kind for one in plan.deletes] == ["Job"]
     assert not [one for one in made(plan) if one.kind == "Job"]
     assert plan.load is not None
-    assert "to end" in plan.load.says
+    assert "to end" in plan.load.message
     ended = (loader_pod(job_of(before), "Failed"),)
     assert [one.kind for one in made(planned(new, grown(new, before, pods=pods), pods=ended))] == ["Job"]
     spec = job_of(before)["spec"]
@@ -212,7 +212,7 @@ def test_a_loader_that_gave_up_says_why_and_is_made_again_later() -> None:
         assert "tried again at 2026-01-02T12:10:00Z, and at once when Job nano-load-" in found[2]
     assert condition(status, "Progressing")[:2] == ("False", "DownloadFailed")
     plan = planned(of, children, pods=pods)
-    assert plan.again_in == RETRY
+    assert plan.requeue_after == RETRY
     assert not plan.deletes
     assert [one.ref.kind for one in later(of, children, RETRY, pods=pods).deletes] == ["Job"]
 
@@ -240,7 +240,7 @@ def test_a_report_that_is_late_is_waited_for_and_one_that_is_lost_is_made_again(
     of = cached()
     children = with_status(loading(of), "Complete")
     plan = planned(of, children)
-    assert plan.again_in == REPORT_LAG
+    assert plan.requeue_after == REPORT_LAG
     assert not plan.deletes
     assert ENGINE not in made(plan)
     assert [one.ref.kind for one in later(of, children, REPORT_LAG).deletes] == ["Job"]
@@ -337,7 +337,7 @@ def test_a_job_that_has_had_no_pod_for_a_minute_is_refused_one_unless_it_is_susp
     job["status"] = {"startTime": started.isoformat()} if started else {}
 
     assert condition(status_of(of, children), "Degraded")[1] == ("PodsRefused" if refused else "AsExpected")
-    assert planned(of, children).again_in == again_in
+    assert planned(of, children).requeue_after == again_in
     seen = {"pods": (loader_pod(job, "Pending"),)}
     assert condition(status_of(of, children, **seen), "Degraded")[1] == "AsExpected", "it has one"
 

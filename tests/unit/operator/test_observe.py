@@ -96,7 +96,7 @@ async def test_what_was_listed_is_told_only_when_everything_was() -> None:
     cluster.fault = lambda verb, of, _: NotFound("gone", status=404) if of == "Pod" else None
 
     with pytest.raises(NotFound):
-        await observe(cluster, KEY, seen=lambda kind, _: told.append(kind.kind))
+        await observe(cluster, KEY, on_listed=lambda kind, _: told.append(kind.kind))
 
     assert told == []
 

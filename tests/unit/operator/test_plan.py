@@ -165,7 +165,7 @@ def test_while_an_engine_waits_for_what_it_mounts_the_token_is_made_again_unless
 
     [change] = plan.applies
     assert (ref(change.manifest).kind, change.create_only) == ("Secret", True)
-    assert plan.again_in == WAITING_PERIOD
+    assert plan.requeue_after == WAITING_PERIOD
 
 
 @pytest.mark.parametrize("component", ["gateway", "loader"])
@@ -175,7 +175,7 @@ def test_whatever_pod_waits_for_what_it_mounts_is_looked_at_again_soon(component
 
     plan = planned(of, applied(of), pods=(pod,))
 
-    assert (plan.applies, plan.again_in) == ((), WAITING_PERIOD)
+    assert (plan.applies, plan.requeue_after) == ((), WAITING_PERIOD)
 
 
 def test_engines_that_mount_a_token_of_another_name_get_theirs_before_they_are_replaced() -> None:
@@ -206,7 +206,7 @@ def downloading_pod() -> Manifest:
 def test_a_pod_that_waits_for_nothing_asks_for_no_token(pod: Manifest) -> None:
     of = fitting_owner()
     plan = planned(of, applied(of), pods=(pod,))
-    assert (plan.applies, plan.again_in) == ((), None)
+    assert (plan.applies, plan.requeue_after) == ((), None)
 
 
 def test_the_token_of_an_object_of_the_same_name_is_another_secret() -> None:

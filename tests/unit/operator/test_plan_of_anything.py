@@ -134,7 +134,7 @@ def test_any_mark_leaves_a_plan(wake: str, restart: str, delay: str) -> None:
 
     check(of, plan)
     assert plan.replicas in (0, 1)
-    assert plan.again_in is None
+    assert plan.requeue_after is None
 
 
 @quick

@@ -80,7 +80,7 @@ class World:
                 index_id(POD): {KEY: self.pods},
             }  # type: ignore[arg-type]
         )
-        await self.watch.look()
+        await self.watch.poll()
         return self.watch.reported(KEY)
 
     async def _get(self, address: str, token: str) -> str | None:

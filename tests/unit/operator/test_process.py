@@ -128,14 +128,14 @@ async def test_every_object_is_looked_at_now_and_then_and_an_outage_does_not_end
 async def test_a_child_that_a_watch_lost_is_let_go_of_at_the_next_look_at_everything() -> None:
     lost = next(one for one in applied(fitting_owner()) if one["kind"] == "Service")
     subject, indices = operator(FakeCluster()), Indices(asyncio.get_running_loop().time)
-    indices.made({**lost, "metadata": {**lost["metadata"], "uid": "lost"}})
+    indices.add_created({**lost, "metadata": {**lost["metadata"], "uid": "lost"}})
     resyncing = asyncio.create_task(subject._resync((), indices, lambda _: None))
 
     await asyncio.sleep(WATCHES_FIRST + 1)
-    assert indices.unshown == 1
+    assert indices.unconfirmed == 1
     await asyncio.sleep(300)
 
-    assert indices.unshown == 0
+    assert indices.unconfirmed == 0
     resyncing.cancel()
     await asyncio.gather(resyncing, return_exceptions=True)
 

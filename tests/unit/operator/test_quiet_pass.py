@@ -127,7 +127,7 @@ async def test_what_stale_watches_do_not_show_is_mended_when_they_are_doubted() 
     await again(KEY)
     assert cluster.find("Service", "nano") is None
 
-    again.doubt(KEY)
+    again.mark_stale(KEY)
     await again(KEY)
 
     assert cluster.find("Service", "nano") is not None
@@ -271,7 +271,7 @@ async def test_a_child_that_went_before_a_watch_showed_it_is_made_again() -> Non
     await again(KEY)
     service = cluster.objects.pop(("Service", "models", "nano"))
 
-    indices.shown(KEY, service)
+    indices.confirm(KEY, service)
     await again(KEY)
 
     assert cluster.find("Service", "nano") is not None

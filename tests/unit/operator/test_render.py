@@ -39,7 +39,7 @@ def stored(text: str, source: str) -> MambaDeployment:
 
 def rendered(of: MambaDeployment, images: DefaultImages = OF_THIS_VERSION) -> list[Manifest]:
     auth = of.spec.gateway.auth is not None
-    context = Context(of, of.spec.replicas, None, images=images, key_shown=auth, key_asked=auth)
+    context = Context(of, of.spec.replicas, None, images=images, key_presented=auth, key_required=auth)
     loader = [sealed(loader_job(context, "0" * 16))] if of.spec.model.cache is not None else []
     return [*render(context), *loader]
 

@@ -49,7 +49,7 @@ async def test_while_none_may_be_served_it_waits_for_one() -> None:
 async def test_a_namespace_that_comes_or_goes_is_another_answer_unless_none_is_left() -> None:
     cluster = Answers(a=Forbidden("no", status=403))
     those = served(cluster, "a", "b")
-    waiting = asyncio.create_task(those.other_than(await those.first()))
+    waiting = asyncio.create_task(those.wait_for_change(await those.first()))
     await asyncio.sleep(100)
     assert not waiting.done()
     cluster.errors["b"] = cluster.errors["a"]
@@ -67,7 +67,7 @@ async def test_of_the_whole_cluster_and_of_one_namespace_nothing_is_asked_later(
         those = served(cluster, *told)
         assert await those.first() == told
         asked = cluster.asked
-        waiting = asyncio.create_task(those.other_than(told))
+        waiting = asyncio.create_task(those.wait_for_change(told))
         await asyncio.sleep(1000)
         assert (waiting.done(), cluster.asked) == (False, asked)
         waiting.cancel()

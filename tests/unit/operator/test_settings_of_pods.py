@@ -96,9 +96,9 @@ def test_the_gateway_is_told_the_limits_of_keys() -> None:
     keys = [{"name": "batch", "weight": 2, "tokensPerMinute": 5}, {"name": "chat.1", **each}]
     auth = {"secretRef": {"name": "keys"}}
     _, made = processes(gateway={"auth": auth, "limits": {"perKey": each, "keys": keys}})
-    assert made.key_limits.of("anyone-else") == KeyLimits(60, 9000, 4)
-    assert made.key_limits.of("batch") == KeyLimits(60, 5, 4, weight=2)
-    assert made.key_limits.of("chat.1") == KeyLimits(60, 9000, 4)
+    assert made.key_limits.limits_of("anyone-else") == KeyLimits(60, 9000, 4)
+    assert made.key_limits.limits_of("batch") == KeyLimits(60, 5, 4, weight=2)
+    assert made.key_limits.limits_of("chat.1") == KeyLimits(60, 9000, 4)
     _, made = processes()
     assert not made.key_limits.limited
 

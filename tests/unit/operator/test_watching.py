@@ -74,7 +74,7 @@ async def test_what_an_event_says_of_a_child_that_was_made_counts_from_then_on()
     registry = make_registry(lambda _: None, lambda *_: None, indices)
     [handler] = [one for one in handlers(registry) if one.id == "wake-services"]
     service = next(one for one in applied(fitting_owner()) if one["kind"] == "Service")
-    indices.made(service)
+    indices.add_created(service)
     assert indices.of(SERVICE, Key("models", "nano")) != []
 
     await handler.fn(type="DELETED", body=kopf.Body(service))

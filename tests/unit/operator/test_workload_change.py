@@ -49,13 +49,13 @@ def test_who_wins_for_long_enough_is_announced_and_then_taken() -> None:
     first = passes.go(LAZY)
     assert first.proposed is not None
     assert (first.proposed.strategy, first.proposed.gain) == ("ExtraBufferLazy", "27%")
-    assert first.again_in == HELD.total_seconds()
+    assert first.requeue_after == HELD.total_seconds()
     passes.go(LAZY, WAIT - 1)
     assert not passes.announced
 
     said = passes.go(LAZY)
     assert passes.announced
-    assert said.again_in == NOTICE.total_seconds()
+    assert said.requeue_after == NOTICE.total_seconds()
     passes.go(LAZY, NOTICED - 1)
     assert passes.taken == 0
 
@@ -67,8 +67,8 @@ def test_one_pass_at_the_time_it_asked_for_is_enough() -> None:
     now, proposed = NOW, None
     for _ in range(2):
         made = workload_change(proposed, LAZY, measured=True, now=now)
-        assert made.again_in is not None
-        now, proposed = now + timedelta(seconds=made.again_in), made.proposed
+        assert made.requeue_after is not None
+        now, proposed = now + timedelta(seconds=made.requeue_after), made.proposed
 
     assert workload_change(proposed, LAZY, measured=True, now=now).take
 
@@ -164,7 +164,7 @@ def test_nothing_is_taken_that_was_not_announced_and_does_not_win_by_enough_whil
     proposed = None
     for now, best, measured in looks:
         made = workload_change(proposed, best, measured=measured, now=now)
-        assert made.again_in is None or 0 <= made.again_in <= HELD.total_seconds()
+        assert made.requeue_after is None or 0 <= made.requeue_after <= HELD.total_seconds()
         if made.take:
             assert measured
             assert best is not None

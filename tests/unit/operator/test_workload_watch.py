@@ -55,7 +55,7 @@ class World:
                 engine.serve(requests, prompt, 200, shared)
             by_id = {index_id(MAMBA_DEPLOYMENT): {KEY: [self.owner]}, index_id(POD): {KEY: self.pods}}
             self.indices.take(by_id)
-            await self.watch.look()
+            await self.watch.poll()
             self.now += PERIOD
 
 
@@ -167,7 +167,7 @@ async def test_a_deployment_that_went_is_forgotten_and_one_that_breaks_keeps_no_
     await world.looks(30)
     world.pods = []
     world.indices.take({index_id(MAMBA_DEPLOYMENT): {}, index_id(POD): {}})
-    await world.watch.look()
+    await world.watch.poll()
     assert world.watch.measured(KEY) is None
 
     broken, other = pod("x"), Key("models", "other")
@@ -179,6 +179,6 @@ async def test_a_deployment_that_went_is_forgotten_and_one_that_breaks_keeps_no_
             index_id(MAMBA_DEPLOYMENT): {other: [world.owner], KEY: [world.owner]},
             index_id(POD): {other: [broken], KEY: world.pods},
         })  # fmt: skip
-        await world.watch.look()
+        await world.watch.poll()
         world.now += PERIOD
     assert world.watch.measured(KEY) is not None
