@@ -98,17 +98,17 @@ def take_turns(
     return found
 
 
-def measure(asked: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything, in one run."""
-    load = ServeLoad(asked.input_tokens, asked.output_tokens, asked.requests, tuple(asked.levels))
+    load = ServeLoad(options.input_tokens, options.output_tokens, options.requests, tuple(options.levels))
     cores = os.cpu_count() or 1
-    chosen = [each for each in variants(cores) if not asked.only or each.name in asked.only]
+    chosen = [each for each in variants(cores) if not options.only or each.name in options.only]
     tables: dict[str, Any] = {}
     with ExitStack() as stack:
         urls = {
             each.name: stack.enter_context(
                 running_engine(
-                    asked.model, "--device", "cpu", *each.options, threads=None, variables=each.variables
+                    options.model, "--device", "cpu", *each.options, threads=None, variables=each.variables
                 )
             )
             for each in chosen
@@ -123,16 +123,16 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
 
         measured = {name: of_engine(url) for name, url in urls.items()}
         expected: list[int] = []
-        if not asked.no_transformers:
-            baseline = Baseline(asked.model, "cpu", asked.dtype, cores)
+        if not options.no_transformers:
+            baseline = Baseline(options.model, "cpu", options.dtype, cores)
             expected = baseline.outputs(probe)
             measured[TRANSFORMERS] = lambda level, turn: rate(baseline.run(load.prompts(level, turn), level))
         take_turns(measured, load.levels, range(1))  # warms up
-        for busy in asked.busy:
+        for busy in options.busy:
             with busy_processes(busy):
-                tables[str(busy)] = take_turns(measured, load.levels, range(1, asked.rounds + 1))
+                tables[str(busy)] = take_turns(measured, load.levels, range(1, options.rounds + 1))
     return {
-        "model": asked.model.name,
+        "model": options.model.name,
         "same_greedy_tokens": {
             name: f"{same_tokens(got, expected)} of {len(expected)}"
             for name, got in tokens.items()

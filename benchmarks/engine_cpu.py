@@ -40,24 +40,24 @@ CLOCKS = ("processor", "wall")
 STEPS = ("decode 1", "decode 8", "decode 32", "prefill 512", "prefill 4096")
 
 
-def command(way: str, asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+def command(way: str, options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """The module that measures it with its arguments, and what its environment has besides ours."""
-    model, threads = str(asked.model), str(asked.threads)
+    model, threads = str(options.model), str(options.threads)
     if way == "transformers":
-        return ["benchmarks.engine_cpu_transformers", model, asked.dtype, threads], {}
+        return ["benchmarks.engine_cpu_transformers", model, options.dtype, threads], {}
     if way in LLAMA_CPP:
-        return ["benchmarks.engine_cpu_llama_cpp", model, str(asked.llama_cpp), LLAMA_CPP[way], threads], {}
+        return ["benchmarks.engine_cpu_llama_cpp", model, str(options.llama_cpp), LLAMA_CPP[way], threads], {}
     kernels, quantization = OURS[way]
     return (
-        ["benchmarks.engine_cpu_steps", model, asked.dtype, threads, quantization],
+        ["benchmarks.engine_cpu_steps", model, options.dtype, threads, quantization],
         {"MAMBASERVE_KERNELS": kernels, "OMP_WAIT_POLICY": "passive"},
     )
 
 
 @contextmanager
-def steps_process(way: str, asked: argparse.Namespace) -> Iterator[Callable[[str], Any]]:
+def steps_process(way: str, options: argparse.Namespace) -> Iterator[Callable[[str], Any]]:
     """Asks one process for steps; the first answer is the name of what computes."""
-    module, variables = command(way, asked)
+    module, variables = command(way, options)
     process = subprocess.Popen(
         [sys.executable, "-m", *module],
         stdin=subprocess.PIPE,
@@ -167,26 +167,26 @@ def main() -> None:
         "--llama-cpp", type=Path, help="a tree of llama.cpp with build/bin/llama-batched-bench"
     )
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     found: dict[str, Any] = {
-        "model": asked.model.name,
-        "dtype": asked.dtype,
-        "threads": asked.threads,
-        "rounds": asked.rounds,
-        "ways": asked.ways,
+        "model": options.model.name,
+        "dtype": options.dtype,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "ways": options.ways,
         "machine": facts(),
-        "read_gb_per_second": read_bandwidth(asked.threads),
-        "gflop_per_second": float_rate(asked.threads),
-        "steps": {step: [] for step in asked.steps},
+        "read_gb_per_second": read_bandwidth(options.threads),
+        "gflop_per_second": float_rate(options.threads),
+        "steps": {step: [] for step in options.steps},
     }
     with ExitStack() as stack:
-        ask = {way: stack.enter_context(steps_process(way, asked)) for way in asked.ways}
-        for number in range(asked.rounds):
-            for step in asked.steps:
-                turn = asked.ways if number % 2 == 0 else asked.ways[::-1]
+        ask = {way: stack.enter_context(steps_process(way, options)) for way in options.ways}
+        for number in range(options.rounds):
+            for step in options.steps:
+                turn = options.ways if number % 2 == 0 else options.ways[::-1]
                 found["steps"][step].append({way: ask[way](step) for way in turn})
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(found, indent=2) + "\n")
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
     print(markdown(found))
 
 

@@ -128,13 +128,13 @@ def undisturbed(samples: Sequence[Sample], others: OtherLoad, start: float = 0.0
 
 def _calm(sample: Sample, others: OtherLoad, start: float) -> bool:
     begin = start + sample.sent
-    return sample.ttft is not None and others.most(begin, begin + sample.ttft) <= QUIET
+    return sample.ttft is not None and others.peak(begin, begin + sample.ttft) <= QUIET
 
 
-async def play(door: str, asked: RequestStream) -> tuple[list[Sample], OtherLoad, float]:
+async def play(door: str, stream: RequestStream) -> tuple[list[Sample], OtherLoad, float]:
     """Each request at its second, whatever the others do; also what else used the cores, and the start."""
     connector = aiohttp.TCPConnector(limit=0)
-    prompts = [LoadPrompt(tuple(tokens_of(a)), a.output_tokens, a.at) for a in asked.workload.arrivals]
+    prompts = [LoadPrompt(tuple(tokens_of(a)), a.output_tokens, a.at) for a in stream.workload.arrivals]
     others = OtherLoad()
     async with aiohttp.ClientSession(connector=connector) as session:
         client = LoadClient(session, door, MODEL)
@@ -177,19 +177,24 @@ def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) ->
 
 
 def simulated(
-    asked: RequestStream, fit: FleetFit, engines: int, seed: int, kept: Collection[int] | None = None
+    stream: RequestStream, fit: FleetFit, engines: int, seed: int, counted: Collection[int] | None = None
 ) -> dict[str, float]:
     """The same requests to a simulated fleet of such engines; times of those whose numbers are `kept`."""
     around = FleetEnvironment(least=engines, most=engines, initial=engines, machine=fit.machine)
-    run = Simulation(asked, fit.profile, SimulatedGateway, FixedSize(engines), Slo(), around, seed)
+    run = Simulation(stream, fit.profile, SimulatedGateway, FixedSize(engines), Slo(), around, seed)
     run.run()
-    done = [each for each in run.requests if each.first is not None and each.ended is not None]
+    done = [each for each in run.requests if each.first_token_at is not None and each.ended_at is not None]
     return figures(
-        [each.first - each.at for each in done if each.first and (kept is None or each.number in kept)],
+        [
+            each.first_token_at - each.arrived_at
+            for each in done
+            if each.first_token_at and (counted is None or each.number in counted)
+        ],
         sum(each.prompt_tokens for each in done),
         sum(each.resumed for each in done),
         sum(each.outputs for each in done),
-        max(each.ended for each in done if each.ended is not None) - min(each.at for each in done),
+        max(each.ended_at for each in done if each.ended_at is not None)
+        - min(each.arrived_at for each in done),
     )
 
 
@@ -212,13 +217,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", type=Path, help="file for all samples, as JSON")
     given = parser.parse_args(arguments)
     end_children_on_sigterm()
-    asked = trace_of(60 * given.minutes, given.rate, given.seed)
+    stream = trace_of(60 * given.minutes, given.rate, given.seed)
     pause = 1 / given.rate
     with fleet("resumable", given.engines, 1, given.arena_bytes) as running:
         asyncio.run(calibrate(running, 2, 0.1, -1))
         before = asyncio.run(calibrate(running, given.rounds, pause, 0))
         running.flush()
-        samples, others, start = asyncio.run(play(running.doors[0], asked))
+        samples, others, start = asyncio.run(play(running.doors[0], stream))
         after = asyncio.run(calibrate(running, given.rounds, pause, 1))
     if given.keep is not None:
         given.keep.write_bytes(msgspec.json.encode({"live": samples, "before": before, "after": after}))
@@ -229,15 +234,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quiet = set(map(id, timed))
     kept = {number for number, each in enumerate(samples) if id(each) in quiet}
     live, whole = of_live(samples, timed), of_live(samples)
-    found, drift = (simulated(asked, each, given.engines, given.seed, kept) for each in (fit, later))
+    found, drift = (simulated(stream, each, given.engines, given.seed, kept) for each in (fit, later))
     apart = differences(live, found)
     failed = sum(each.error is not None for each in samples)
     asks = f"{given.minutes:g} minutes at {given.rate:g} a second, seed {given.seed}"
     lines = [
         f"- {given.engines} engines of the shipped model, one thread each, behind one gateway",
         f"- {asks}: {failed} of {len(samples)} requests failed",
-        "- fitted to requests that were alone, before: " + _told(fit),
-        "- and after, which shows what the machine itself changed: " + _told(later),
+        "- fitted to requests that were alone, before: " + _fit_text(fit),
+        "- and after, which shows what the machine itself changed: " + _fit_text(later),
         f"- others took more than {QUIET} cores in {len(samples) - calm} of them; times are of {len(timed)}",
         "",
         "| figure | live | simulated | difference | within 15 % | with the fit of after | live, all |",
@@ -258,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(given.name, document, lines, given.out)
 
 
-def _told(fit: FleetFit) -> str:
+def _fit_text(fit: FleetFit) -> str:
     return ", ".join(f"{name} {value}" for name, value in fit.numbers().items())
 
 

@@ -48,10 +48,10 @@ def cpu_seconds(pid: int) -> float:
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
-def measure(under_test: Sequence[ProcessCost], rounds: int, asked: Sequence[RequestKind]) -> None:
+def measure(under_test: Sequence[ProcessCost], rounds: int, kinds: Sequence[RequestKind]) -> None:
     """All rounds, each process in turn within each kind; a first round warms up and is not counted."""
     for number in range(rounds + 1):
-        for kind in asked:
+        for kind in kinds:
             for one in under_test:
                 before = cpu_seconds(one.process.pid)
                 events = asyncio.run(ask(one.process.port, kind))
@@ -67,12 +67,12 @@ def measure(under_test: Sequence[ProcessCost], rounds: int, asked: Sequence[Requ
         print(f"round {number} of {rounds}", file=sys.stderr)
 
 
-def table(under_test: Sequence[ProcessCost], asked: Sequence[RequestKind]) -> list[str]:
+def table(under_test: Sequence[ProcessCost], kinds: Sequence[RequestKind]) -> list[str]:
     """Minimum and median of each kind, how the last tree compares with the first, and what follows for whole
     answers: requests for each second of one core's time, and the time that a gateway adds."""
     lines = ["", "| CPU time of a request, µs | tree | minimum | median | requests a second of one core |"]
     lines.append("| --- | --- | --- | --- | --- |")
-    for kind in asked:
+    for kind in kinds:
         for one in under_test:
             found = one.micros[kind.name]
             least, middle = min(found), statistics.median(found)
@@ -80,7 +80,7 @@ def table(under_test: Sequence[ProcessCost], asked: Sequence[RequestKind]) -> li
             lines.append(f"| {kind.name} | {one.label} | {least:.0f} | {middle:.0f} | {rate} |")
     if len(under_test) > 1:
         old, new = under_test[0], under_test[-1]
-        for kind in asked:
+        for kind in kinds:
             least = min(new.micros[kind.name]) / min(old.micros[kind.name])
             middle = statistics.median(new.micros[kind.name]) / statistics.median(old.micros[kind.name])
             beside = f"{new.label} beside {old.label}, {kind.name}"

@@ -119,21 +119,21 @@ def deployment(name: str) -> dict[str, Any]:
     }
 
 
-def say(text: str) -> None:
+def print_result(text: str) -> None:
     """Progress, beside the result."""
     print(text, file=sys.stderr, flush=True)
 
 
-def until(look: Callable[[], int], wanted: int, what: str, timeout: float) -> float:
+def until(read: Callable[[], int], target: int, what: str, timeout: float) -> float:
     """Seconds until `look` gives `wanted`; tells how far it is."""
     began, told = time.monotonic(), 0.0
-    while (found := look()) < wanted:
+    while (found := read()) < target:
         passed = time.monotonic() - began
         if passed > timeout:
-            raise TimeoutError(f"{found} of {wanted} {what} after {timeout:g} s")
+            raise TimeoutError(f"{found} of {target} {what} after {timeout:g} s")
         if passed - told > 5:
             told = passed
-            say(f"  {found} of {wanted} {what} after {passed:.0f} s")
+            print_result(f"  {found} of {target} {what} after {passed:.0f} s")
         time.sleep(0.25)
     return time.monotonic() - began
 
@@ -161,7 +161,9 @@ def changed_within(plane: ControlPlane, namespace: str, name: str, replicas: int
         lambda: int((plane.get("deployment", name, namespace) or {})["spec"]["replicas"] == replicas),
         1, "change", 60,
     )  # fmt: skip
-    say(f"  applied {time.monotonic() - asked:.2f} s after kubectl, which took {asked - began:.2f} s")
+    print_result(
+        f"  applied {time.monotonic() - asked:.2f} s after kubectl, which took {asked - began:.2f} s"
+    )
     return time.monotonic() - asked
 
 
@@ -172,11 +174,11 @@ def measure(count: int, idle: float, timeout: float, options: Sequence[str]) -> 
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
         plane.wait_for(lambda: plane.api.answers(PATH.format("default")), "the CRD to be served")
         namespaces = [plane.create_namespace("scale") for _ in range(10)]
-        say(f"making {count} objects")
+        print_result(f"making {count} objects")
         make(plane, namespaces, count)
         servers = (plane.etcd, plane.api_server, plane.controller_manager)
         with running_operator(plane, Path(folder, "operator.log"), options) as operator:
-            say("reconciling all of them for the first time")
+            print_result("reconciling all of them for the first time")
             before = sum(cpu_seconds(one.pid) for one in servers)
             began = time.monotonic()
             until(lambda: operator.changed("Deployment"), 2 * count, "Deployments", timeout)
@@ -187,21 +189,21 @@ def measure(count: int, idle: float, timeout: float, options: Sequence[str]) -> 
             found["first_reconcile_requests"] = operator.requests()
             missing = [one for one in plane.list("mambadeployments", None) if "status" not in one]
             assert not missing, f"{len(missing)} objects have no status"
-            say("waiting until nothing is written any more")
+            print_result("waiting until nothing is written any more")
             settle(operator, timeout)
             found["all_settled_s"] = time.monotonic() - began
             found["all_settled_requests"] = operator.requests()
             found["requests_per_object"] = operator.requests() / count
-            say(operator.by_resource())
+            print_result(operator.by_resource())
             found["all_settled_operator_cpu_s"] = operator.cpu_seconds()
-            say(f"idle for {idle:g} s")
+            print_result(f"idle for {idle:g} s")
             marks = operator.requests(), operator.requests("PATCH", "POST", "DELETE"), operator.cpu_seconds()
             time.sleep(idle)
             found["idle_requests_per_s"] = (operator.requests() - marks[0]) / idle
             found["idle_writes"] = operator.requests("PATCH", "POST", "DELETE") - marks[1]
             found["idle_cpu_percent"] = 100 * (operator.cpu_seconds() - marks[2]) / idle
             found["resident_mib"] = resident_bytes(operator.process.pid) / MIB
-            say("one change at a time")
+            print_result("one change at a time")
             found["change_applied_s"] = max(
                 changed_within(plane, namespaces[number], f"m{number}", 2) for number in range(5)
             )

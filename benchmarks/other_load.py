@@ -54,15 +54,15 @@ def _fields(pid: int) -> list[str]:
 class OtherLoad:
     """Looks every `PERIOD`: when, and the cores that others had since the look before."""
 
-    at: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
 
-    def most(self, begin: float, end: float) -> float:
+    def peak(self, begin: float, end: float) -> float:
         """The most cores that others had in any period that lies in or reaches into [begin, end], by the
         monotonic clock; what nobody looked at counts as all of them."""
-        first = bisect_left(self.at, begin)
-        last = bisect_left(self.at, end)
-        if not first or last == len(self.at):
+        first = bisect_left(self.times, begin)
+        last = bisect_left(self.times, end)
+        if not first or last == len(self.times):
             return float("inf")
         return max(self.cores[first : last + 1])
 
@@ -80,6 +80,6 @@ class OtherLoad:
         while True:
             await asyncio.sleep(PERIOD)
             now, seen = time.monotonic(), machine_seconds() - cpu_seconds(own)
-            self.at.append(now)
+            self.times.append(now)
             self.cores.append(max(0.0, seen - others) / (now - then))
             then, others = now, seen

@@ -90,18 +90,18 @@ _COLUMNS = (
 HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
 
 
-def workloads(asked: argparse.Namespace) -> Iterator[tuple[int, TraceWorkload]]:
+def workloads(options: argparse.Namespace) -> Iterator[tuple[int, TraceWorkload]]:
     """Each with its seed; of a trace one part after the other."""
-    if asked.trace is not None:
-        with asked.trace.open(encoding="utf-8") as lines:
+    if options.trace is not None:
+        with options.trace.open(encoding="utf-8") as lines:
             arrivals = usable(parse(lines))
-        size = asked.requests or len(arrivals)
-        for seed in asked.seeds:
+        size = options.requests or len(arrivals)
+        for seed in options.seeds:
             if part := arrivals[seed * size : (seed + 1) * size]:
-                yield seed, TraceWorkload(asked.trace.stem, BLOCK, _from_zero(part))
-    for name in asked.workload:
-        for seed in asked.seeds:
-            yield seed, MADE[name](asked.requests or 2000, seed)
+                yield seed, TraceWorkload(options.trace.stem, BLOCK, _from_zero(part))
+    for name in options.workload:
+        for seed in options.seeds:
+            yield seed, MADE[name](options.requests or 2000, seed)
 
 
 def _from_zero(arrivals: Sequence[Arrival]) -> list[Arrival]:

@@ -42,7 +42,7 @@ PROBE_SECONDS = 1.0
 @dataclass(slots=True)
 class _SimulatedRequest:
     number: int
-    at: float
+    arrived_at: float
     token_ids: Tokens
     outputs: int
     gateway: int
@@ -65,9 +65,9 @@ class SimulatedEngine:
     spans: list[tuple[float, float, float]] = field(default_factory=list)
     """Of each prompt: when it came, began to be computed, and was."""
 
-    def work(self, at: float) -> float:
+    def work(self, moment: float) -> float:
         """Seconds it had to compute then; known when all is over."""
-        return sum(end - max(begin, at) for came, begin, end in self.spans if came <= at < end)
+        return sum(end - max(begin, moment) for came, begin, end in self.spans if came <= moment < end)
 
     def report(self) -> ProbeReport:
         """As its metrics say it: of waiting prompts so much is taken off as was resumed before."""
@@ -120,10 +120,10 @@ class SimulatedFleet:
         """The whole workload; what came out."""
         rng = Random(0)
         for number, arrival in enumerate(self.workload.arrivals):
-            self._at(arrival.at, "arrival", (number, arrival, rng.randrange(len(self.pools))))
+            self._schedule(arrival.at, "arrival", (number, arrival, rng.randrange(len(self.pools))))
         end = self.workload.arrivals[-1].at
         for n in range(int(end / PROBE_SECONDS) + 1):
-            self._at(n * PROBE_SECONDS, "probe", None)
+            self._schedule(n * PROBE_SECONDS, "probe", None)
         while self._events:
             self.now, _, kind, what = heapq.heappop(self._events)
             getattr(self, f"_{kind}")(what)
@@ -150,7 +150,7 @@ class SimulatedFleet:
             "ttft_p99": round(waits[int(0.99 * len(waits))], 3),
         }
 
-    def _at(self, when: float, kind: str, what: Any) -> None:
+    def _schedule(self, when: float, kind: str, what: Any) -> None:
         heapq.heappush(self._events, (when, next(self._order), kind, what))
 
     def _probe(self, _: None) -> None:
@@ -188,16 +188,16 @@ class SimulatedFleet:
         seconds = engine.speed.seconds(resumed, len(asked.token_ids))
         engine.busy, engine.running = True, engine.running + 1
         engine.busy_seconds += seconds
-        engine.spans.append((asked.at, self.now, self.now + seconds))
+        engine.spans.append((asked.arrived_at, self.now, self.now + seconds))
         engine.computed += len(asked.token_ids) - resumed
         engine.prompt_tokens += len(asked.token_ids)
-        self._at(self.now + seconds, "answered", (engine, asked))
+        self._schedule(self.now + seconds, "answered", (engine, asked))
 
     def _answered(self, what: tuple[SimulatedEngine, _SimulatedRequest]) -> None:
         engine, asked = what
-        self.first_tokens.append(self.now - asked.at)
-        self.pools[asked.gateway].answered(f"http://{engine.name}", asked.ticket)
-        self._at(self.now + asked.outputs * TOKEN_SECONDS, "ended", what)
+        self.first_tokens.append(self.now - asked.arrived_at)
+        self.pools[asked.gateway].response_started(f"http://{engine.name}", asked.ticket)
+        self._schedule(self.now + asked.outputs * TOKEN_SECONDS, "ended", what)
         engine.busy = False
         self._begin(engine)
 

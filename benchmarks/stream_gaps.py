@@ -100,7 +100,7 @@ async def measure(url: str, length: int, prompts: int, stream_tokens: int) -> di
             spans = stream.gaps(begin, time.monotonic())
             await asyncio.sleep(2 * PERIOD)
         gaps = _seconds(spans)
-        calm = _seconds([span for span in spans if load.most(*span) <= CALM])
+        calm = _seconds([span for span in spans if load.peak(*span) <= CALM])
         if running.done():
             running.result()
         running.cancel()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED
-from benchmarks.fleet.comparison import HEAD, Row, line, told
+from benchmarks.fleet.comparison import HEAD, Row, compare_and_print, line
 from benchmarks.fleet.duration import duration
 from benchmarks.fleet.engine_profile import profile
 from benchmarks.fleet.experiment import SCALERS, Experiment, Progress
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 @contextmanager
-def shown(what: str) -> Iterator[Progress]:
+def progress_bar(what: str) -> Iterator[Progress]:
     """Progress on standard error: a bar on a terminal, else a line for each tenth."""
     if sys.stderr.isatty():
         with Bar(console=Console(stderr=True), transient=True) as bar:
@@ -111,44 +111,44 @@ def shown(what: str) -> Iterator[Progress]:
         return
     last = 0
 
-    def tell(share: float) -> None:
+    def print_step(share: float) -> None:
         nonlocal last
         if (step := int(share * STEPS)) > last:
             print(f"{what}: {share:.0%}", file=sys.stderr, flush=True)
         last = step
 
-    yield tell
+    yield print_step
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked; 0, or 2 for what cannot be run."""
-    asked = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         experiments = [
-            (scale, _experiment(asked, source, scale))
-            for source in _sources(asked)
-            for scale in asked.load_scale
+            (scale, _experiment(options, source, scale))
+            for source in _sources(options)
+            for scale in options.load_scale
         ]
     except (TraceError, UnicodeDecodeError) as error:
-        print(f"error: {asked.trace}: {error}", file=sys.stderr)
+        print(f"error: {options.trace}: {error}", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if asked.compare:
-        _compare(asked, experiments)
+    if options.compare:
+        _compare(options, experiments)
         return 0
     for scale, experiment in experiments:
-        with shown(f"{asked.router}, {asked.scaler}, x{scale:g}") as progress:
+        with progress_bar(f"{options.router}, {options.scaler}, x{scale:g}") as progress:
             begun = experiment
-            if asked.initial is None:
+            if options.initial is None:
                 begun = experiment.starting_with(experiment.cheapest_fixed("ours", progress)[0])
-            found = asdict(begun.run(asked.router, asked.scaler, progress))
-        if asked.output == "json":
+            found = asdict(begun.run(options.router, options.scaler, progress))
+        if options.output == "json":
             print(json.dumps({name: found[name] for name in NAMED}))
         else:
             table = Table(
-                title=f"{experiment.asked.workload.name} x{scale:g}: {asked.router}, {asked.scaler}"
+                title=f"{experiment.stream.workload.name} x{scale:g}: {options.router}, {options.scaler}"
             )
             table.add_column("score")
             table.add_column("value", justify="right")
@@ -158,14 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _sources(asked: argparse.Namespace) -> list[RequestStream]:
-    if asked.trace:
-        return [_trace(asked.trace, asked.format)]
-    if asked.holdout:
-        return [holdout(name) for name in asked.holdout]
-    if asked.practice:
-        return [practice(name) for name in asked.practice]
-    return [generated(asked.workload, asked.requests, asked.seed)]
+def _sources(options: argparse.Namespace) -> list[RequestStream]:
+    if options.trace:
+        return [_trace(options.trace, options.format)]
+    if options.holdout:
+        return [holdout(name) for name in options.holdout]
+    if options.practice:
+        return [practice(name) for name in options.practice]
+    return [generated(options.workload, options.requests, options.seed)]
 
 
 def _trace(path: Path, expected: Format | None) -> RequestStream:
@@ -178,43 +178,49 @@ def _trace(path: Path, expected: Format | None) -> RequestStream:
     return found
 
 
-def _experiment(asked: argparse.Namespace, source: RequestStream, scale: float) -> Experiment:
-    initial = asked.min if asked.initial is None else asked.initial
-    if not 1 <= asked.min <= initial <= asked.max:
+def _experiment(options: argparse.Namespace, source: RequestStream, scale: float) -> Experiment:
+    initial = options.min if options.initial is None else options.initial
+    if not 1 <= options.min <= initial <= options.max:
         raise ValueError(
-            f"engines: 1 <= --min {asked.min} <= --initial {initial} <= --max {asked.max} must hold"
+            f"engines: 1 <= --min {options.min} <= --initial {initial} <= --max {options.max} must hold"
         )
-    if asked.splice is not None:
-        source = spliced(source, asked.splice, asked.seed)
-    whole = scaled(source, scale, asked.hours, day if asked.diurnal else flat, asked.seed)
+    if options.splice is not None:
+        source = spliced(source, options.splice, options.seed)
+    whole = scaled(source, scale, options.hours, day if options.diurnal else flat, options.seed)
     if not whole.workload.arrivals:
         raise ValueError("no request is left at this load scale: take a larger one, or more hours")
     conditions = FleetEnvironment(
-        asked.cold_start,
-        failures=asked.failures,
-        spot=asked.spot,
-        least=asked.min,
-        most=asked.max,
+        options.cold_start,
+        failures=options.failures,
+        spot=options.spot,
+        least=options.min,
+        most=options.max,
         initial=initial,
     )
     return Experiment(
-        whole, profile(asked.engine_profile), Slo(asked.slo_ttft, asked.slo_tpot), conditions, asked.seed
+        whole,
+        profile(options.engine_profile),
+        Slo(options.slo_ttft, options.slo_tpot),
+        conditions,
+        options.seed,
     )
 
 
-def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Experiment]]) -> None:
+def _compare(options: argparse.Namespace, experiments: Sequence[tuple[float, Experiment]]) -> None:
     # Generated hours are for autoscalers; another router with the product's autoscaler says nothing of them.
-    generated_hours = asked.holdout or asked.practice
+    generated_hours = options.holdout or options.practice
     routers: Sequence[RouterName] = ("ours",) if generated_hours else ROUTERS
-    loads = [(f"{each.asked.workload.name} x{scale:g}", each) for scale, each in experiments]
+    loads = [(f"{each.stream.workload.name} x{scale:g}", each) for scale, each in experiments]
     rows: list[Row] = []
-    if asked.jobs == 1:
+    if options.jobs == 1:
         for load in loads:
-            with shown(load[0]) as progress:
-                rows += told(load, routers, progress, asked.scalers)
+            with progress_bar(load[0]) as progress:
+                rows += compare_and_print(load, routers, progress, options.scalers)
     else:
-        with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
-            for found in pool.map(partial(told, routers=routers, scalers=asked.scalers), loads):
+        with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+            for found in pool.map(
+                partial(compare_and_print, routers=routers, scalers=options.scalers), loads
+            ):
                 rows += found
     first = experiments[0][1]
     slo, around = first.slo, first.conditions
@@ -224,21 +230,21 @@ def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Exper
         f"- {around.least} to {around.most} engines, which start in {around.cold_start:g} s",
     ]
     plain = [row.plain() for row in rows]
-    stem = f"fleet-{_called(asked, first)}"
+    stem = f"fleet-{_result_name(options, first)}"
     path = write(
         stem,
         {"profile": first.profile.name, "rows": plain},
         [*facts, "", *HEAD, *map(line, rows), "", *verdict(rows)],
-        asked.out,
+        options.out,
     )
     draw(rows, path.with_suffix(".svg"))
-    print(json.dumps(plain) if asked.output == "json" else "\n".join([*HEAD, *map(line, rows)]))
+    print(json.dumps(plain) if options.output == "json" else "\n".join([*HEAD, *map(line, rows)]))
 
 
-def _called(asked: argparse.Namespace, first: Experiment) -> str:
-    if asked.holdout or asked.practice:
-        return "holdouts" if asked.holdout else "practice"
-    return first.asked.workload.name + ("-spliced" if asked.splice is not None else "")
+def _result_name(options: argparse.Namespace, first: Experiment) -> str:
+    if options.holdout or options.practice:
+        return "holdouts" if options.holdout else "practice"
+    return first.stream.workload.name + ("-spliced" if options.splice is not None else "")
 
 
 if __name__ == "__main__":

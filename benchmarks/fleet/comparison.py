@@ -51,7 +51,7 @@ def line(row: Row) -> str:
     return f"| {' | '.join(map(str, shown))} |"
 
 
-def told(
+def compare_and_print(
     load: tuple[str, Experiment],
     routers: Sequence[RouterName] = ROUTERS,
     progress: Progress = silent,
@@ -59,16 +59,16 @@ def told(
 ) -> list[Row]:
     """`compare` of one load by its name; each row is printed to standard error as it is found."""
 
-    def tell(row: Row) -> None:
+    def print_row(row: Row) -> None:
         print(line(row), file=sys.stderr, flush=True)
 
-    return compare(*load, tell, progress, routers, scalers)
+    return compare(*load, print_row, progress, routers, scalers)
 
 
 def compare(
     name: str,
     experiment: Experiment,
-    done: Callable[[Row], None],
+    on_row: Callable[[Row], None],
     progress: Progress = silent,
     routers: Sequence[RouterName] = ROUTERS,
     scalers: Sequence[ScalerName] = SCALERS,
@@ -80,14 +80,14 @@ def compare(
 
     def add(router: RouterName, scaler: ScalerName, score: Score) -> None:
         rows.append(Row(name, router, scaler, score, round(score.gpuSeconds / (fixed.gpuSeconds or 1.0), 3)))
-        done(rows[-1])
+        on_row(rows[-1])
 
     add("ours", "fixed", fixed)
     for scaler in scalers:
         if scaler != "fixed":
             add("ours", scaler, begun.run("ours", scaler, progress))
     # Without prefixes to know, all routers but the product's go by load as well.
-    for router in routers if experiment.asked.identity else ():
+    for router in routers if experiment.stream.identity else ():
         if router != "ours":
             add(router, "ours", begun.run(router, "ours", progress))
     return rows

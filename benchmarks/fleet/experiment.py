@@ -36,7 +36,7 @@ def silent(share: float) -> None:
 class Experiment:
     """What all runs of a comparison have in common."""
 
-    asked: RequestStream
+    stream: RequestStream
     profile: EngineProfile
     slo: Slo
     conditions: FleetEnvironment
@@ -94,14 +94,14 @@ class Experiment:
         hopeless: bool = False,
     ) -> Simulation:
         run = Simulation(
-            self.asked, self.profile, GATEWAYS[router], scaler, self.slo, conditions, self.seed, progress
+            self.stream, self.profile, GATEWAYS[router], scaler, self.slo, conditions, self.seed, progress
         )
         run.run(least_attainment=GOAL if hopeless else None)
         return run
 
     def _oracle(self, use: float) -> Oracle:
         ahead = self.conditions.cold_start * (1 + self.conditions.cold_start_spread) + 30.0
-        return Oracle(needed(requests_of(self.asked), self.profile, use), ahead)
+        return Oracle(needed(requests_of(self.stream), self.profile, use), ahead)
 
     def _score(self, run: Simulation) -> Score:
         return score(run, needed(run.requests, self.profile))
@@ -113,7 +113,7 @@ class Experiment:
         if name == "ours":
             return OwnScaler(self.profile, self.slo, conditions.least, conditions.most)
         if name == "kpa":
-            return Kpa(concurrency(requests_of(self.asked), self.profile, self.slo))
+            return Kpa(concurrency(requests_of(self.stream), self.profile, self.slo))
         if name == "wva":
             return Wva(self.profile.slabs * self.profile.tokens_per_state)
         return hpa_queue() if name == "hpa-queue" else hpa_kv()

@@ -53,11 +53,11 @@ NAMED = (
 def score(run: Simulation, needed: Sequence[tuple[float, int]] = ()) -> Score:
     """Of a run that is over. `needed`: (second, engines) that the work of the trace takes, in order."""
     judged = [request for request in run.requests if request.engine]
-    until = run.asked.seconds
+    until = run.stream.seconds
     targets = [target for _, target in run.history.targets]
     total = sum(request.prompt_tokens for request in judged)
     gpu = sum(pod.gpu_seconds(until) for pod in run.pods)
-    first = sorted(r.first - r.at for r in judged if r.first is not None)
+    first = sorted(r.first_token_at - r.arrived_at for r in judged if r.first_token_at is not None)
     return Score(
         sloAttainment=round(sum(map(run.slo.attained, judged)) / max(1, len(judged)), 4),
         gpuSeconds=round(gpu, 1),
@@ -98,7 +98,7 @@ def recovery(requests: Sequence[Request], attained: Sequence[bool]) -> float:
     """Longest run of `BIN`s below the goal, in seconds. Bins without arrivals belong to the one before."""
     bins: dict[int, list[bool]] = {}
     for request, well in zip(requests, attained, strict=True):
-        bins.setdefault(int(request.at / BIN), []).append(well)
+        bins.setdefault(int(request.arrived_at / BIN), []).append(well)
     longest, since = 0.0, None
     order = sorted(bins)
     for index, after in zip(order, [*order[1:], order[-1] + 1] if order else [], strict=True):

@@ -15,7 +15,7 @@ RULES = ("ours", "hpa-queue", "hpa-kv", "kpa", "wva")
 """Those that know neither the future nor the size that would do: only these can win a load."""
 
 
-def kept(row: Row) -> bool:
+def attains_goal(row: Row) -> bool:
     """Whether it gave as many requests what they were promised as is the goal."""
     return row.score.sloAttainment >= GOAL
 
@@ -25,8 +25,8 @@ def winners(rows: Sequence[Row]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for load in dict.fromkeys(row.workload for row in rows):
         here = [row for row in rows if row.workload == load and row.router == "ours" and row.scaler in RULES]
-        least = min((row.score.gpuSeconds for row in here if kept(row)), default=None)
-        found[load] = [row.scaler for row in here if kept(row) and row.score.gpuSeconds == least]
+        least = min((row.score.gpuSeconds for row in here if attains_goal(row)), default=None)
+        found[load] = [row.scaler for row in here if attains_goal(row) and row.score.gpuSeconds == least]
     return found
 
 
@@ -38,8 +38,9 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         own = [row for row in rows if row.router == "ours" and row.scaler == scaler]
         attained = fmean(row.score.sloAttainment for row in own)
         shown = (
-            scaler, len(own), sum(map(kept, own)), f"{attained:.1%}", f"{fmean(row.cost for row in own):.2f}",
-            sum(row.score.reversals for row in own), won.count(scaler) if scaler in RULES else "-",
+            scaler, len(own), sum(map(attains_goal, own)), f"{attained:.1%}",
+            f"{fmean(row.cost for row in own):.2f}", sum(row.score.reversals for row in own),
+            won.count(scaler) if scaler in RULES else "-",
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, shown))} |")
     return [*lines, ""]

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.cache.record import RESULTS, write
-from benchmarks.fleet.__main__ import shown
+from benchmarks.fleet.__main__ import progress_bar
 from benchmarks.planner.case import cases
 from benchmarks.planner.comparison import CaseResult, judge
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser().parse_args(arguments)
     judged: list[CaseResult] = []
     refused = 0
-    with shown("cases") as progress:
+    with progress_bar("cases") as progress:
         for number, case in enumerate(cases(asked.cases, asked.seed), 1):
             try:
                 judged.append(judge(case, length=asked.length))
@@ -51,41 +51,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(each.loss > ALLOWED for each in judged))
 
 
-def row(judged: CaseResult) -> dict[str, Any]:
+def row(result: CaseResult) -> dict[str, Any]:
     """One case as the JSON has it."""
-    case, plan = judged.case, judged.chosen
+    case, plan = result.case, result.chosen
     return {
         "number": case.number, "model": case.name, "device_memory": case.device.memory,
         "gpu": asdict(case.gpu), "traffic": asdict(case.shape), "prompt_tokens": case.workload.prompt_tokens,
         "output_tokens": case.workload.output_tokens,
         "shared_prefix_ratio": case.workload.shared_prefix_ratio,
-        "slabs": plan.slabs, "state_dtype": plan.state_dtype, "chosen": plan.strategy, "best": judged.best,
-        "loss": round(judged.loss, 4),
+        "slabs": plan.slabs, "state_dtype": plan.state_dtype, "chosen": plan.strategy, "best": result.best,
+        "loss": round(result.loss, 4),
         "strategies": {
             name: {
-                "max_running": judged.plans[name].max_running_requests,
-                "expected_saved": round(judged.plans[name].expected_saved, 3),
+                "max_running": result.plans[name].max_running_requests,
+                "expected_saved": round(result.plans[name].expected_saved, 3),
                 "resumed": round(served.resumed, 3), "running": round(served.running, 1),
                 "tokens_per_second": round(served.tokens_per_second, 1),
             }
-            for name, served in judged.served.items()
+            for name, served in result.served.items()
         },
     }  # fmt: skip
 
 
-def losses(judged: Sequence[CaseResult], strategy: str) -> list[float]:
+def losses(results: Sequence[CaseResult], strategy: str) -> list[float]:
     """What always taking `strategy` gives away; all, where it does not fit."""
     return [
         1 - each.served[strategy].tokens_per_second / each.served[each.best].tokens_per_second
         if strategy in each.served
         else 1.0
-        for each in judged
+        for each in results
     ]
 
 
-def report(judged: Sequence[CaseResult], count: int, seed: int) -> list[str]:
+def report(results: Sequence[CaseResult], count: int, seed: int) -> list[str]:
     """The Markdown below the header. Pure."""
-    planned = [each.loss for each in judged]
+    planned = [each.loss for each in results]
     what = (
         f"{count} random cases of seed {seed}: a published model, a GPU's memory, traffic of conversations "
         "(`python -m benchmarks.planner`). The plan sees what a user would declare: mean lengths, the share "
@@ -103,7 +103,7 @@ def report(judged: Sequence[CaseResult], count: int, seed: int) -> list[str]:
     ]
     for name, lost in (
         ("the plan", planned),
-        *((f"always {each}", losses(judged, each)) for each in MOST_ROBUST_FIRST),
+        *((f"always {each}", losses(results, each)) for each in MOST_ROBUST_FIRST),
     ):
         within = sum(each <= ALLOWED for each in lost)
         lines.append(f"| {name} | {within} of {len(lost)} | {fmean(lost):.1%} | {max(lost):.1%} |")
@@ -115,7 +115,7 @@ def report(judged: Sequence[CaseResult], count: int, seed: int) -> list[str]:
         + " | ".join(MOST_ROBUST_FIRST) + " |",
         "| --- " * (8 + len(MOST_ROBUST_FIRST)) + "|",
     ]  # fmt: skip
-    for each in sorted(judged, key=lambda each: -each.loss)[:SHOWN]:
+    for each in sorted(results, key=lambda each: -each.loss)[:SHOWN]:
         load = each.case.workload
         ran = [
             f"{each.served[name].tokens_per_second:,.0f} ({each.served[name].resumed:.2f})"

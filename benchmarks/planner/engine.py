@@ -131,7 +131,7 @@ def served(
     running, steps = 0, 0
     while ended < beginning + requests:
         while len(asked) < traffic.shape.concurrency:
-            turn, prompt = traffic.ask()
+            turn, prompt = traffic.next_turn()
             name = f"r{number}"
             number += 1
             params = SamplingParams(max_tokens=turn.outputs, temperature=0.0, ignore_eos=True)

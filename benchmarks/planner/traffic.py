@@ -39,8 +39,8 @@ class Shape:
 class Conversation:
     """One chat: what was `said` in it, and how long it will be once all that was drawn of it is over."""
 
-    said: list[int]
-    left: int
+    token_ids: list[int]
+    turns_left: int
     """Turns that are not drawn."""
     length: int
     """Of all that will have been said after the last turn that was drawn."""
@@ -54,8 +54,8 @@ class Conversation:
 class Turn:
     """One request to come: its prompt is what `of` will have said by then, and `asked`."""
 
-    of: Conversation
-    asked: int
+    conversation: Conversation
+    question_tokens: int
     """Tokens of it."""
     outputs: int
     known: int
@@ -74,7 +74,7 @@ class Traffic:
     _rng: random.Random = field(init=False)
     _ids: np.random.Generator = field(init=False)
     _instructions: list[list[int]] = field(init=False)
-    _told: set[int] = field(init=False)
+    _used_instructions: set[int] = field(init=False)
     _thinking: list[Conversation] = field(init=False)
     _answering: deque[Conversation] = field(init=False)
     _drawn: deque[Turn] = field(init=False)
@@ -83,7 +83,7 @@ class Traffic:
         self._rng = random.Random(self.seed)
         self._ids = np.random.default_rng(self.seed)
         self._instructions = [self._text(self.shape.instructions) for _ in range(self.shape.sets)]
-        self._told = set()
+        self._used_instructions = set()
         self._thinking = [self._begin(aged=True) for _ in range(BETWEEN_TURNS * self.shape.concurrency)]
         self._answering = deque()
         self._drawn = deque()
@@ -94,29 +94,29 @@ class Traffic:
         asked, outputs = self._length(self.shape.asked), self._length(self.shape.answered)
         turn = Turn(chosen, asked, outputs, chosen.known, chosen.length + asked)
         chosen.length = chosen.known = turn.prompt + outputs
-        chosen.left -= 1
-        over = chosen.left <= 0 or chosen.length + self._most > self.longest
+        chosen.turns_left -= 1
+        over = chosen.turns_left <= 0 or chosen.length + self._most > self.longest
         self._answering.append(self._begin() if over else chosen)
         if len(self._answering) >= self.shape.concurrency:
             self._thinking.append(self._answering.popleft())
         return turn
 
-    def ask(self) -> tuple[Turn, list[int]]:
+    def next_turn(self) -> tuple[Turn, list[int]]:
         """The next turn of a conversation of which nothing is being answered, and its prompt."""
-        turn = next((each for each in self._drawn if each.of.free), None)
+        turn = next((each for each in self._drawn if each.conversation.free), None)
         while turn is None:
             self._drawn.append(self.draw())
-            turn = self._drawn[-1] if self._drawn[-1].of.free else None
+            turn = self._drawn[-1] if self._drawn[-1].conversation.free else None
         self._drawn.remove(turn)
-        turn.of.free = False
-        turn.of.said += self._text(turn.asked)
-        return turn, list(turn.of.said)
+        turn.conversation.free = False
+        turn.conversation.token_ids += self._text(turn.question_tokens)
+        return turn, list(turn.conversation.token_ids)
 
     @staticmethod
     def answered(turn: Turn, answer: list[int]) -> None:
         """The turn is over; the next of its conversation may come."""
-        turn.of.said += answer
-        turn.of.free = True
+        turn.conversation.token_ids += answer
+        turn.conversation.free = True
 
     @property
     def _most(self) -> int:
@@ -126,8 +126,8 @@ class Traffic:
     def _begin(self, *, aged: bool = False) -> Conversation:
         number = self._rng.randrange(self.shape.sets)
         said = list(self._instructions[number])
-        known = len(said) if number in self._told else 0
-        self._told.add(number)
+        known = len(said) if number in self._used_instructions else 0
+        self._used_instructions.add(number)
         left = 1
         while self._rng.random() > 1 / self.shape.turns:
             left += 1

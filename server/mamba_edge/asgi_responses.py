@@ -76,7 +76,7 @@ class DisconnectWatch:
         if self._direct is not None:
             self._direct.on_disconnect(self._leave)
         else:
-            self._task = asyncio.create_task(self._gone())
+            self._task = asyncio.create_task(self._wait_for_disconnect())
 
     def __exit__(self, *_: object) -> None:
         if self._direct is not None:
@@ -84,7 +84,7 @@ class DisconnectWatch:
         elif self._task is not None:
             self._task.cancel()
 
-    async def _gone(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._leave()

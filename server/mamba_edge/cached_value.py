@@ -22,12 +22,12 @@ class CachedValue(Generic[Value]):
     ) -> None:
         self._make, self._seconds, self._clock = make, seconds, clock
         self._lock = asyncio.Lock()
-        self._kept: tuple[Value, float] | None = None
+        self._cached: tuple[Value, float] | None = None
 
     async def get(self) -> Value:
         """The answer, at most `seconds` old. Raises what `make` raises, and then keeps nothing."""
         async with self._lock:
-            if self._kept is None or self._clock() >= self._kept[1]:
-                self._kept = None
-                self._kept = (await self._make(), self._clock() + self._seconds)
-            return self._kept[0]
+            if self._cached is None or self._clock() >= self._cached[1]:
+                self._cached = None
+                self._cached = (await self._make(), self._clock() + self._seconds)
+            return self._cached[0]

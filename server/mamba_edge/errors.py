@@ -159,16 +159,16 @@ class TooManyConnections(ApiError):
     retry_after = 2.0
 
 
-def as_api_error(error: Exception, where: str = "") -> ApiError:
+def as_api_error(error: Exception, location: str = "") -> ApiError:
     """What the client is told about any exception; `where`: method and path for what is not served."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
         if error.status_code == 404:
-            return NotFound(f"{where}there is nothing at this path; see /openapi.json")
+            return NotFound(f"{location}there is nothing at this path; see /openapi.json")
         if error.status_code == 405:
             allow = (error.headers or {}).get("Allow", "")
-            said = f"{where}the method is not allowed here; use {allow or 'another'}"
+            said = f"{location}the method is not allowed here; use {allow or 'another'}"
             return MethodNotAllowed(said, allow=allow)
         return InvalidRequest(error.detail)
     return InternalError("an unexpected error occurred; the server's log has the details")

@@ -20,7 +20,7 @@ class RequestArrivals:
     def __init__(self) -> None:
         self._count = 0
 
-    def came(self) -> None:
+    def record(self) -> None:
         """A request is here."""
         self._count += 1
 

@@ -10,7 +10,7 @@ from mamba_edge.api_keys import KEY_NAME
 
 ANYONE = "anyone"
 """Who calls where no keys are asked for."""
-_WORDS = {
+_FIELDS = {
     "requests": "requests_per_minute",
     "tokens": "tokens_per_minute",
     "concurrent": "concurrent_requests",
@@ -47,7 +47,7 @@ class KeyLimitTable:
     def __init__(self, default: KeyLimits, entries: Mapping[str, KeyLimits]) -> None:
         self._default, self._entries = default, entries
 
-    def of(self, name: str) -> KeyLimits:
+    def limits_of(self, name: str) -> KeyLimits:
         """Those of one key."""
         return self._entries.get(name, self._default)
 
@@ -74,23 +74,23 @@ class KeyLimitTable:
         """
         made: dict[str, KeyLimits] = {}
         for entry in entries:
-            name, _, told = entry.partition(":")
+            name, _, limits = entry.partition(":")
             if not KEY_NAME.fullmatch(name):
                 raise ValueError(f"{entry!r}: begins with no name of a key; write NAME:requests=60,weight=2")
             if name in made:
                 raise ValueError(f"{entry!r}: {name} has limits already; put all of them into one entry")
-            made[name] = replace(default, **_changes(entry, told))
+            made[name] = replace(default, **_changes(entry, limits))
         return cls(default, made)
 
 
-def _changes(entry: str, told: str) -> dict[str, int]:
+def _changes(entry: str, limits: str) -> dict[str, int]:
     changes: dict[str, int] = {}
-    for part in told.split(","):
+    for part in limits.split(","):
         word, _, number = part.partition("=")
-        if word not in _WORDS or _WORDS[word] in changes or not (number.isascii() and number.isdecimal()):
-            known = ", ".join(f"{each}=NUMBER" for each in _WORDS)
+        if word not in _FIELDS or _FIELDS[word] in changes or not (number.isascii() and number.isdecimal()):
+            known = ", ".join(f"{each}=NUMBER" for each in _FIELDS)
             raise ValueError(f"{entry!r}: {part!r} is none of {known}, once each")
         if not 1 <= int(number[:12]) <= (1000 if word == "weight" else MOST):
             raise ValueError(f"{entry!r}: {part!r} is out of range")
-        changes[_WORDS[word]] = int(number)
+        changes[_FIELDS[word]] = int(number)
     return changes

@@ -21,9 +21,9 @@ from mamba_prefix.messages import (
     unpack_hashes,
 )
 
-KEPT = 1024
+MAX_CHANGES = 1024
 """Batches that a reader may be behind."""
-KEPT_BYTES = 4 << 20
+MAX_CHANGES_BYTES = 4 << 20
 """The same in bytes of what they carry."""
 
 
@@ -50,8 +50,8 @@ class ChangeLog:
         self.closed = False
         self._wall = wall
         self._new_incarnation = new_incarnation
-        self._kept: deque[Change] = deque()
-        self._kept_bytes = 0
+        self._changes: deque[Change] = deque()
+        self._changes_bytes = 0
         self._changed = asyncio.Event()
 
     # --- what the engine says ------------------------------------------------------------------------
@@ -71,8 +71,8 @@ class ChangeLog:
         self.epoch, self.seq = 1, 0
         self.depths.clear()
         self.pages.clear()
-        self._kept.clear()
-        self._kept_bytes = 0
+        self._changes.clear()
+        self._changes_bytes = 0
         self._append(cleared=True, gained=b"", lost=b"", pages_gained=b"", pages_lost=b"")
 
     def take(
@@ -107,11 +107,13 @@ class ChangeLog:
             self.engine, self.incarnation, self.epoch, self.seq, cleared, gained, lost, self._wall(),
             pages_gained=pages_gained, pages_lost=pages_lost,
         )  # fmt: skip
-        self._kept.append(change)
-        self._kept_bytes += change.payload
-        while len(self._kept) > KEPT or (self._kept_bytes > KEPT_BYTES and len(self._kept) > 1):
-            gone = self._kept.popleft()
-            self._kept_bytes -= gone.payload
+        self._changes.append(change)
+        self._changes_bytes += change.payload
+        while len(self._changes) > MAX_CHANGES or (
+            self._changes_bytes > MAX_CHANGES_BYTES and len(self._changes) > 1
+        ):
+            gone = self._changes.popleft()
+            self._changes_bytes -= gone.payload
         self._wake()
 
     def close(self) -> None:
@@ -130,15 +132,15 @@ class ChangeLog:
         if not self.closed:
             await self._changed.wait()
 
-    def since(self, incarnation: str, seq: int, most: int = KEPT) -> list[Change] | None:
+    def since(self, incarnation: str, seq: int, most: int = MAX_CHANGES) -> list[Change] | None:
         """At most `most` batches after `seq`; None: they are not there any more, take a snapshot."""
         if incarnation != self.incarnation or seq > self.seq:
             return None
-        first = self.seq - len(self._kept)
+        first = self.seq - len(self._changes)
         if seq < first:
             return None
         skip = seq - first
-        return [self._kept[index] for index in range(skip, min(len(self._kept), skip + most))]
+        return [self._changes[index] for index in range(skip, min(len(self._changes), skip + most))]
 
     def heartbeat(self) -> Heartbeat:
         """How far it is."""

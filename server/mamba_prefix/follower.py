@@ -21,7 +21,7 @@ log = structlog.get_logger("mambaserve.prefix")
 
 BLOCK_SECONDS = 0.5
 SHORTEST_BLOCK = 0.001
-LOOK_SECONDS = 1.0
+RECONCILE_SECONDS = 1.0
 MOST = 512
 """Batches in one answer."""
 SILENT_SECONDS = 3.0
@@ -39,19 +39,19 @@ class Follower:
         store: Store,
         jitter: Callable[[], float] = random.random,
         *,
-        told: Callable[[str | None], None] = lambda _: None,
+        on_outcome: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         self._index = index
         self._store = store
         self._backoff = Backoff(jitter)
-        self._told = told
+        self._on_outcome = on_outcome
         self.foreign = 0
         """Messages that nobody of this version wrote."""
-        self._at = START
+        self._position = START
         self._silent: dict[str, float] = {}
         """Since when which engine's heartbeat is missing."""
         self._unsynced: set[str] = set()
-        self._return_by = 0.0
+        self._grace_until = 0.0
         """Until when nobody counts as dead."""
 
     async def run(self) -> None:
@@ -60,10 +60,10 @@ class Follower:
             try:
                 await self._start()
                 self._backoff.worked()
-                self._told(None)
+                self._on_outcome(None)
                 while True:
-                    await self._follow(LOOK_SECONDS)
-                    await self._look()
+                    await self._follow(RECONCILE_SECONDS)
+                    await self._reconcile()
             except RedisAway as error:
                 if not self._backoff.failures:
                     log.warning("prefix index not followed", reason=str(error))
@@ -77,18 +77,18 @@ class Follower:
     def _fail(self, reason: str) -> None:
         self._index.state = "unavailable"
         self._index.failures += 1
-        self._told(reason)
+        self._on_outcome(reason)
 
     async def _start(self) -> None:
         """Read every snapshot and what the stream has had since. Raises RedisAway."""
         self._unsynced, self._silent = set(), {}
         # Where engines cannot write either, all of them would seem to have died.
         await self._store.check_writes()
-        self._return_by = asyncio.get_running_loop().time() + RETURN_SECONDS
+        self._grace_until = asyncio.get_running_loop().time() + RETURN_SECONDS
         beats = await self._heartbeats()
         afters = await self._read_snapshots([name for name, beat in beats.items() if beat], beats)
-        self._at = min(afters, key=_place) if afters else START
-        await self._look(beats)
+        self._position = min(afters, key=_order) if afters else START
+        await self._reconcile(beats)
         log.info("prefix index followed", engines=len(self._index.engines()), entries=self._index.entries)
 
     async def _follow(self, seconds: float) -> None:
@@ -100,15 +100,15 @@ class Follower:
 
     async def _read(self, block: float) -> int:
         """Take what the stream has, waiting so long for the first; how many batches it was."""
-        batches = await self._store.read(self._at, MOST, block)
+        batches = await self._store.read(self._position, MOST, block)
         for where, raw in batches:
-            self._at = where
+            self._position = where
             message = self._unpack(raw)
             if isinstance(message, Change):
-                self._take(message)
+                self._apply(message)
         return len(batches)
 
-    def _take(self, message: Change) -> None:
+    def _apply(self, message: Change) -> None:
         if message.engine in self._unsynced and not message.cleared:
             return  # the snapshot that is due tells more
         if self._index.take_change(message) == "gap":
@@ -116,7 +116,7 @@ class Follower:
         else:
             self._unsynced.discard(message.engine)
 
-    async def _look(self, beats: dict[str, Heartbeat | None] | None = None) -> None:
+    async def _reconcile(self, beats: dict[str, Heartbeat | None] | None = None) -> None:
         """Who lives, and whether all they published is here; mend what is not. Raises RedisAway."""
         now = asyncio.get_running_loop().time()
         if beats is None:
@@ -132,23 +132,23 @@ class Follower:
             beat = beats.get(engine)
             if beat is None:
                 silent = now - self._silent.setdefault(engine, now)
-                if silent >= SILENT_SECONDS and now >= self._return_by:
-                    await self._bury(engine)
+                if silent >= SILENT_SECONDS and now >= self._grace_until:
+                    await self._forget(engine)
                 continue
             self._silent.pop(engine, None)
             if not self._index.matches(beat):
                 self._unsynced.add(engine)
-        await self._mend(beats)
+        await self._resync(beats)
         whole = not self._unsynced and all(each.fresh for each in self._index.engines().values())
         self._index.state = "following" if whole else "stale"
 
-    async def _bury(self, engine: str) -> None:
+    async def _forget(self, engine: str) -> None:
         self._index.drop(engine)
         self._unsynced.discard(engine)
         await self._store.forget(engine)
         self._silent.pop(engine, None)
 
-    async def _mend(self, beats: dict[str, Heartbeat | None]) -> None:
+    async def _resync(self, beats: dict[str, Heartbeat | None]) -> None:
         """Read anew what has gaps: the snapshot, and what the stream has had since. Raises RedisAway."""
         wanted = {name for name in self._unsynced if self._index.admits(name)}
         for engine in wanted:
@@ -156,15 +156,15 @@ class Follower:
         if not wanted:
             return
         afters = await self._read_snapshots(wanted, beats)
-        start = min((*afters, self._at), key=_place)
-        if start != self._at:
-            for where, raw in await self._store.between(start, self._at):
+        start = min((*afters, self._position), key=_order)
+        if start != self._position:
+            for where, raw in await self._store.between(start, self._position):
                 start = where
                 message = self._unpack(raw)
                 if isinstance(message, Change) and message.engine in wanted:
-                    self._take(message)
+                    self._apply(message)
             # The last that is there: a stream that was begun anew may be far behind where we were.
-            self._at = start
+            self._position = start
         for engine in wanted:
             beat = beats.get(engine)
             if beat is not None and not self._index.matches(beat):
@@ -207,7 +207,7 @@ class Follower:
             return None
 
 
-def _place(where: str) -> tuple[int, int]:
+def _order(entry_id: str) -> tuple[int, int]:
     """The place of an entry, in order: its milliseconds and its number in them."""
-    milliseconds, _, number = where.partition("-")
+    milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds or 0), int(number or 0)

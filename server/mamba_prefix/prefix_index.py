@@ -136,7 +136,7 @@ class PrefixIndex:
     # --- what answers tell ---------------------------------------------------------------------------
 
     def withdraw(
-        self, engine: str, token_ids: npt.NDArray[np.int32], salt: str, resumed: int, said: Depths
+        self, engine: str, token_ids: npt.NDArray[np.int32], salt: str, resumed: int, published: Depths
     ) -> bool:
         """The engine resumed `resumed` tokens of this prompt, fewer than `said`: nothing deeper is believed
         until the engine publishes it again. False: nothing had to be withdrawn, since the copy has heard
@@ -144,11 +144,13 @@ class PrefixIndex:
         number, view = self._numbers.get(engine), self._views.get(engine)
         if number is None or view is None or view.page_size <= 0:
             return False
-        gained = self._gains[number].after(said.revision)
+        gained = self._gains[number].after(published.revision)
         if gained is None:
             return False
         chain = self._chains[view.fingerprint, view.page_size]
-        hashes = chain.hashes(token_ids[: said.resumable.get(engine, 0)], salt)[resumed // view.page_size :]
+        hashes = chain.hashes(token_ids[: published.resumable.get(engine, 0)], salt)[
+            resumed // view.page_size :
+        ]
         before = self._table.count(number)
         self._table.remove(number, np.setdiff1d(hashes, gained))
         entries = self._table.count(number)

@@ -15,7 +15,7 @@ class RecentGains:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._kept: deque[tuple[int, Hashes]] = deque()
+        self._batches: deque[tuple[int, Hashes]] = deque()
         self._size = 0
         self._since = 0
         """All that was gained after this revision is here."""
@@ -23,20 +23,20 @@ class RecentGains:
     def add(self, revision: int, hashes: Hashes) -> None:
         """Gained with this revision."""
         if len(hashes):
-            self._kept.append((revision, hashes))
+            self._batches.append((revision, hashes))
             self._size += len(hashes)
         while self._size > self._most:
-            self._since, gone = self._kept.popleft()
+            self._since, gone = self._batches.popleft()
             self._size -= len(gone)
 
     def begin(self, revision: int) -> None:
         """With this revision all that the engine has was said anew."""
-        self._kept.clear()
+        self._batches.clear()
         self._size, self._since = 0, revision
 
     def after(self, revision: int) -> Hashes | None:
         """uint64[n] gained after this revision, in no order; None: nobody remembers so far back."""
         if revision < self._since:
             return None
-        found = [hashes for at, hashes in self._kept if at > revision]
+        found = [hashes for at, hashes in self._batches if at > revision]
         return np.concatenate(found) if found else np.empty(0, np.uint64)

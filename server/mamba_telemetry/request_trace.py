@@ -87,7 +87,7 @@ class _NullNote(SpanNote):
         pass
 
 
-_UNHEARD = _NullNote("", 0, 0.0)
+_NULL_NOTE = _NullNote("", 0, 0.0)
 
 
 class RequestTrace:
@@ -124,7 +124,7 @@ class RequestTrace:
         self._clock = clock
         self.epoch = 0.0
         """What to add to a time to get seconds since 1970."""
-        self.root: SpanNote = _UNHEARD
+        self.root: SpanNote = _NULL_NOTE
         self.notes: list[SpanNote] = []
         if recording:
             self.epoch = time.time() - time.monotonic()
@@ -141,11 +141,11 @@ class RequestTrace:
     ) -> SpanNote:
         """A span that began now, or at a time; below the request's own one unless it has a parent."""
         if not self.recording:
-            return _UNHEARD
+            return _NULL_NOTE
         if len(self.notes) >= MOST_SPANS:
             self.left_out += 1
-            return _UNHEARD
-        above = self.root if parent is None or parent is _UNHEARD else parent
+            return _NULL_NOTE
+        above = self.root if parent is None or parent is _NULL_NOTE else parent
         note = SpanNote(name, above.span_id, at or self._clock(), kind)
         self.notes.append(note)
         return note
@@ -157,14 +157,14 @@ class RequestTrace:
 
     def span(self, name: str) -> "_SpanBlock":
         """Around what the span is for; an exception fails it, unless the client is to blame."""
-        return _SpanBlock(self, self.begin(name)) if self.recording else _UNHEARD_BLOCK
+        return _SpanBlock(self, self.begin(name)) if self.recording else _NULL_BLOCK
 
     @property
     def failed(self) -> bool:
         """Something in it did not do what it was for."""
         return any(note.error for note in self.notes)
 
-    def kept(self, now: float) -> KeepReason:
+    def keep_reason(self, now: float) -> KeepReason:
         """Why its spans are sent whatever comes; "" = as it stands they are not."""
         if not self.recording:
             return ""
@@ -177,7 +177,7 @@ class RequestTrace:
 
     def exemplar(self) -> dict[str, str] | None:
         """What a measurement points to; None where it would point to spans that are not sent."""
-        if not self.recording or not self.kept(self._clock()):
+        if not self.recording or not self.keep_reason(self._clock()):
             return None
         return {"trace_id": format_trace_id(self.trace_id)}
 
@@ -188,7 +188,7 @@ class RequestTrace:
             return ""
         if not self.recording:
             return _header(self.trace_id, self.caller.span_id, int(self.caller.trace_flags))
-        span = self.root if note is None or note is _UNHEARD else note
+        span = self.root if note is None or note is _NULL_NOTE else note
         return _header(self.trace_id, span.span_id, int(self.sampled))
 
     @property
@@ -216,7 +216,7 @@ class _SpanBlock:
 
 UNTRACED = RequestTrace("")
 """Of what is no request."""
-_UNHEARD_BLOCK = _SpanBlock(UNTRACED, _UNHEARD)
+_NULL_BLOCK = _SpanBlock(UNTRACED, _NULL_NOTE)
 
 
 def error_code(error: BaseException) -> str:

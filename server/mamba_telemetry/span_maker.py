@@ -49,23 +49,23 @@ class SpanMaker:
     """Of one process; called by one thread alone."""
 
     def __init__(self, resource: Resource) -> None:
-        self._ids, self._made = _NotedIds(), _Collected()
+        self._ids, self._collected = _NotedIds(), _Collected()
         # Who is sampled has been decided by now.
         provider = TracerProvider(
             resource=resource, sampler=ALWAYS_ON, id_generator=self._ids, shutdown_on_exit=False
         )
-        provider.add_span_processor(self._made)
+        provider.add_span_processor(self._collected)
         self._tracer = provider.get_tracer(names.SCOPE)
 
-    def __call__(self, trace: RequestTrace, end: float, why: str) -> Sequence[ReadableSpan]:
+    def __call__(self, trace: RequestTrace, end: float, keep_reason: str) -> Sequence[ReadableSpan]:
         """The spans of a request that ended at `end`; what lasts still has ended with it."""
-        trace.root.set(names.KEPT, why)
+        trace.root.set(names.KEPT, keep_reason)
         trace.root.set(names.SPANS_LEFT_OUT, trace.left_out or None)
-        self._made.spans = []
+        self._collected.spans = []
         self._ids.trace_id = trace.trace_id
         for note in trace.notes:
             self._make(trace, note, end)
-        return self._made.spans
+        return self._collected.spans
 
     def _make(self, trace: RequestTrace, note: SpanNote, end: float) -> None:
         self._ids.span_id = note.span_id

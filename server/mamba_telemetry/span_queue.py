@@ -27,7 +27,7 @@ CLOSE_SECONDS = 2.0
 class SpanFactory(Protocol):
     """Turns the notes of a request into spans."""
 
-    def __call__(self, trace: RequestTrace, end: float, why: str) -> Sequence[ReadableSpan]: ...
+    def __call__(self, trace: RequestTrace, end: float, keep_reason: str) -> Sequence[ReadableSpan]: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class SpanCounts:
 class _QueuedTrace:
     trace: RequestTrace
     end: float
-    why: str
+    keep_reason: str
 
 
 class SpanQueue:
@@ -64,7 +64,7 @@ class SpanQueue:
         self.counts = SpanCounts()
         self._exporter, self._make = exporter, make
         self._most, self._batch, self._delay = most, min(batch, most), delay
-        self._kept: deque[_QueuedTrace] = deque()
+        self._traces: deque[_QueuedTrace] = deque()
         self._pending = 0
         """Spans that wait or are being sent."""
         self._changed = threading.Condition()
@@ -73,14 +73,14 @@ class SpanQueue:
         self._thread = threading.Thread(target=self._work, name="spans", daemon=True)
         self._thread.start()
 
-    def offer(self, trace: RequestTrace, end: float, why: str) -> None:
+    def offer(self, trace: RequestTrace, end: float, keep_reason: str) -> None:
         """Send the spans of a request that ended, if there is room. Never waits for the receiver."""
         size = len(trace.notes)
         with self._changed:
             if self._closing or self._pending + size > self._most:
                 self.counts.dropped += size
                 return
-            self._kept.append(_QueuedTrace(trace, end, why))
+            self._traces.append(_QueuedTrace(trace, end, keep_reason))
             self._pending += size
             self._changed.notify()
 
@@ -101,13 +101,13 @@ class SpanQueue:
     def _next(self) -> list[_QueuedTrace]:
         """The next batch; empty at the end."""
         with self._changed:
-            self._wait(lambda: bool(self._kept) or self._closing)
+            self._wait(lambda: bool(self._traces) or self._closing)
             due = time.monotonic() + self._delay
             self._wait(lambda: self._pending >= self._batch or self._closing, due)
             batch: list[_QueuedTrace] = []
             size = 0
-            while self._kept and (not batch or size + len(self._kept[0].trace.notes) <= self._batch):
-                batch.append(self._kept.popleft())
+            while self._traces and (not batch or size + len(self._traces[0].trace.notes) <= self._batch):
+                batch.append(self._traces.popleft())
                 size += len(batch[-1].trace.notes)
             return batch
 
@@ -118,7 +118,7 @@ class SpanQueue:
         size = sum(len(each.trace.notes) for each in batch)
         why, sent = "", False
         try:
-            spans = [span for each in batch for span in self._make(each.trace, each.end, each.why)]
+            spans = [span for each in batch for span in self._make(each.trace, each.end, each.keep_reason)]
             sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
@@ -128,9 +128,9 @@ class SpanQueue:
                 self.counts.sent += size
             else:
                 self.counts.failed += size
-        self._tell(sent, why)
+        self._log_outcome(sent, why)
 
-    def _tell(self, sent: bool, why: str) -> None:
+    def _log_outcome(self, sent: bool, error: str) -> None:
         # Once for each time that it begins to fail, and once when that is over.
         if sent is not self._failing:
             return
@@ -141,6 +141,6 @@ class SpanQueue:
         else:
             log.warning(
                 "traces_not_exported",
-                reason=why or "the receiver did not take them",
+                reason=error or "the receiver did not take them",
                 remedy="see that endpoint and protocol are those of a collector that is reached from here",
             )

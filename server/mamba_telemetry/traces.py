@@ -34,7 +34,7 @@ class TraceSettings(Protocol):
     def slow_request(self) -> float: ...
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
+def enabled(environ: Mapping[str, str]) -> bool:
     """Whether the standard variables ask for traces."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
@@ -63,7 +63,7 @@ def set_up_traces(choices: TraceSettings, *, process: str) -> Tracing:
     """The tracing of this process, `OFF` where nobody asks for it or it cannot be had; `process` names the
     service unless the variables do."""
     apply_settings(choices, os.environ)
-    if not wanted(os.environ):
+    if not enabled(os.environ):
         return OFF
     protocol = (
         os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")

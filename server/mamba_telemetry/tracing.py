@@ -66,7 +66,7 @@ class Tracing:
             return
         now = self._clock()
         trace.root.finish(now)
-        if why := trace.kept(now):
+        if why := trace.keep_reason(now):
             self._queue.offer(trace, now, why)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class TextVisibility:
     """Special tokens are shown."""
     stop: bool = False
     """The string or token that ended it is shown."""
-    kept: frozenset[int] = frozenset()
+    visible_special: frozenset[int] = frozenset()
     """Special tokens that are shown though the others are not."""
 
 
@@ -44,7 +44,9 @@ class SequenceText:
     def __init__(
         self, tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: TextVisibility, min_tokens: int = 0
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_tail, special=shown.special_tokens, kept=shown.kept)
+        self._detokenizer = Detokenizer(
+            tokenizer, prompt_tail, special=shown.special_tokens, visible_special=shown.visible_special
+        )
         self._matcher = StopMatcher(shown.stops, show=shown.stop)
         self._hide_stop = not shown.stop
         self._min_tokens = min_tokens

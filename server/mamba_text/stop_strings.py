@@ -23,30 +23,30 @@ class StopMatcher:
         self._show = show
         self._stops = stops
         self._longest = max((len(stop) for stop in stops), default=0)
-        self._held = ""
+        self._pending = ""
 
     def feed(self, piece: str) -> StopMatch:
         """Add a piece of text. After a match the matcher is spent: do not feed it again."""
         if not self._stops:
             return StopMatch(piece)
-        text = self._held + piece
+        text = self._pending + piece
         found: tuple[int, int, str] | None = None
         for stop in self._stops:
             if (begin := text.find(stop)) >= 0:
                 found = min(found or (len(text) + 1, 0, ""), (begin + len(stop), begin, stop))
         if found is not None:
             _, begin, stop = found
-            self._held = ""
+            self._pending = ""
             if self._show:
                 begin += len(stop)
             return StopMatch(text[:begin], stop)
         keep = self._undecided(text)
-        self._held = text[len(text) - keep :]
+        self._pending = text[len(text) - keep :]
         return StopMatch(text[: len(text) - keep])
 
     def flush(self) -> str:
         """The text held back: nothing follows, so it is no stop string."""
-        text, self._held = self._held, ""
+        text, self._pending = self._pending, ""
         return text
 
     def _undecided(self, text: str) -> int:

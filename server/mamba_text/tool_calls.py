@@ -28,13 +28,13 @@ NEMOTRON = ToolCallFormat("<TOOLCALL>", "</TOOLCALL>")
 GRANITE = ToolCallFormat("<|tool_call|>", "")
 HERMES = ToolCallFormat("<tool_call>", "</tool_call>")
 """Of Hermes, Qwen and Granite 4."""
-_OF_XML = "<function="
+_XML_MARKER = "<function="
 """In templates that teach calls as XML between the markers of Hermes, which nothing here reads."""
 
 
 def format_of(template: str) -> ToolCallFormat | None:
     """The format that a chat template's source teaches; None = none that is known."""
-    if _OF_XML in template:
+    if _XML_MARKER in template:
         return None
     return next((each for each in (NEMOTRON, GRANITE, HERMES) if each.begin in template), None)
 
@@ -61,14 +61,14 @@ class ToolCallReader:
     """Reads one answer as it comes. `most`: calls beyond so many are left out; None = all are read."""
 
     form: ToolCallFormat
-    most: int | None = None
+    max_calls: int | None = None
     calls: int = 0
     """How many were read."""
-    _held: str = ""
+    _pending: str = ""
     """Outside of a call: white space and what may be the beginning of one."""
-    _inside: list[str] | None = None
+    _call_parts: list[str] | None = None
     """Inside of one: the parts of its JSON."""
-    _apart: str = ""
+    _separator: str = ""
     """White space before that."""
     _tail: str = ""
     """The end of those parts, as long as the end marker may reach back."""
@@ -79,67 +79,67 @@ class ToolCallReader:
         """More of the answer; `last`: nothing follows."""
         rest = text
         while rest:
-            rest = self._outside(rest) if self._inside is None else self._within(rest)
+            rest = self._read_text(rest) if self._call_parts is None else self._read_call(rest)
         if last:
             self._finish()
         read = ParsedOutput("".join(self._out), tuple(self._found))
         self._out, self._found = [], []
         return read
 
-    def _outside(self, text: str) -> str:
+    def _read_text(self, text: str) -> str:
         """Takes text up to the beginning of a call; what is left after it."""
-        whole = self._held + text
-        self._held = ""
+        whole = self._pending + text
+        self._pending = ""
         before, begin, after = whole.partition(self.form.begin)
         if begin:
             # White space that sets a call apart is no text.
-            self._say(said := before.rstrip())
-            self._apart = before[len(said) :]
-            self._inside = []
+            self._emit_text(said := before.rstrip())
+            self._separator = before[len(said) :]
+            self._call_parts = []
             return after
         certain = len(whole) - _beginning(whole, self.form.begin)
         certain = len(whole[:certain].rstrip())
-        self._say(whole[:certain])
-        self._held = whole[certain:]
+        self._emit_text(whole[:certain])
+        self._pending = whole[certain:]
         return ""
 
-    def _within(self, text: str) -> str:
+    def _read_call(self, text: str) -> str:
         """Takes the JSON of a call; what is left after its end."""
-        assert self._inside is not None
+        assert self._call_parts is not None
         if not self.form.end:
-            self._inside.append(text)
+            self._call_parts.append(text)
             return ""
         seen = self._tail + text
         place = seen.find(self.form.end)
         if place < 0:
-            self._inside.append(text)
+            self._call_parts.append(text)
             self._tail = seen[max(0, len(seen) - len(self.form.end) + 1) :]
             return ""
-        written = "".join([*self._inside, text])
+        written = "".join([*self._call_parts, text])
         stop = len(written) - len(seen) + place
         self._close(written[:stop], self.form.end)
         return seen[place + len(self.form.end) :]
 
     def _close(self, written: str, end: str) -> None:
-        self._inside, self._tail = None, ""
+        self._call_parts, self._tail = None, ""
         calls = _calls(written)
         if calls is None:
-            self._say(f"{self._apart}{self.form.begin}{written}{end}")
+            self._emit_text(f"{self._separator}{self.form.begin}{written}{end}")
             return
         for call in calls:
-            if self.most is None or self.calls < self.most:
+            if self.max_calls is None or self.calls < self.max_calls:
                 self.calls += 1
                 self._found.append(call)
 
     def _finish(self) -> None:
-        if self._inside is not None:
+        if self._call_parts is not None:
             # A model may end its answer in place of the end marker.
-            self._close("".join(self._inside), "")
-        if self._held.strip() or not self.calls:
-            self._say(self._held)
-        self._held = ""
+            self._close("".join(self._call_parts), "")
+        if self._pending.strip() or not self.calls:
+            self._emit_text(self._pending)
+        self._pending = ""
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if text:
             self._out.append(text)
 

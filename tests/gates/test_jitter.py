@@ -94,7 +94,7 @@ def test_a_harassed_run_equals_the_quiet_one_bit_by_bit(
     slab = case.boot(random_model).plan.slab_bytes
 
     # More at once than the arena can hold to their end.
-    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
+    monkeypatch.setattr(Admission, "_fits_forecast", lambda *_: True)
     jitters: list[Jitter] = []
 
     def wrap(stream: ForwardStream) -> ForwardStream:

@@ -114,7 +114,7 @@ def test_a_pool_so_small_that_sequences_are_preempted_changes_nothing(
     slab = make_engine(path, dtype="float32").plan.slab_bytes
 
     # More at once than the arena can hold to their end.
-    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
+    monkeypatch.setattr(Admission, "_fits_forecast", lambda *_: True)
     engine = make_engine(path, dtype="float32", strategy=strategy, max_model_len=800, arena_bytes=24 * slab)
     wanted = requests(engine.model.vocab_size, seed=3)
     answers = run(engine, wanted)

@@ -44,7 +44,7 @@ MUTANTS = (
     ),
     Mutant(
         "text held back is lost at the end", TEXT + "stop_strings.py",
-        'text, self._held = self._held, ""', 'text, self._held = "", ""', (STOPS,),
+        'text, self._pending = self._pending, ""', 'text, self._pending = "", ""', (STOPS,),
     ),
     Mutant(
         "the stop string is shown", TEXT + "stop_strings.py",
@@ -64,11 +64,11 @@ MUTANTS = (
     ),
     Mutant(
         "broken bytes hold text back for ever", TEXT + "detokenizer.py",
-        "if len(self._held) >= MOST_HELD:", "if False:", (TOKENS,),
+        "if len(self._pending) >= MAX_PENDING:", "if False:", (TOKENS,),
     ),
     Mutant(
         "half a character ends an answer", TEXT + "detokenizer.py",
-        "self._rest().rstrip(REPLACEMENT)", "self._rest()", (TOKENS,),
+        "self._pending_text().rstrip(REPLACEMENT)", "self._pending_text()", (TOKENS,),
     ),
     Mutant(
         "an answer begins as if there were no prompt", TEXT + "detokenizer.py",

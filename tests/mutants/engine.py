@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "a lost device ends nothing", ENGINE + "engine_loop.py",
-        "                raise DeviceLost(self._core.lost)\n", "                pass\n",
+        "                raise DeviceLost(self._core.device_error)\n", "                pass\n",
         ("tests/unit/engine/test_engine_loop.py",),
     ),
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "one step puts off any number of sequences", ENGINE + "admission.py",
-        "while self._arrived and self._held < MOST_HELD:", "while self._arrived:",
+        "while self._arrived and self._deferred < MAX_DEFERRED:", "while self._arrived:",
         ("tests/unit/engine/test_shared_prefix.py",),
     ),
     Mutant(
@@ -152,11 +152,11 @@ MUTANTS = (
     ),
     Mutant(
         "who just came is compared when the leader has passed what they share", ENGINE + "admission.py",
-        "            self._put_off_arrived()\n", "", ("tests/unit/engine/test_shared_prefix.py",),
+        "            self._defer_arrived()\n", "", ("tests/unit/engine/test_shared_prefix.py",),
     ),
     Mutant(
         "nobody foresees that answers grow", ENGINE + "admission.py",
-        "            if not self._foreseen(sequence, match):", "            if False:", (FORESEEN,),
+        "            if not self._fits_forecast(sequence, match):", "            if False:", (FORESEEN,),
     ),
     Mutant(
         "what comes back with those that end is not counted", ENGINE + "memory_forecast.py",

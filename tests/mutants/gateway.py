@@ -51,7 +51,7 @@ MUTANTS = (
     ),
     Mutant(
         "a request that kills engines goes round the whole pool", GATEWAY + "relay/relay.py",
-        "if last or died:", "if last:",
+        "if last or lost_engines:", "if last:",
         (UNIT + "test_relay.py", "tests/integration/gateway/test_failures.py"),
     ),
     Mutant(
@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         "half an event is passed on before an error", GATEWAY + "relay/events.py",
-        "out, self._held = data[:end], data[end:]", 'out, self._held = data, b""',
+        "out, self._buffer = data[:end], data[end:]", 'out, self._buffer = data, b""',
         (UNIT + "test_events.py",),
     ),
     Mutant(
@@ -87,8 +87,8 @@ MUTANTS = (
     ),
     Mutant(
         "a permit is lost when a relay fails", GATEWAY + "admission/admission.py",
-        "        self.give_back()\n\n    def used",
-        "        if not _[0]:\n            self.give_back()\n\n    def used",
+        "        self.release()\n\n    def used",
+        "        if not _[0]:\n            self.release()\n\n    def used",
         (UNIT + "test_admission.py",),
     ),
     Mutant(
@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         "a body is held as long as its answer streams", GATEWAY + "relay/relay.py",
-        "                            request.let_body_go()\n", "",
+        "                            request.release_body()\n", "",
         (UNIT + "test_body_budget.py",),
     ),
     Mutant(
@@ -198,7 +198,7 @@ MUTANTS = (
     ),
     Mutant(
         "a subset hint is not asked", GATEWAY + "routing/decision.py",
-        "endpoint in endpoints if endpoint.address in among or", "endpoint in endpoints if True or",
+        "        if endpoint.address in addresses or", "        if True or",
         PICKER,
     ),
     Mutant(

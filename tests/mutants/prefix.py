@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         "the dead are never dropped",
         PREFIX + "follower.py",
-        "await self._bury(engine)",
+        "await self._forget(engine)",
         "pass",
         FOLLOWING,
     ),
@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "a stream that begins anew is followed where the old one was",
         PREFIX + "follower.py",
-        "            self._at = start\n        for engine in wanted",
+        "            self._position = start\n        for engine in wanted",
         "        for engine in wanted",
         FOLLOWING,
     ),

@@ -70,8 +70,8 @@ class ProxyHarness:
         self.metrics = GatewayMetrics(pool.snapshot)
         self.admission = Admission(
             limits.get("places", 2), limits.get("queue", 1), limits.get("queue_timeout", 5.0), time.monotonic,
-            places=limits.get("free", lambda _: math.inf), weight=lambda key: table.of(key).weight,
-            refused=lambda cause, key: self.metrics.refused.labels(cause, key).inc(),
+            capacity=limits.get("free", lambda _: math.inf), weight=lambda key: table.limits_of(key).weight,
+            on_refused=lambda cause, key: self.metrics.refused.labels(cause, key).inc(),
         )  # fmt: skip
         self.proxy = ProxyEndpoint(
             self.relay,  # type: ignore[arg-type]

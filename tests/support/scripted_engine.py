@@ -90,7 +90,7 @@ class Engine:
 
     def dies(self) -> None:
         """The engine process ends."""
-        self.client._lose("the engine process was killed by signal 9")
+        self.client._fail_open_requests("the engine process was killed by signal 9")
 
 
 @cache

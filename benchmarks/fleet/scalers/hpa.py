@@ -29,7 +29,7 @@ class Hpa:
 
     def target(self, sample: FleetSample) -> int:
         """By the ratio of the metric to its goal, within a tolerance; at most twice as many, or four more."""
-        current = sample.asked
+        current = sample.desired
         wanted = self._wanted(sample, current)
         if wanted > current:
             wanted = min(wanted, max(2 * current, current + 4))

@@ -20,16 +20,16 @@ class Kpa:
 
     def __init__(self, concurrency: float) -> None:
         self._goal = UTILIZATION * concurrency
-        self._seen: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
         self._panicked: float | None = None
         self._most = 0
 
     def target(self, sample: FleetSample) -> int:
         """The larger of both while in panic, and then never less than before; else by the stable window."""
         now = sample.at
-        self._seen.append((now, sample.in_flight))
-        while self._seen[0][0] <= now - STABLE:
-            self._seen.popleft()
+        self._samples.append((now, sample.in_flight))
+        while self._samples[0][0] <= now - STABLE:
+            self._samples.popleft()
         ready = max(1, len(sample.ready))
         most, least = math.ceil(UP * ready), math.floor(ready / DOWN)
         wanted = {window: math.ceil(self._mean(now - window) / self._goal) for window in (STABLE, PANIC)}
@@ -45,5 +45,5 @@ class Kpa:
         return self._most
 
     def _mean(self, since: float) -> float:
-        values = [value for at, value in self._seen if at > since]
+        values = [value for at, value in self._samples if at > since]
         return sum(values) / len(values)

@@ -32,9 +32,9 @@ def needed(requests: Sequence[Request], profile: EngineProfile, use: float = USE
     """(second, engines) for each `BUCKET`: its work and half of that of its neighbours, evenly."""
     if not requests:
         return []
-    buckets = [0.0] * (int(requests[-1].at / BUCKET) + 1)
+    buckets = [0.0] * (int(requests[-1].arrived_at / BUCKET) + 1)
     for request in requests:
-        buckets[int(request.at / BUCKET)] += work(request, profile)
+        buckets[int(request.arrived_at / BUCKET)] += work(request, profile)
     found = []
     for number in range(len(buckets)):
         around = buckets[max(0, number - 1) : number + 2]

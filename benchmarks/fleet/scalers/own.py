@@ -28,11 +28,11 @@ class OwnScaler:
     def target(self, sample: FleetSample) -> int:
         """As decided."""
         gateway = GatewayReport(
-            in_flight=sample.in_flight, held=sample.held, arrivals_total=float(sample.arrivals)
+            in_flight=sample.in_flight, held=sample.unrouted, arrivals_total=float(sample.arrivals)
         )
         seen = self._view.observe(
             sample.at,
-            asked=sample.asked,
+            asked=sample.desired,
             ready={engine.name: self._report(engine) for engine in sample.ready},
             pending=sample.pending,
             gateways={GATEWAY: gateway},

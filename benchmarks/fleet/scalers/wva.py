@@ -29,11 +29,11 @@ class Wva:
     def target(self, sample: FleetSample) -> int:
         """By the demand against what is there or starts."""
         demand = sum(engine.tokens + engine.waiting * self._mean_input(sample) for engine in sample.ready)
-        demand += sample.held * self._mean_input(sample)
+        demand += sample.unrouted * self._mean_input(sample)
         capacity = self._capacity(sample)
         if capacity <= 0:
-            return sample.asked
-        wanted = sample.asked
+            return sample.desired
+        wanted = sample.desired
         if demand / GROW > sample.supply * capacity:
             wanted += 1
         elif (
@@ -42,7 +42,7 @@ class Wva:
             and len(sample.ready) * capacity - demand / SHRINK >= capacity
         ):
             wanted -= 1
-        return max(wanted, min(sample.asked, self._stabilization.applied(sample.at, wanted)))
+        return max(wanted, min(sample.desired, self._stabilization.applied(sample.at, wanted)))
 
     def _capacity(self, sample: FleetSample) -> float:
         if not sample.ready:

@@ -43,10 +43,10 @@ class CacheIndex(PrefixIndex):
             return Depths(attention, attention)
         return Depths(
             {name: match.resumable for name, match in found.items()},
-            {name: self._told(name, match.kv_depth) for name, match in found.items()},
+            {name: self._published_depth(name, match.kv_depth) for name, match in found.items()},
         )
 
-    def _told(self, name: str, depth: int) -> int:
+    def _published_depth(self, name: str, depth: int) -> int:
         page = self._engines[name].cache.page_size
         return _last_rung(depth // page) * page
 

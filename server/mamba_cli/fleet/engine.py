@@ -208,7 +208,7 @@ class SimulatedEngine:
             surplus = self._step - finish
             self.totals.output_tokens -= surplus
             self._context -= request.prompt_tokens + request.outputs + surplus
-            request.ended = step_run.begin + (finish - begun) * each
+            request.ended_at = step_run.begin + (finish - begun) * each
             self._retire(request)
             ended.append(request)
         if step_run.group:
@@ -229,10 +229,10 @@ class SimulatedEngine:
             assert request.ids is not None
             self.cache.commit(request.allocation, request.ids, self._cache_step)
             request.computed += request.prompt_tokens - request.resumed
-            request.first = step_run.end
+            request.first_token_at = step_run.end
             self.totals.output_tokens += 1
             if request.outputs == 1:
-                request.ended = step_run.end
+                request.ended_at = step_run.end
                 self._retire(request)
                 ended.append(request)
             else:

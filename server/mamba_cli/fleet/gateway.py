@@ -64,7 +64,7 @@ class SimulatedGateway:
 
     def answered(self, request: Request) -> None:
         """Its first token is here."""
-        self._pool.answered(url_of(request.engine), request.ticket)
+        self._pool.response_started(url_of(request.engine), request.ticket)
 
     def ended(self, request: Request) -> None:
         """The engine is through with it."""

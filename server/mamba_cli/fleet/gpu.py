@@ -29,9 +29,9 @@ KINDS = (
 )
 
 
-def chosen(asked: list[str]) -> tuple[Gpu, ...]:
+def chosen(names: list[str]) -> tuple[Gpu, ...]:
     """The kinds of `--gpu KIND` or `--gpu KIND=PRICE`; all if none is asked. Raises `InvalidInput`."""
-    found = [_kind(text) for text in asked]
+    found = [_kind(text) for text in names]
     if len({gpu.name for gpu in found}) < len(found):
         raise InvalidInput("--gpu: each kind at most once")
     if any(gpu.price is None for gpu in found) and any(gpu.price is not None for gpu in found):

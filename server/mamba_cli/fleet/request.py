@@ -17,7 +17,7 @@ class Request:
     """Times in seconds of the simulation; `first` and `ended` are None until they are."""
 
     number: int
-    at: float
+    arrived_at: float
     prompt: Callable[[], Tokens]
     prompt_tokens: int
     outputs: int
@@ -29,8 +29,8 @@ class Request:
     resumed: int = 0
     computed: int = 0
     """Prompt tokens that were computed for it, again after a failure."""
-    first: float | None = None
-    ended: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
     engine: str = ""
     ticket: Any = None
     lost: bool = False
@@ -38,22 +38,22 @@ class Request:
     @property
     def token_seconds(self) -> float:
         """Mean time of an output token after the first."""
-        if self.first is None or self.ended is None or self.outputs < 2:
+        if self.first_token_at is None or self.ended_at is None or self.outputs < 2:
             return 0.0
-        return (self.ended - self.first) / (self.outputs - 1)
+        return (self.ended_at - self.first_token_at) / (self.outputs - 1)
 
 
-def requests_of(asked: RequestStream) -> list[Request]:
+def requests_of(stream: RequestStream) -> list[Request]:
     """The requests of a workload, none of them begun."""
-    block, seen, made = asked.workload.block, set[int](), list[Request]()
-    longest = max((arrival.input_tokens for arrival in asked.workload.arrivals), default=1)
+    block, seen, made = stream.workload.block, set[int](), list[Request]()
+    longest = max((arrival.input_tokens for arrival in stream.workload.arrivals), default=1)
     blank = np.zeros(longest, np.int32)
-    for number, arrival in enumerate(asked.workload.arrivals):
+    for number, arrival in enumerate(stream.workload.arrivals):
         known = sum(1 for _ in itertools.takewhile(seen.__contains__, arrival.block_ids))
         seen.update(arrival.block_ids)
         ids = (
             partial(prompt, arrival, block)
-            if asked.identity
+            if stream.identity
             else partial(_first, blank, arrival.input_tokens)
         )
         shared = min(known * block, (arrival.input_tokens - 1) // block * block)

@@ -30,14 +30,14 @@ class FleetSample:
     """All of it."""
 
     at: float
-    asked: int
+    desired: int
     """Engines that are asked for."""
     ready: tuple[EngineSample, ...]
     """Those that take requests."""
     pending: tuple[str, ...]
     """Names of those that start."""
     in_flight: int
-    held: int
+    unrouted: int
     """Requests that wait at the gateway for any engine."""
     arrivals: int
     """Since the beginning."""

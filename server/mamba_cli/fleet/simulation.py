@@ -53,7 +53,7 @@ class Simulation:
 
     def __init__(
         self,
-        asked: RequestStream,
+        stream: RequestStream,
         profile: EngineProfile,
         router: GatewayMaker,
         scaler: Scaler,
@@ -62,8 +62,8 @@ class Simulation:
         seed: int = 0,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self.asked, self.profile, self.scaler, self.slo, self.conditions = (
-            asked,
+        self.stream, self.profile, self.scaler, self.slo, self.conditions = (
+            stream,
             profile,
             scaler,
             slo,
@@ -72,19 +72,19 @@ class Simulation:
         self.now = 0.0
         self._rng = Random(f"pods {seed}")
         self._progress = progress
-        arrivals = asked.workload.arrivals
+        arrivals = stream.workload.arrivals
         self._longest = max((a.input_tokens + a.output_tokens for a in arrivals), default=1)
-        self.requests = requests_of(asked)
+        self.requests = requests_of(stream)
         self.pods: list[Pod] = []
         self.refused = 0
-        self._may_fail = float("inf")
+        self._failure_budget = float("inf")
         self._failed = 0
         self.target = conditions.initial
         self.history = ScalingHistory([(0.0, conditions.initial)], [])
         self._alive: dict[str, Pod] = {}
         self._routable: dict[str, SimulatedEngine] = {}
-        self._gateway = router(self._routable, lambda: self.now, identity=asked.identity, seed=seed)
-        self._held: deque[Request] = deque()
+        self._gateway = router(self._routable, lambda: self.now, identity=stream.identity, seed=seed)
+        self._unrouted: deque[Request] = deque()
         self._arrived = self._open = 0
         self._transits: dict[int, RequestTransit] = {}
         self._transit_rng = Random(f"transit {seed}")
@@ -95,24 +95,24 @@ class Simulation:
     def run(self, least_attainment: float | None = None) -> None:
         """All requests to their ends; or, with `least_attainment`, until it is sure that less is attained."""
         if least_attainment is not None:
-            self._may_fail = (1 - least_attainment) * len(self.requests)
+            self._failure_budget = (1 - least_attainment) * len(self.requests)
         for _ in range(self.conditions.initial):
             self._ready(self._create())
         for request in self.requests:
-            self._at(request.at, self._arrival, request)
-        self._at(0.0, self._probe, None)
-        self._at(0.0, self._scrape, None)
+            self._schedule(request.arrived_at, self._arrival, request)
+        self._schedule(0.0, self._probe, None)
+        self._schedule(0.0, self._scrape, None)
         while (self._arrived < len(self.requests) or self._open) and not self.given_up:
             self.now, _, do, what = heapq.heappop(self._events)
             do(what)
-            self._share()
+            self._share_cores()
 
     @property
     def given_up(self) -> bool:
         """Too many have not got what they were promised for the rest to matter."""
-        return self._failed > self._may_fail
+        return self._failed > self._failure_budget
 
-    def _at(self, when: float, do: Callable[..., None], what: Any) -> None:
+    def _schedule(self, when: float, do: Callable[..., None], what: Any) -> None:
         heapq.heappush(self._events, (when, next(self._order), do, what))
 
     # --- requests ------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Simulation:
     def _arrival(self, request: Request) -> None:
         self._arrived += 1
         if request.number % 256 == 0:
-            self._progress(self.now / max(self.asked.seconds, 1.0))
+            self._progress(self.now / max(self.stream.seconds, 1.0))
         if self.pods[0].engine.cache.never_fits(request.prompt_tokens + request.outputs):
             self.refused += 1
             request.lost = True
@@ -132,15 +132,15 @@ class Simulation:
             return
         transit = RequestTransit(request, self.now + seconds * self._slowness)
         self._transits[request.number] = transit
-        self._at(transit.end, self._passed, (transit, transit.version))
+        self._schedule(transit.end, self._transit_ended, (transit, transit.version))
 
-    def _passed(self, what: tuple[RequestTransit, int]) -> None:
+    def _transit_ended(self, what: tuple[RequestTransit, int]) -> None:
         transit, version = what
         if version == transit.version:
             del self._transits[transit.request.number]
             self._send(transit.request)
 
-    def _share(self) -> None:
+    def _share_cores(self) -> None:
         """Those who are active now have the machine's cores."""
         if not self.conditions.machine.shared:
             return
@@ -149,26 +149,26 @@ class Simulation:
         if slowness == self._slowness:
             return
         for pod in self._alive.values():
-            self._tell(pod.engine, partial(pod.engine.slow, slowness, self.now))
+            self._apply(pod.engine, partial(pod.engine.slow, slowness, self.now))
         for transit in self._transits.values():
             transit.stretch(slowness / self._slowness, self.now)
-            self._at(transit.end, self._passed, (transit, transit.version))
+            self._schedule(transit.end, self._transit_ended, (transit, transit.version))
         self._slowness = slowness
 
     def _send(self, request: Request) -> None:
         name = self._gateway.send(request)
         if name is None:
-            self._held.append(request)
+            self._unrouted.append(request)
             return
         request.engine = name
         engine = self._alive[name].engine
-        self._tell(engine, partial(engine.add, request, self.now))
+        self._apply(engine, partial(engine.add, request, self.now))
 
-    def _tell(self, engine: SimulatedEngine, do: Callable[[], None]) -> None:
+    def _apply(self, engine: SimulatedEngine, do: Callable[[], None]) -> None:
         before = engine.version
         do()
         if engine.step_run is not None and engine.version != before:
-            self._at(engine.step_run.end, self._stepped, (engine, engine.version))
+            self._schedule(engine.step_run.end, self._stepped, (engine, engine.version))
 
     def _stepped(self, what: tuple[SimulatedEngine, int]) -> None:
         engine, version = what
@@ -176,12 +176,12 @@ class Simulation:
             return
         first, ended = engine.advance()
         if engine.step_run is not None:
-            self._at(engine.step_run.end, self._stepped, (engine, engine.version))
+            self._schedule(engine.step_run.end, self._stepped, (engine, engine.version))
         for request in first:
             self._gateway.answered(request)
-            assert request.first is not None
+            assert request.first_token_at is not None
             engine.totals.first_tokens += 1
-            engine.totals.first_tokens_late += request.first - request.at > self.slo.ttft
+            engine.totals.first_tokens_late += request.first_token_at - request.arrived_at > self.slo.ttft
         for request in ended:
             self._gateway.ended(request)
             self._open -= 1
@@ -197,30 +197,33 @@ class Simulation:
     def _create(self) -> Pod:
         name = f"engine-{len(self.pods)}"
         cache = cache_of(
-            self.profile, self.asked.workload.block, self._longest, prefix_caching=self.asked.identity
+            self.profile, self.stream.workload.block, self._longest, prefix_caching=self.stream.identity
         )
         pod = Pod(name, self.now, SimulatedEngine(name, self.profile, cache))
         pod.engine.slow(self._slowness, self.now)
         self.pods.append(pod)
         self._alive[name] = pod
-        for rate, happens in ((self.conditions.failures, self._die), (self.conditions.spot, self._notice)):
+        for rate, happens in (
+            (self.conditions.failures, self._fail),
+            (self.conditions.spot, self._spot_notice),
+        ):
             if rate > 0:
-                self._at(self.now + self._rng.expovariate(rate / 3600), happens, pod)
+                self._schedule(self.now + self._rng.expovariate(rate / 3600), happens, pod)
         return pod
 
     def _start(self) -> None:
         spread = self.conditions.cold_start_spread
         takes = self.conditions.cold_start * self._rng.uniform(1 - spread, 1 + spread)
-        self._at(self.now + takes, self._ready, self._create())
+        self._schedule(self.now + takes, self._ready, self._create())
 
     def _ready(self, pod: Pod) -> None:
         if pod.phase != "starting":
             return
         pod.phase = "ready"
         self._routable[pod.name] = pod.engine
-        self._look()
-        while self._held:
-            self._send(self._held.popleft())
+        self._update_endpoints()
+        while self._unrouted:
+            self._send(self._unrouted.popleft())
 
     def _drain(self, pod: Pod) -> None:
         pod.phase = "draining"
@@ -228,15 +231,15 @@ class Simulation:
         if pod.engine.step_run is None:
             self._delete(pod)
         else:
-            self._look()
+            self._update_endpoints()
 
     def _delete(self, pod: Pod) -> None:
         pod.phase, pod.deleted = "gone", self.now
         del self._alive[pod.name]
         self._routable.pop(pod.name, None)
-        self._look()
+        self._update_endpoints()
 
-    def _die(self, pod: Pod) -> None:
+    def _fail(self, pod: Pod) -> None:
         """What it was answering is lost, what it had not begun to answer is sent to another."""
         if pod.phase == "gone":
             return
@@ -247,7 +250,7 @@ class Simulation:
         self._delete(pod)
         for request in requests:
             request.ids = request.allocation = None
-            if request.first is not None:
+            if request.first_token_at is not None:
                 request.lost, self._open = True, self._open - 1
             else:
                 request.resumed = 0
@@ -255,28 +258,28 @@ class Simulation:
         if wanted:
             self._start()
 
-    def _notice(self, pod: Pod) -> None:
+    def _spot_notice(self, pod: Pod) -> None:
         """Its machine goes: a new one is asked for, and it drains as far as there is time."""
         if pod.phase in ("draining", "gone"):
             return
         self._start()
-        self._at(self.now + SPOT_NOTICE, self._die, pod)
+        self._schedule(self.now + SPOT_NOTICE, self._fail, pod)
         self._drain(pod)
 
-    def _look(self) -> None:
+    def _update_endpoints(self) -> None:
         self._gateway.probe(pod for pod in self._alive.values() if pod.phase in ("ready", "draining"))
 
     def _probe(self, _: None) -> None:
         for pod in self._alive.values():
             if pod.phase != "starting":
                 self._gateway.report(pod)
-        self._at(self.now + PROBE_SECONDS, self._probe, None)
+        self._schedule(self.now + PROBE_SECONDS, self._probe, None)
 
     # --- scaling -------------------------------------------------------------------------------------
 
     def _scrape(self, _: None) -> None:
-        self._at(self.now + self.scaler.delay, self._decide, self._sample())
-        self._at(self.now + self.scaler.period, self._scrape, None)
+        self._schedule(self.now + self.scaler.delay, self._decide, self._sample())
+        self._schedule(self.now + self.scaler.period, self._scrape, None)
 
     def _sample(self) -> FleetSample:
         ready = [pod for pod in self._alive.values() if pod.phase == "ready"]
@@ -284,11 +287,11 @@ class Simulation:
         self.history.supply.append((self.now, len(ready), len(starting)))
         return FleetSample(
             self.now, self.target, tuple(_engine_sample(pod.engine) for pod in ready), starting,
-            self._open, len(self._held), self._arrived,
+            self._open, len(self._unrouted), self._arrived,
         )  # fmt: skip
 
     def _decide(self, sample: FleetSample) -> None:
-        if self.now > self.asked.seconds:
+        if self.now > self.stream.seconds:
             # All has come: what is left runs out.
             return
         wanted = min(max(self.scaler.target(sample), self.conditions.least), self.conditions.most)

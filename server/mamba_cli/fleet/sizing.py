@@ -70,7 +70,7 @@ class SizingRequest:
     constraints: Constraints
     weights: int
     workload: Workload
-    asked: RequestStream
+    stream: RequestStream
     slo: Slo
     gpus: tuple[Gpu, ...]
     most: int
@@ -92,15 +92,15 @@ def size(question: SizingRequest, progress: Callable[[str, float], None] = lambd
     """Search all candidates. `progress`: told what is looked at and the share that is done."""
     strategies = (question.constraints.strategy,) if question.constraints.strategy else MOST_ROBUST_FIRST
     pairs = [(gpu, strategy) for gpu in question.gpus for strategy in strategies]
-    asked = question.asked
+    stream = question.stream
     if not question.constraints.prefix_caching:
-        asked = replace(asked, identity=False)
-    doubled = scaled(asked, SURPLUS, seed=question.seed)
+        stream = replace(stream, identity=False)
+    doubled = scaled(stream, SURPLUS, seed=question.seed)
     found: list[FleetCandidate] = []
     start = 1
     for number, (gpu, strategy) in enumerate(pairs):
         progress(f"{gpu.name}, {strategy}", number / len(pairs))
-        each = _searched(question, asked, doubled, gpu, strategy, start)
+        each = _searched(question, stream, doubled, gpu, strategy, start)
         if each.served is not None:
             start = each.served.engines
         found.append(each)
@@ -144,7 +144,7 @@ def smallest(attains: Callable[[int], bool], start: int, most: int) -> int | Non
 
 def _searched(
     question: SizingRequest,
-    asked: RequestStream,
+    stream: RequestStream,
     doubled: RequestStream,
     gpu: Gpu,
     strategy: Strategy,
@@ -154,13 +154,13 @@ def _searched(
         profile, longest = _engine(question, gpu, strategy)
     except InsufficientMemory as error:
         return FleetCandidate(gpu, strategy, f"does not fit its memory: {error}")
-    if (share := best_share(asked, profile, longest, question.slo)) < GOAL:
+    if (share := best_share(stream, profile, longest, question.slo)) < GOAL:
         return FleetCandidate(
             gpu,
             strategy,
             f"an idle engine would serve {share:.0%} in time; the others are too long or take too long",
         )
-    run = _runs(question, asked, profile, longest)
+    run = _runs(question, stream, profile, longest)
     tried: dict[int, FleetResult] = {}
 
     def attains(engines: int) -> bool:
@@ -177,9 +177,9 @@ def _searched(
     return FleetCandidate(gpu, strategy, None, tried[least], twice, runs)
 
 
-def best_share(asked: RequestStream, profile: EngineProfile, longest: int, slo: Slo) -> float:
+def best_share(stream: RequestStream, profile: EngineProfile, longest: int, slo: Slo) -> float:
     """Share of requests that an idle engine would serve in time, if it resumed all that can be: a bound."""
-    requests = requests_of(within(asked, longest))
+    requests = requests_of(servable(stream, longest))
     well = 0
     for request in requests:
         work = prefill_work(request.shared, request.prompt_tokens, profile.attention_ratio)
@@ -187,13 +187,13 @@ def best_share(asked: RequestStream, profile: EngineProfile, longest: int, slo: 
         first = work / profile.prefill_tokens_per_second + steps * profile.step_seconds
         each = profile.step_seconds + profile.sequence_seconds if request.outputs > 1 else 0.0
         well += first <= slo.ttft and each <= slo.tpot
-    return well / max(1, len(asked.workload.arrivals))
+    return well / max(1, len(stream.workload.arrivals))
 
 
-def within(asked: RequestStream, longest: int) -> RequestStream:
+def servable(stream: RequestStream, longest: int) -> RequestStream:
     """Without the requests that take more tokens than an engine's sequences may have: it refuses them."""
-    kept = [a for a in asked.workload.arrivals if a.input_tokens + a.output_tokens <= longest]
-    return replace(asked, workload=replace(asked.workload, arrivals=kept))
+    kept = [a for a in stream.workload.arrivals if a.input_tokens + a.output_tokens <= longest]
+    return replace(stream, workload=replace(stream.workload, arrivals=kept))
 
 
 def _engine(question: SizingRequest, gpu: Gpu, strategy: Strategy) -> tuple[EngineProfile, int]:
@@ -206,9 +206,9 @@ def _engine(question: SizingRequest, gpu: Gpu, strategy: Strategy) -> tuple[Engi
 
 
 def _runs(
-    question: SizingRequest, asked: RequestStream, profile: EngineProfile, longest: int
+    question: SizingRequest, stream: RequestStream, profile: EngineProfile, longest: int
 ) -> Callable[[int], FleetResult]:
-    taken = within(asked, longest)
+    taken = servable(stream, longest)
 
     def run(engines: int) -> FleetResult:
         around = FleetEnvironment(least=engines, most=engines, initial=engines)
@@ -216,15 +216,19 @@ def _runs(
             taken, profile, SimulatedGateway, FixedSize(engines), question.slo, around, question.seed
         )
         simulated.run()
-        return fleet_result(simulated, engines, len(asked.workload.arrivals))
+        return fleet_result(simulated, engines, len(stream.workload.arrivals))
 
     return run
 
 
-def fleet_result(run: Simulation, engines: int, asked: int) -> FleetResult:
+def fleet_result(run: Simulation, engines: int, submitted: int) -> FleetResult:
     """What a run that is over came to, of so many requests."""
     requests = [request for request in run.requests if request.engine]
-    first = sorted(request.first - request.at for request in requests if request.first is not None)
+    first = sorted(
+        request.first_token_at - request.arrived_at
+        for request in requests
+        if request.first_token_at is not None
+    )
     prompts = sum(request.prompt_tokens for request in requests)
 
     def quantile(share: float) -> float:
@@ -232,7 +236,7 @@ def fleet_result(run: Simulation, engines: int, asked: int) -> FleetResult:
 
     return FleetResult(
         engines,
-        round(sum(map(run.slo.attained, requests)) / max(1, asked), 4),
+        round(sum(map(run.slo.attained, requests)) / max(1, submitted), 4),
         round(sum(request.resumed for request in requests) / max(1, prompts), 4),
         quantile(0.5),
         quantile(0.95),

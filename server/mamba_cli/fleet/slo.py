@@ -17,6 +17,6 @@ class Slo:
 
     def attained(self, request: Request) -> bool:
         """Whether the request got what it was promised."""
-        if request.first is None or request.ended is None or request.lost:
+        if request.first_token_at is None or request.ended_at is None or request.lost:
             return False
-        return request.first - request.at <= self.ttft and request.token_seconds <= self.tpot
+        return request.first_token_at - request.arrived_at <= self.ttft and request.token_seconds <= self.tpot

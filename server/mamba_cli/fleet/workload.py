@@ -67,7 +67,7 @@ def flat(at: float) -> float:
 
 
 def scaled(
-    asked: RequestStream,
+    stream: RequestStream,
     scale: float = 1.0,
     hours: float | None = None,
     shape: RateShape = flat,
@@ -81,12 +81,12 @@ def scaled(
     if not scale > 0 or not (hours is None or hours > 0):
         raise ValueError("load scale and hours must be positive")
     rng = Random(f"fleet {seed}")
-    ids = 1 + max((max(a.block_ids) for a in asked.workload.arrivals if a.block_ids), default=0)
-    whole = asked.seconds + 1.0
+    ids = 1 + max((max(a.block_ids) for a in stream.workload.arrivals if a.block_ids), default=0)
+    whole = stream.seconds + 1.0
     until = hours * 3600 if hours is not None else whole
     made: list[Arrival] = []
     for round_number in range(math.ceil(until / whole)):
-        for arrival in asked.workload.arrivals:
+        for arrival in stream.workload.arrivals:
             at = round_number * whole + arrival.at
             if at >= until:
                 break
@@ -99,7 +99,7 @@ def scaled(
                 )
     made.sort(key=lambda arrival: arrival.at)
     return RequestStream(
-        TraceWorkload(asked.workload.name, asked.workload.block, _compact(made)), asked.identity
+        TraceWorkload(stream.workload.name, stream.workload.block, _compact(made)), stream.identity
     )
 
 
@@ -119,35 +119,35 @@ def _compact(arrivals: Iterable[Arrival]) -> list[Arrival]:
     ]
 
 
-def spliced(asked: RequestStream, seconds: float, seed: int = 0) -> RequestStream:
+def spliced(stream: RequestStream, seconds: float, seed: int = 0) -> RequestStream:
     """The same requests with pieces of so many seconds in another order: its bursts at other times.
 
     What was shared is still shared, in the new order. Raises ValueError unless `seconds` is positive.
     """
     if not seconds > 0:
         raise ValueError("a piece must take some time")
-    order = list(range(int(asked.seconds / seconds) + 1))
+    order = list(range(int(stream.seconds / seconds) + 1))
     Random(f"splice {seed}").shuffle(order)
     pieces: list[list[Arrival]] = [[] for _ in order]
-    for arrival in asked.workload.arrivals:
+    for arrival in stream.workload.arrivals:
         pieces[int(arrival.at / seconds)].append(arrival)
     begin, made = 0.0, list[Arrival]()
     for piece in order:
         made += [replace(each, at=begin + each.at - piece * seconds) for each in pieces[piece]]
         # The last one of the trace may be shorter.
-        begin += min(seconds, asked.seconds - piece * seconds)
-    return replace(asked, workload=replace(asked.workload, arrivals=_compact(made)))
+        begin += min(seconds, stream.seconds - piece * seconds)
+    return replace(stream, workload=replace(stream.workload, arrivals=_compact(made)))
 
 
-def busiest(asked: RequestStream, requests: int) -> RequestStream:
+def busiest(stream: RequestStream, requests: int) -> RequestStream:
     """The part of so many requests, one after the other, with the most tokens a second; from 0 on.
 
     All of it if there are no more. A part keeps the rate, the bursts and the shared beginnings of its time,
     which requests drawn here and there would not.
     """
-    arrivals = asked.workload.arrivals
+    arrivals = stream.workload.arrivals
     if len(arrivals) <= requests:
-        return asked
+        return stream
     tokens = [0]
     for arrival in arrivals:
         tokens.append(tokens[-1] + arrival.input_tokens + arrival.output_tokens)
@@ -159,4 +159,4 @@ def busiest(asked: RequestStream, requests: int) -> RequestStream:
     first = max(range(len(arrivals) - requests + 1), key=rate)
     part = arrivals[first : first + requests]
     moved = [replace(arrival, at=arrival.at - part[0].at) for arrival in part]
-    return replace(asked, workload=replace(asked.workload, arrivals=_compact(moved)))
+    return replace(stream, workload=replace(stream.workload, arrivals=_compact(moved)))

@@ -21,7 +21,7 @@ class DownloadMetrics:
         self._fetched = Gauge(names.METRIC_DOWNLOADED, "Bytes that it has fetched.", registry=self.registry)
         self._total = Gauge(names.METRIC_TO_DOWNLOAD, "Bytes that it fetches in all.", registry=self.registry)
 
-    def tell(self, fetched: int, total: int) -> None:
+    def set_progress(self, fetched: int, total: int) -> None:
         """Bytes fetched, of bytes in all."""
         self._fetched.set(fetched)
         self._total.set(total)
@@ -41,7 +41,7 @@ def served_progress(port: int | None) -> Iterator[Callable[[int, int], None]]:
         except OSError as error:
             typer.echo(f"warning: port {port} does not tell how far it is: {error.strerror}", err=True)
     try:
-        yield metrics.tell
+        yield metrics.set_progress
     finally:
         if server is not None:
             server.shutdown()

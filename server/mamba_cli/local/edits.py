@@ -150,7 +150,7 @@ class FileStamp:
     digest: str
 
     @classmethod
-    def of(cls, path: Path) -> "FileStamp":
+    def read(cls, path: Path) -> "FileStamp":
         """Look at the file now. The content counts: editors touch and rename without changing it."""
         try:
             return cls(path, hashlib.sha256(path.read_bytes()).hexdigest())
@@ -174,14 +174,14 @@ class MissingFiles:
     """Which files are gone: said when a second look finds none either, since editors replace files."""
 
     def __init__(self) -> None:
-        self._looks: dict[Path, int] = {}
+        self._missed_reads: dict[Path, int] = {}
 
     def lines(self, stamps: list[FileStamp]) -> list[str]:
         """What to say after this look."""
         lines = []
         for stamp in stamps:
-            looks = self._looks.get(stamp.path, 0)
-            self._looks[stamp.path] = 0 if stamp.digest else looks + 1
+            looks = self._missed_reads.get(stamp.path, 0)
+            self._missed_reads[stamp.path] = 0 if stamp.digest else looks + 1
             if not stamp.digest and looks == 1:
                 lines.append(f"{stamp.path} cannot be read any more: what runs stays as it is")
             if stamp.digest and looks > 1:

@@ -50,7 +50,7 @@ class LoadingView:
         amount = _amount(stage, done, total)
         if self._console.is_terminal:
             self._progress.start()
-            words, amount = self._fitted(name, stage, amount, done, total)
+            words, amount = self._fit_to_width(name, stage, amount, done, total)
             if name not in self._bars:
                 self._bars[name] = self._progress.add_task(words, total=None, amount=amount)
             bar = next(task for task in self._progress.tasks if task.id == self._bars[name])
@@ -63,7 +63,7 @@ class LoadingView:
             self._last[name] = (stage, reached)
             self._plain(name, stage, done, total)
 
-    def _fitted(self, name: str, stage: str, amount: str, done: int, total: int) -> tuple[str, str]:
+    def _fit_to_width(self, name: str, stage: str, amount: str, done: int, total: int) -> tuple[str, str]:
         """Name and stage, and the amount: a percentage where it does not fit. Of the name no more than there
         is room for, and nothing where that would not tell it."""
         room = self._console.width - _SPINNER_AND_TIME - len(stage)
@@ -78,7 +78,7 @@ class LoadingView:
     def _line(self, name: str, stage: str, done: int, total: int) -> None:
         self._console.print(f"{name}: {stage} {_amount(stage, done, total)}".rstrip(), highlight=False)
 
-    def say(self, text: str, style: str = "") -> None:
+    def print_line(self, text: str, style: str = "") -> None:
         """A line that stays, above the bars."""
         self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 

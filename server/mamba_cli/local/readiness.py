@@ -77,12 +77,12 @@ async def put_strategy(session: aiohttp.ClientSession, admin_url: str, body: Map
         async with session.put(f"{admin_url}/admin/strategy", json=dict(body), timeout=TIMEOUT) as answer:
             if answer.status < 300:
                 return ""
-            return f"the engine answered {answer.status}: {_words(await answer.text())[:300]}"
+            return f"the engine answered {answer.status}: {_reason(await answer.text())[:300]}"
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         return f"the engine cannot be reached: {error or type(error).__name__}"
 
 
-def _words(text: str) -> str:
+def _reason(text: str) -> str:
     """The message of an error envelope, or the text as it is."""
     try:
         return str(json.loads(text)["error"]["message"])

@@ -51,8 +51,8 @@ class SessionOptions:
     demo: bool = False
     logs: Path = Path()
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
-    probe_every: float = 0.25
-    look_every: float = 1.0
+    probe_interval: float = 0.25
+    watch_interval: float = 1.0
 
 
 class LocalSession:
@@ -77,7 +77,7 @@ class LocalSession:
         """Children that were ready, to tell of it when one that died is so again."""
         self._without_chat: set[str] = set()
         """Units whose models have no chat template."""
-        self._full = False
+        self._logs_full = False
         """Whether the logs had no room when a child last died: told when that begins."""
 
     async def run(self) -> int:
@@ -87,7 +87,7 @@ class LocalSession:
             loop.add_signal_handler(number, self._stop)
         async with aiohttp.ClientSession() as http:
             self._http = http
-            self._view.say(f"logs: {self._options.logs}", style="dim")
+            self._view.print_line(f"logs: {self._options.logs}", style="dim")
             self._task(self._after_ready(http))
             if self._on_edit is not None:
                 self._task(self._watch(http, self._on_edit))
@@ -133,14 +133,16 @@ class LocalSession:
             case KillChild(name):
                 self._processes.send(name, signal.SIGKILL)
             case ShowMessage(text, name, bad):
-                self._view.say(text, style="yellow" if bad else "")
+                self._view.print_line(text, style="yellow" if bad else "")
                 if bad:
                     for line in self._processes.tail(name):
-                        self._view.say(f"  | {line}", style="dim")
-                    was_full, self._full = self._full, self._processes.full(name)
-                    if self._full and not was_full:
-                        self._view.say(f"  no space left for logs in {self._options.logs}", style="red")
-                    self._view.say(f"  all of it: {self._processes.log(name)}", style="dim")
+                        self._view.print_line(f"  | {line}", style="dim")
+                    was_full, self._logs_full = self._logs_full, self._processes.full(name)
+                    if self._logs_full and not was_full:
+                        self._view.print_line(
+                            f"  no space left for logs in {self._options.logs}", style="red"
+                        )
+                    self._view.print_line(f"  all of it: {self._processes.log(name)}", style="dim")
 
     async def _after_ready(self, http: aiohttp.ClientSession) -> None:
         """Wait for all units, say so, demonstrate; then end, if that is all that was wanted."""
@@ -154,9 +156,9 @@ class LocalSession:
             if self._options.once or (self._options.demo and not self._console.is_terminal):
                 self._events.put_nowait(DrainRequested(self._now()))
             elif self._console.is_terminal:
-                self._view.say("Ctrl-C drains and ends.", style="dim")
+                self._view.print_line("Ctrl-C drains and ends.", style="dim")
         except CliError as error:
-            self._view.say(f"error: {error}", style="red")
+            self._view.print_line(f"error: {error}", style="red")
             self._events.put_nowait(DrainRequested(self._now(), exit_code=error.exit_code))
 
     async def _until_ready(self, http: aiohttp.ClientSession, unit: Unit) -> None:
@@ -172,16 +174,16 @@ class LocalSession:
             elif await gateway_ready(http, unit.url, unit.engine_url):
                 self._now_ready(unit.gateway)
                 self._view.finish(unit.name)
-                self._task(self._tell_of_lapses(unit))
+                self._task(self._report_unready(unit))
                 return
-            await asyncio.sleep(self._options.probe_every)
+            await asyncio.sleep(self._options.probe_interval)
 
-    async def _tell_of_lapses(self, unit: Unit) -> None:
+    async def _report_unready(self, unit: Unit) -> None:
         """Say when an engine that runs is not ready for a while, and why: its server starts a process that
         died again by itself, and requests that ran have failed."""
         ready = True
         while True:
-            await asyncio.sleep(self._options.look_every)
+            await asyncio.sleep(self._options.watch_interval)
             if unit.engine not in self._ready or self._state.draining:
                 ready = True  # a new start is told of as such
                 continue
@@ -190,16 +192,16 @@ class LocalSession:
                 continue
             ready = readiness.ready
             if ready:
-                self._view.say(f"{unit.engine} is ready again", style="green")
+                self._view.print_line(f"{unit.engine} is ready again", style="green")
             else:
                 why = readiness.reason or readiness.stage
-                self._view.say(f"{unit.engine} is not ready: {why}", style="yellow")
+                self._view.print_line(f"{unit.engine} is not ready: {why}", style="yellow")
 
     async def _until_ready_again(self, name: str) -> None:
         """Wait for a child that was started again, and say so."""
         unit = next(unit for unit in self._units if name in (unit.engine, unit.gateway))
         while True:
-            await asyncio.sleep(self._options.probe_every)
+            await asyncio.sleep(self._options.probe_interval)
             if name == unit.engine:
                 readiness = await engine_readiness(self._http, unit.engine_url)
                 ready = readiness is not None and readiness.ready
@@ -207,7 +209,7 @@ class LocalSession:
                 ready = await gateway_ready(self._http, unit.url, unit.engine_url)
             if ready and name not in self._ready and self._runs(name):
                 self._now_ready(name)
-                self._view.say(f"{name} is ready again", style="green")
+                self._view.print_line(f"{name} is ready again", style="green")
             if name in self._ready:
                 return
 
@@ -219,66 +221,66 @@ class LocalSession:
         return any(child.name == name and child.phase == "running" for child in self._state.children)
 
     async def _announce(self, http: aiohttp.ClientSession, unit: Unit) -> None:
-        self._view.say("")
-        self._view.say(f"{unit.name} is ready: {unit.url}/v1", style="bold green")
+        self._view.print_line("")
+        self._view.print_line(f"{unit.name} is ready: {unit.url}/v1", style="bold green")
         if not await takes_chats(http, unit.url, unit.model):
             self._without_chat.add(unit.name)
-        self._view.say(f"status page: {unit.url}/ui")
-        self._view.say(unit.curl(chat=unit.name not in self._without_chat))
+        self._view.print_line(f"status page: {unit.url}/ui")
+        self._view.print_line(unit.curl(chat=unit.name not in self._without_chat))
 
     async def _demonstrate(self, http: aiohttp.ClientSession, unit: Unit) -> None:
         answers = []
         words = len(demo.document().split())
         chat = unit.name not in self._without_chat
         asked = "chats with" if chat else "prompts for"
-        self._view.say(f"\nfour {asked} {unit.model} that share a document of {words} words:")
+        self._view.print_line(f"\nfour {asked} {unit.model} that share a document of {words} words:")
         for question, messages in demo.chats():
             answer = await demo.ask(http, unit.url, unit.model, question, messages, chat=chat)
             answers.append(answer)
             share = f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens resumed"
-            self._view.say(f"  {question:<24} {answer.text[:60]!r:<24} {share}")
-        self._view.say(demo.summary(answers), style="bold")
-        self._view.say(f"the endpoint: {unit.url}/v1")
+            self._view.print_line(f"  {question:<24} {answer.text[:60]!r:<24} {share}")
+        self._view.print_line(demo.summary(answers), style="bold")
+        self._view.print_line(f"the endpoint: {unit.url}/v1")
 
     async def _watch(self, http: aiohttp.ClientSession, on_edit: OnEdit) -> None:
         paths = [path for path in dict.fromkeys(unit.loaded.path for unit in self._units) if path != STDIN]
 
         def look() -> list[FileStamp]:
-            return [FileStamp.of(path) for path in paths]
+            return [FileStamp.read(path) for path in paths]
 
         stamps = await asyncio.to_thread(look)
         absent = MissingFiles()
         waits = False
         while True:
-            await asyncio.sleep(self._options.look_every)
+            await asyncio.sleep(self._options.watch_interval)
             now = await asyncio.to_thread(look)
             for line in absent.lines(now):
-                self._view.say(line, style="yellow")
+                self._view.print_line(line, style="yellow")
             if found := changed(stamps, now):
                 if not all(unit.engine in self._ready for unit in self._units):
                     # What loads can be told nothing: the edit is found again at the next look.
                     if not waits:
                         words = f"{', '.join(map(str, found))} changed: looked at once all engines are ready"
-                        self._view.say(words, style="cyan")
+                        self._view.print_line(words, style="cyan")
                     waits = True
                     continue
                 waits = False
-                self._view.say(f"{', '.join(map(str, found))} changed", style="cyan")
+                self._view.print_line(f"{', '.join(map(str, found))} changed", style="cyan")
                 lines, units = await on_edit(http)
                 self._commands = _commands(units)
                 for line in lines:
-                    self._view.say(f"  {line}")
+                    self._view.print_line(f"  {line}")
             stamps = settled(stamps, now)
 
     def _stop(self) -> None:
         if self._state.draining:
-            self._view.say("ending now", style="yellow")
+            self._view.print_line("ending now", style="yellow")
         elif not self._ready:
             self._view.close()
-            self._view.say("stopping: nothing is served yet", style="dim")
+            self._view.print_line("stopping: nothing is served yet", style="dim")
         else:
             longest = self._options.restart_policy.drain_timeout
-            self._view.say(
+            self._view.print_line(
                 f"draining: requests that run may finish, for up to {longest:g} s; Ctrl-C again stops now",
                 style="dim",
             )
@@ -292,7 +294,7 @@ class LocalSession:
             try:
                 await work
             except Exception as error:  # a defect in a side task must not leave the session waiting for it
-                self._view.say(f"internal error: {type(error).__name__}: {error}", style="red")
+                self._view.print_line(f"internal error: {type(error).__name__}: {error}", style="red")
                 self._events.put_nowait(DrainRequested(self._now(), exit_code=1))
 
         task = asyncio.create_task(guarded())

@@ -52,32 +52,32 @@ class PermitRequest(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-NOBODYS = PermitRequest()
+ANONYMOUS = PermitRequest()
 """Where nothing is known of a request."""
 
 
 class Permit:
     """The right of one request to be relayed."""
 
-    __slots__ = ("_admission", "_begin", "_claim", "_sent", "waited")
+    __slots__ = ("_acquired_at", "_admission", "_claim", "_sent", "waited")
 
     def __init__(self, admission: "Admission", claim: PermitRequest) -> None:
         self._admission, self._claim = admission, claim
-        self.waited = self._begin = 0.0
+        self.waited = self._acquired_at = 0.0
         """Seconds until its turn came."""
         self._sent = False
 
-    def take_free(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take it if it is free and nobody waits; `give_back` follows. False: `take` waits for it."""
-        self._begin = self._admission.clock()
-        return self._admission.take_free(self._claim)
+        self._acquired_at = self._admission.clock()
+        return self._admission.try_acquire(self._claim)
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Wait for it, behind `take_free`; `give_back` follows, unless this raises."""
-        came = self._begin
-        await self._admission.take(self._claim)
-        self._begin = self._admission.clock()
-        self.waited = self._begin - came
+        requested_at = self._acquired_at
+        await self._admission.acquire(self._claim)
+        self._acquired_at = self._admission.clock()
+        self.waited = self._acquired_at - requested_at
 
     def sent(self) -> None:
         """The request is at an engine: from now on it is counted there."""
@@ -85,19 +85,19 @@ class Permit:
             self._sent = True
             self._admission.unsent -= 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The request is over."""
         if not self._sent:
             self.sent()
-        self._admission.give_back(self._begin)
+        self._admission.release(self._acquired_at)
 
     async def __aenter__(self) -> Self:
-        if not self.take_free():
-            await self.take()
+        if not self.try_acquire():
+            await self.acquire()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.give_back()
+        self.release()
 
     def used(self, tokens: float) -> None:
         """What the request really took; its key pays the difference."""
@@ -114,9 +114,9 @@ class Admission:
         queue_timeout: float,
         clock: Clock,
         *,
-        places: EngineCapacity = lambda _: math.inf,
+        capacity: EngineCapacity = lambda _: math.inf,
         weight: Callable[[str], float] = lambda _: 1.0,
-        refused: OnRefused = lambda _cause, _key: None,
+        on_refused: OnRefused = lambda _cause, _key: None,
     ) -> None:
         self.max_in_flight, self.max_queue, self.queue_timeout = max_in_flight, max_queue, queue_timeout
         self.draining = False
@@ -127,7 +127,7 @@ class Admission:
         self.unsent = 0
         """Of those in flight, the ones that are at no engine yet."""
         self._queue = FairQueue(weight)
-        self._places, self._refused = places, refused
+        self._capacity, self._on_refused = capacity, on_refused
         self.clock = clock
         self._service_seconds = 1.0
         self._idle = asyncio.Event()
@@ -149,11 +149,11 @@ class Admission:
 
     def enter(self, key: str) -> None:
         """A request is admitted; `leave` follows."""
-        self.arrivals.came()
+        self.arrivals.record()
         if self.draining:
             raise GatewayDraining(DRAINING)
         if self.admitted >= self.max_in_flight + self.max_queue:
-            self._refused("full", key)
+            self._on_refused("full", key)
             raise self._full()
         self.admitted += 1
         if self.admitted == 1:
@@ -165,38 +165,40 @@ class Admission:
         if self.admitted == 0:
             self._idle.set()
 
-    def permit(self, claim: PermitRequest = NOBODYS) -> Permit:
+    def permit(self, claim: PermitRequest = ANONYMOUS) -> Permit:
         """To hold while a request is relayed. Entering it raises `TooManyRequests` when none came free in
         time, or when the queue is full and this key has the most in it."""
         return Permit(self, claim)
 
-    def take_free(self, claim: PermitRequest) -> bool:
+    def try_acquire(self, claim: PermitRequest) -> bool:
         """Take a permit if one is free and nobody waits; `give_back` follows. False: `take` waits for one."""
-        if self._queue or self.in_flight >= self.max_in_flight or not self._may_go(claim.model):
+        if self._queue or self.in_flight >= self.max_in_flight or not self._has_capacity(claim.model):
             return False
         self._queue.serve(claim.key, claim.cost)
         self.in_flight += 1
         self.unsent += 1
         return True
 
-    async def take(self, claim: PermitRequest) -> None:
+    async def acquire(self, claim: PermitRequest) -> None:
         """Wait for a permit; `give_back` follows."""
         turn = asyncio.get_running_loop().create_future()
         entry = WaitingRequest(claim.key, claim.priority, claim.cost, claim.model, turn)
         self._queue.add(entry)
         self.dispatch()
         if len(self._queue) > self.max_queue:
-            self._make_room()
-        await self._turn_of(entry)
+            self._shed()
+        await self._wait_for_turn(entry)
 
-    def give_back(self, begin: float) -> None:
+    def release(self, begin: float) -> None:
         """A permit is free that was taken at a time."""
         self._release()
         self._service_seconds += 0.1 * (self.clock() - begin - self._service_seconds)
 
     def dispatch(self) -> None:
         """Let go whose turn it is: something ended, or an engine has told how it is."""
-        while self.in_flight < self.max_in_flight and (entry := self._queue.pop(self._may_go)) is not None:
+        while (
+            self.in_flight < self.max_in_flight and (entry := self._queue.pop(self._has_capacity)) is not None
+        ):
             self.in_flight += 1
             self.unsent += 1
             entry.turn.set_result(None)
@@ -209,25 +211,25 @@ class Admission:
         """Return when no request is admitted."""
         await self._idle.wait()
 
-    def _may_go(self, model: str | None) -> bool:
-        return self._places(model) - self.unsent >= 1
+    def _has_capacity(self, model: str | None) -> bool:
+        return self._capacity(model) - self.unsent >= 1
 
-    async def _turn_of(self, entry: WaitingRequest) -> None:
+    async def _wait_for_turn(self, entry: WaitingRequest) -> None:
         try:
             if not entry.turn.done():
                 async with asyncio.timeout(self.queue_timeout):
                     await entry.turn
             entry.turn.result()
         except TimeoutError:
-            self._give_up(entry)
-            self._refused("timeout", entry.flow)
+            self._abandon(entry)
+            self._on_refused("timeout", entry.flow)
             message = f"the request waited {self.queue_timeout:g} s for its turn; retry later"
             raise TooManyRequests(message, retry_after=self._retry_after()) from None
         except asyncio.CancelledError:
-            self._give_up(entry)
+            self._abandon(entry)
             raise
 
-    def _give_up(self, entry: WaitingRequest) -> None:
+    def _abandon(self, entry: WaitingRequest) -> None:
         turn = entry.turn
         if turn.done() and not turn.cancelled() and turn.exception() is None:
             # Its turn came at the same moment.
@@ -236,12 +238,12 @@ class Admission:
         else:
             self._queue.remove(entry)
 
-    def _make_room(self) -> None:
+    def _shed(self) -> None:
         # Who has the most waiting gives way: nobody can fill the queue for the others.
-        entry = self._queue.last_of_the_longest()
+        entry = self._queue.last_of_longest_flow()
         if entry is not None:
             self._queue.remove(entry)
-            self._refused("full", entry.flow)
+            self._on_refused("full", entry.flow)
             entry.turn.set_exception(self._full())
 
     def _release(self) -> None:

@@ -33,7 +33,7 @@ class AllowanceResult:
 class KeyAllowance:
     """Of one key at one gateway. Times are monotonic seconds."""
 
-    at: float
+    updated_at: float
     requests: float = math.inf
     """Full at first: cut to the bucket's size at the first look."""
     tokens: float = math.inf
@@ -69,13 +69,13 @@ class KeyAllowance:
 
     def follow(self, verdict: AllowanceResult, lease: str | None, now: float) -> None:
         """Take over what is left by the count of all; `lease` is under way now."""
-        self.at, self.requests, self.tokens = now, verdict.requests, verdict.tokens
+        self.updated_at, self.requests, self.tokens = now, verdict.requests, verdict.tokens
         if lease is not None:
             self.leases.add(lease)
 
     def refill(self, limits: KeyLimits, now: float) -> None:
         """Up to now."""
-        passed, self.at = max(0.0, now - self.at), now
+        passed, self.updated_at = max(0.0, now - self.updated_at), now
         self.requests = _filled(self.requests, limits.requests_per_minute, passed)
         self.tokens = _filled(self.tokens, limits.tokens_per_minute, passed)
 
@@ -84,6 +84,6 @@ def _filled(level: float, limit: int | None, passed: float) -> float:
     return math.inf if limit is None else min(float(limit), level + passed * limit / MINUTE)
 
 
-def seconds_until(level: float, wanted: float, limit: int) -> float:
+def seconds_until(level: float, target: float, limit: int) -> float:
     """Until a bucket has come from `level` to `wanted`."""
-    return max(0.0, (wanted - level) * MINUTE / limit)
+    return max(0.0, (target - level) * MINUTE / limit)

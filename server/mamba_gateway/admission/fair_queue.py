@@ -22,13 +22,13 @@ class WaitingRequest:
     model: str | None
     turn: asyncio.Future[None]
     """Done when it is its turn; with an error when it will never be."""
-    left: bool = False
+    removed: bool = False
     """It was taken out."""
 
     @property
     def gone(self) -> bool:
         """It waits no longer; a client that left is known by its turn first."""
-        return self.left or self.turn.done()
+        return self.removed or self.turn.done()
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class FairQueue:
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
         self._flows: dict[str, _Flow] = {}
-        self._now = 0.0
+        self._virtual_time = 0.0
         """Tag of the flow that was served last."""
         self._number = 0
         self._size = 0
@@ -65,7 +65,7 @@ class FairQueue:
         """Wait."""
         flow = self._flow(entry.flow)
         if not flow.waiting:
-            flow.tag = max(flow.tag, self._now)
+            flow.tag = max(flow.tag, self._virtual_time)
         self._number += 1
         heapq.heappush(flow.heap, (entry.priority, self._number, entry))
         flow.waiting += 1
@@ -73,9 +73,9 @@ class FairQueue:
 
     def remove(self, entry: WaitingRequest) -> None:
         """It waits no longer; nothing is paid."""
-        if entry.left:
+        if entry.removed:
             return
-        entry.left = True
+        entry.removed = True
         flow = self._flows[entry.flow]
         flow.waiting -= 1
         self._size -= 1
@@ -86,23 +86,23 @@ class FairQueue:
         """A request that need not wait, since nobody does: its flow pays."""
         flow = self._flows.get(name)
         if flow is None:
-            flow = self._flows[name] = _Flow(self._now)
-        elif flow.tag > self._now:
-            self._now = flow.tag
-        flow.tag = self._now + cost / self._weight(name)
-        if flow.tag <= self._now:
+            flow = self._flows[name] = _Flow(self._virtual_time)
+        elif flow.tag > self._virtual_time:
+            self._virtual_time = flow.tag
+        flow.tag = self._virtual_time + cost / self._weight(name)
+        if flow.tag <= self._virtual_time:
             self._forget(name, flow)
 
-    def pop(self, may_go: Callable[[str | None], bool]) -> WaitingRequest | None:
+    def pop(self, has_capacity: Callable[[str | None], bool]) -> WaitingRequest | None:
         """Whose turn it is among those whose model has an engine with a place; its flow pays."""
         if not self._size:
             return None
-        shut = set[str | None]()
+        full_models = set[str | None]()
         waiting = [(name, flow) for name, flow in self._flows.items() if flow.waiting]
         for name, flow in sorted(waiting, key=lambda one: one[1].tag):
-            entry = self._open_one(flow, may_go, shut)
+            entry = self._first_servable(flow, has_capacity, full_models)
             if entry is not None:
-                self._now = max(self._now, flow.tag)
+                self._virtual_time = max(self._virtual_time, flow.tag)
                 self.charge(name, entry.cost)
                 self.remove(entry)
                 return entry
@@ -112,10 +112,10 @@ class FairQueue:
         """A flow took so many tokens more than it paid for; negative: fewer."""
         flow = self._flow(name)
         flow.tag += tokens / self._weight(name)
-        if flow.tag <= self._now:
+        if flow.tag <= self._virtual_time:
             self._forget(name, flow)
 
-    def last_of_the_longest(self) -> WaitingRequest | None:
+    def last_of_longest_flow(self) -> WaitingRequest | None:
         """The request that would be served last of the flow with the most waiting: who makes room."""
         name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
         if name is None:
@@ -123,29 +123,29 @@ class FairQueue:
         entries = [entry for entry in self._flows[name].heap if not entry[2].gone]
         return max(entries)[2] if entries else None
 
-    def _open_one(
-        self, flow: _Flow, may_go: Callable[[str | None], bool], shut: set[str | None]
+    def _first_servable(
+        self, flow: _Flow, has_capacity: Callable[[str | None], bool], full_models: set[str | None]
     ) -> WaitingRequest | None:
         first = flow.first()
-        if first is not None and first.model not in shut and may_go(first.model):
+        if first is not None and first.model not in full_models and has_capacity(first.model):
             return first
         if first is not None:
-            shut.add(first.model)
+            full_models.add(first.model)
         for _, _, entry in sorted(flow.heap):
-            if entry.gone or entry.model in shut:
+            if entry.gone or entry.model in full_models:
                 continue
-            if may_go(entry.model):
+            if has_capacity(entry.model):
                 return entry
-            shut.add(entry.model)
+            full_models.add(entry.model)
         return None
 
     def _flow(self, name: str) -> _Flow:
         flow = self._flows.get(name)
         if flow is None:
-            flow = self._flows[name] = _Flow(self._now)
+            flow = self._flows[name] = _Flow(self._virtual_time)
         return flow
 
     def _forget(self, name: str, flow: _Flow) -> None:
         # What is behind the others anyway would be set to their tag when it comes back.
-        if not flow.waiting and flow.tag <= self._now:
+        if not flow.waiting and flow.tag <= self._virtual_time:
             del self._flows[name]

@@ -38,7 +38,7 @@ AWAY_SECONDS = 2.0
 """How long Redis is left alone after it did not answer."""
 SERVICE_SHARE = 0.1
 """A request moves the mean time of its key's requests by so much of the difference."""
-_TOLD = {
+_LIMIT_NAMES = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
     "concurrent": "requests at once",
@@ -95,7 +95,7 @@ class RateLimiter:
         `headers` gets what every answer says of the limits, a refusal too. Raises TooManyRequests, with the
         time after which it would pass.
         """
-        limits = self._table.of(name)
+        limits = self._table.limits_of(name)
         return self._counted(name, cost, headers, limits) if limits.limited else _UnlimitedScope(cost)
 
     @asynccontextmanager
@@ -118,16 +118,16 @@ class RateLimiter:
             self._seconds[name] = usual + SERVICE_SHARE * (now - begin - usual)
             self._leave(name, lease, entry.used - cost, limits, now)
 
-    def of(self, name: str) -> KeyLimits:
+    def limits_of(self, name: str) -> KeyLimits:
         """The limits of a key."""
-        return self._table.of(name)
+        return self._table.limits_of(name)
 
     async def work(self) -> None:
         """Renew what is under way, for ever; ends only by cancellation."""
         while True:
             await asyncio.sleep(LEASE_SECONDS / 3)
             for name, allowance in list(self._allowances.items()):
-                counted = self._table.of(name).concurrent_requests is not None
+                counted = self._table.limits_of(name).concurrent_requests is not None
                 if self._shared is None or not counted or not allowance.leases or self.away:
                     continue
                 try:
@@ -154,29 +154,29 @@ class RateLimiter:
 
     async def _verdict(self, name: str, lease: str, cost: float, limits: KeyLimits) -> AllowanceResult:
         now = self._clock()
-        here = self._allowances.setdefault(name, KeyAllowance(now))
+        local = self._allowances.setdefault(name, KeyAllowance(now))
         if self._shared is not None:
             if not self.away:
-                asked = asyncio.create_task(self._shared.enter(name, lease, cost, limits))
+                entering = asyncio.create_task(self._shared.enter(name, lease, cost, limits))
                 try:
-                    verdict = await asyncio.shield(asked)
+                    verdict = await asyncio.shield(entering)
                 except RedisAway as error:
                     self._on_away(error)
                 except asyncio.CancelledError:
                     # It may have been let in by then, and nobody will say that it left.
-                    self._settle(self._undo(asked, name, lease, cost, limits))
+                    self._settle(self._undo(entering, name, lease, cost, limits))
                     raise
                 else:
-                    here.follow(verdict, None if verdict.refused else lease, self._clock())
+                    local.follow(verdict, None if verdict.refused else lease, self._clock())
                     return verdict
             self._metrics.counted_here.inc()
-        return here.enter(lease, cost, limits, self._clock())
+        return local.enter(lease, cost, limits, self._clock())
 
     async def _undo(
-        self, asked: "asyncio.Task[AllowanceResult]", name: str, lease: str, cost: float, limits: KeyLimits
+        self, entering: "asyncio.Task[AllowanceResult]", name: str, lease: str, cost: float, limits: KeyLimits
     ) -> None:
         try:
-            if not (await asked).refused and self._shared is not None:
+            if not (await entering).refused and self._shared is not None:
                 await self._shared.leave(name, lease, -cost, limits)
         except RedisAway as error:
             self._on_away(error)
@@ -184,9 +184,9 @@ class RateLimiter:
     def _leave(self, name: str, lease: str, more: float, limits: KeyLimits, now: float) -> None:
         self._allowances[name].leave(lease, more, limits, now)
         if self._shared is not None and not self.away:
-            self._settle(self._left(name, lease, more, limits))
+            self._settle(self._report_leave(name, lease, more, limits))
 
-    async def _left(self, name: str, lease: str, more: float, limits: KeyLimits) -> None:
+    async def _report_leave(self, name: str, lease: str, more: float, limits: KeyLimits) -> None:
         if self._shared is None:
             return
         try:
@@ -221,7 +221,7 @@ class RateLimiter:
             limit = limits.tokens_per_minute or 1
             wait = seconds_until(verdict.tokens, min(cost, limit), limit)
         return TooManyRequests(
-            f"this key may have {limit} {_TOLD[what]}; try again in {max(1, math.ceil(wait))} s",
+            f"this key may have {limit} {_LIMIT_NAMES[what]}; try again in {max(1, math.ceil(wait))} s",
             retry_after=wait,
         )
 
@@ -232,8 +232,8 @@ def _headers(verdict: AllowanceResult, limits: KeyLimits) -> Iterator[tuple[byte
         ("tokens", verdict.tokens, limits.tokens_per_minute),
     ):
         if limit is not None:
-            told = (str(limit), str(max(0, int(level))), duration(seconds_until(level, limit, limit)))
-            for what, value in zip(("limit", "remaining", "reset"), told, strict=True):
+            values = (str(limit), str(max(0, int(level))), duration(seconds_until(level, limit, limit)))
+            for what, value in zip(("limit", "remaining", "reset"), values, strict=True):
                 yield f"x-ratelimit-{what}-{of}".encode(), value.encode()
 
 

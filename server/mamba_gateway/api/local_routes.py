@@ -19,7 +19,7 @@ from mamba_gateway.admission.admission import Admission
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.routing.decision import no_such_model
-from mamba_gateway.routing.routing_record import KEPT, RoutingLog
+from mamba_gateway.routing.routing_record import MAX_RECORDS, RoutingLog
 from mamba_telemetry.registry import expose
 
 
@@ -66,9 +66,9 @@ class LocalRoutes:
                 return JsonResponse(entry)
         raise ModelNotFound(no_such_model(name, self._pool.model_names()), param="model")
 
-    async def decisions(self, limit: Annotated[int, Query(ge=1, le=KEPT)] = 32) -> Response:
+    async def decisions(self, limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 32) -> Response:
         """The last `limit` choices of an engine, newest first, each with what was weighed for it."""
-        shown = [record.whole() for record in self._decisions.last(limit)]
+        shown = [record.log_entry() for record in self._decisions.last(limit)]
         return JsonResponse({"object": "list", "data": shown})
 
     async def livez(self) -> dict[str, str]:

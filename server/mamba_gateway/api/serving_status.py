@@ -20,7 +20,7 @@ from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.headers import bearer
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 
-ASKING_SECONDS = 2.0
+FETCH_SECONDS = 2.0
 """Longest wait for one engine."""
 MOST_BYTES = 1 << 20
 """Of one engine's answer."""
@@ -36,10 +36,10 @@ class EngineStatusClient:
     def __init__(self, session: aiohttp.ClientSession, key: Callable[[], bytes] | None = None) -> None:
         self._session, self._key = session, key
 
-    async def ask(self, url: str) -> EngineStatus:
+    async def fetch(self, url: str) -> EngineStatus:
         """What the engine at `url` says of itself. Raises StatusUnavailable."""
         headers = {"Authorization": bearer(self._key())} if self._key else {}
-        timeout = aiohttp.ClientTimeout(total=ASKING_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS)
         try:
             async with self._session.get(f"{url}/v1/status", headers=headers, timeout=timeout) as answer:
                 if answer.status != 200:
@@ -68,17 +68,17 @@ class StatusEndpoint:
         admission: Admission,
         metrics: GatewayMetrics,
         readiness: Callable[[], GatewayReadiness],
-        ask: Callable[[str], Awaitable[EngineStatus]],
+        fetch: Callable[[str], Awaitable[EngineStatus]],
     ) -> None:
         self._pool, self._admission, self._metrics = pool, admission, metrics
-        self._readiness, self._ask = readiness, ask
-        self._shared = CachedValue(self._made)
+        self._readiness, self._fetch = readiness, fetch
+        self._shared = CachedValue(self._collect)
 
     async def status(self) -> Response:
         """What the gateway and the engines behind it do."""
         return JsonResponse(await self._shared.get())
 
-    async def _made(self) -> bytes:
+    async def _collect(self) -> bytes:
         state, admission = self._readiness(), self._admission
         reasons = self._pool.reasons()
         engines = await asyncio.gather(
@@ -98,7 +98,7 @@ class StatusEndpoint:
 
     async def _engine(self, endpoint: Endpoint, reason: str) -> EngineStatus:
         try:
-            found = await self._ask(endpoint.url)
+            found = await self._fetch(endpoint.url)
         except StatusUnavailable as error:
             # Engines of another kind have no such path; of them the pool knows how much they have to do.
             return EngineStatus(

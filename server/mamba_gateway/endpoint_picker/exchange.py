@@ -37,12 +37,12 @@ class Exchange:
     answer: UsageMeter = field(default_factory=UsageMeter)
     readable: bool = True
     """The answer comes as it is, not compressed."""
-    told: list[tuple[bytes, bytes]] = field(default_factory=list)
+    limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     """What the answer's headers say of the key's limits."""
 
-    def headers_told(self) -> list[tuple[str, bytes]]:
+    def response_headers(self) -> list[tuple[str, bytes]]:
         """The same, as messages have them."""
-        return [(name.decode(), value) for name, value in self.told]
+        return [(name.decode(), value) for name, value in self.limit_headers]
 
     def used(self, prompt_tokens: float) -> float:
         """Tokens of prompt and answer, as of what the gateway relays; none of a refusal."""

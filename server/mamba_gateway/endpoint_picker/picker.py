@@ -107,22 +107,22 @@ class EndpointPicker:
         claim = PermitRequest(key, fields.rank, tokens + fields.answer_tokens, fields.model)
         exchange.trace.queue()
         async with (
-            self._limiter.entered(key, tokens, exchange.told) as entry,
+            self._limiter.entered(key, tokens, exchange.limit_headers) as entry,
             self._admission.permit(claim) as permit,
         ):
             exchange.trace.route()
             await self._choose(exchange)
             permit.sent()
             try:
-                await self._tell(exchange, write)
-                await self._look_on(exchange, incoming, write)
+                await self._send_choice(exchange, write)
+                await self._observe_response(exchange, incoming, write)
             finally:
                 self._end(exchange)
                 entry.used = exchange.used(tokens)
                 permit.used(entry.used)
 
     async def _read_prompt(self, exchange: Exchange, key: str) -> None:
-        counted = self._limiter.of(key).tokens_per_minute is not None
+        counted = self._limiter.limits_of(key).tokens_per_minute is not None
         if self._prompts is None or not exchange.body or not (counted or self._pool.has_choice):
             return
         head = exchange.head
@@ -159,12 +159,16 @@ class EndpointPicker:
         raise StreamEnded
 
     async def _choose(self, exchange: Exchange) -> None:
-        head, whole, size = exchange.head, self._clock(), len(exchange.body)
+        head, started, size = exchange.head, self._clock(), len(exchange.body)
         model = exchange.fields.model
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         exchange.record = await self._hold.until_decided(
             lambda: self._router.decide(
-                model, exchange.prompt, body_bytes=size, among=head.among, request_id=head.request_id
+                model,
+                exchange.prompt,
+                body_bytes=size,
+                allowed_addresses=head.allowed_addresses,
+                request_id=head.request_id,
             ),
             model,
             deadline,
@@ -172,9 +176,9 @@ class EndpointPicker:
         exchange.cost = exchange.record.decision.cost
         exchange.ticket = self._router.sent(exchange.record, exchange.prompt)
         exchange.trace.picked(exchange.record)
-        self._metrics.picked(exchange.model, exchange.cost.endpoint, size, self._clock() - whole)
+        self._metrics.picked(exchange.model, exchange.cost.endpoint, size, self._clock() - started)
 
-    async def _tell(self, exchange: Exchange, write: Write) -> None:
+    async def _send_choice(self, exchange: Exchange, write: Write) -> None:
         addresses, mutation = self._addresses(exchange), self._mutation(exchange)
         if exchange.head.body_mode == "buffered":
             await write(messages.picked_by_body(mutation, addresses))
@@ -211,12 +215,12 @@ class EndpointPicker:
             credentials.discard("authorization")
         return messages.header_mutation(put, credentials)
 
-    async def _look_on(self, exchange: Exchange, incoming: Messages, write: Write) -> None:
+    async def _observe_response(self, exchange: Exchange, incoming: Messages, write: Write) -> None:
         async for message in incoming:
             kind = message.WhichOneof("request")
             if kind == "response_headers":
-                self._began(exchange, message)
-                put = exchange.headers_told()
+                self._response_started(exchange, message)
+                put = exchange.response_headers()
                 if exchange.head.find(REQUEST_HEADER) == b"1" and exchange.record is not None:
                     put.append((RESPONSE_HEADER.decode(), exchange.record.header()))
                 await write(messages.answer_headers(put))
@@ -232,7 +236,7 @@ class EndpointPicker:
             elif kind in ("request_body", "request_trailers", "response_trailers"):
                 await write(messages.unchanged(kind))
 
-    def _began(self, exchange: Exchange, message: ProcessingRequest) -> None:
+    def _response_started(self, exchange: Exchange, message: ProcessingRequest) -> None:
         """The answer's headers: the prompt is computed, and it is known by whom."""
         assert exchange.record is not None
         assert exchange.cost is not None
@@ -249,12 +253,14 @@ class EndpointPicker:
             exchange.cost = other
             exchange.ticket = self._router.sent(exchange.record, exchange.prompt, other)
         url = exchange.cost.endpoint.url
-        self._pool.answered(url, exchange.ticket)
+        self._pool.response_started(url, exchange.ticket)
         if exchange.status in RETRIED_STATUSES:
             self._pool.suspect(url, f"it answered {exchange.status}")
         now, trace = self._clock(), exchange.trace
         trace.answered(exchange.cost.endpoint, exchange.status, now)
-        self._metrics.began(exchange.model, exchange.status, now - exchange.arrival, trace.exemplar())
+        self._metrics.response_started(
+            exchange.model, exchange.status, now - exchange.arrival, trace.exemplar()
+        )
 
     def _end(self, exchange: Exchange) -> None:
         assert exchange.cost is not None
@@ -263,7 +269,7 @@ class EndpointPicker:
         status = exchange.status
         failed = None if not status or 400 <= status < 500 else status >= 500
         self._pool.end(endpoint.url, exchange.ticket, failed=failed)
-        self._metrics.left(exchange.model)
+        self._metrics.ended(exchange.model)
         if exchange.status:
             size, usage = exchange.answer.size, exchange.answer.usage
             self._metrics.answered(exchange.model, size, usage, seconds, exchange.trace.exemplar())
@@ -280,4 +286,4 @@ class EndpointPicker:
         exchange.trace.refused(error, error.status)
         self._metrics.refused(exchange.model, code, choosing=error.status in (404, 502, 503))
         log.info("refused", request_id=exchange.head.request_id, status=error.status, code=code)
-        await write(messages.refusal(error, exchange.head.request_id, exchange.headers_told()))
+        await write(messages.refusal(error, exchange.head.request_id, exchange.response_headers()))

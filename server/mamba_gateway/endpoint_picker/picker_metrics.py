@@ -130,7 +130,7 @@ class PickerMetrics:
         if choosing:
             self._attempts.labels("failure", model, "", "", "").inc()
 
-    def began(self, model: str, status: int, seconds: float, exemplar: Exemplar = None) -> None:
+    def response_started(self, model: str, status: int, seconds: float, exemplar: Exemplar = None) -> None:
         """An answer began."""
         self._first.labels(model, model).observe(seconds, exemplar)
         if status >= 400:
@@ -151,6 +151,6 @@ class PickerMetrics:
         if usage.cached_tokens is not None:
             self._cached.labels(model, model).observe(usage.cached_tokens)
 
-    def left(self, model: str) -> None:
+    def ended(self, model: str) -> None:
         """A request that had an engine is over, whatever came of it."""
         self._running.labels(model).dec()

@@ -29,7 +29,7 @@ class RequestHead:
     body_mode: BodyMode
     streams_answer: bool
     """Each piece of the answer is to be sent back; else it only looks on."""
-    among: frozenset[str] | None
+    allowed_addresses: frozenset[str] | None
     """Addresses of the only ones that may serve it; None = any."""
     request_id: str
 

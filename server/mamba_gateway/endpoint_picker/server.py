@@ -43,15 +43,15 @@ class PickerServer:
     async def follow_readiness(self) -> None:
         """Say for ever whether choices are welcome; ends only by cancellation."""
         while True:
-            await self._tell()
+            await self._publish_health()
             await self._pool.changed()
 
     async def drain(self) -> None:
         """Not ready from now on; streams go on."""
         self._draining = True
-        await self._tell()
+        await self._publish_health()
 
-    async def _tell(self) -> None:
+    async def _publish_health(self) -> None:
         ready = _SERVING if self._pool.synced and not self._draining else _NOT_SERVING
         await self._health.set(LIVENESS, _SERVING)
         for name in ("", READINESS, SERVICE):

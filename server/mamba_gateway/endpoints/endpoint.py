@@ -48,7 +48,7 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     """Attempts of this gateway that it answered whole, the mistakes of clients (4xx) aside."""
     failed: int = 0
     """Attempts of this gateway that failed there: 5xx, not reached, broken off, silent."""
-    told: tuple[float, float, float, float] | None = None
+    cost_terms: tuple[float, float, float, float] | None = None
     """Its speed (tokens a second, what attention adds), the tokens before a prompt, and the seconds that its
     answers cost one; None = it does not say all that. Follows from the others."""
 
@@ -59,7 +59,9 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
         speed, queued = self.speed, self.queued_tokens
         if speed is not None and queued is not None:
             decode = self.decode_seconds(speed)
-            force_setattr(self, "told", (speed.tokens_per_second, speed.attention_ratio, queued, decode))
+            force_setattr(
+                self, "cost_terms", (speed.tokens_per_second, speed.attention_ratio, queued, decode)
+            )
 
     def decode_seconds(self, speed: EngineSpeed) -> float:
         """What the answers that it is writing cost a prompt at this speed."""

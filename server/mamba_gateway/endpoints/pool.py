@@ -74,7 +74,7 @@ class _EndpointRecord:
     suspect: str = ""
     outlier: OutlierEjection = field(default_factory=OutlierEjection)
     queue: PromptQueue = field(default_factory=PromptQueue)
-    begun: dict[int, float] = field(default_factory=dict)
+    sent_at: dict[int, float] = field(default_factory=dict)
     """When each of our requests was sent to it."""
     service_seconds: float = 1.0
     answered: int = 0
@@ -117,12 +117,12 @@ class Pool:
         for url, target in current.items():
             if url in self._records:
                 self._records[url].target = target
-                self._touch(self._records[url])
+                self._invalidate(self._records[url])
             else:
                 self._records[url] = _EndpointRecord(target)
         self._snapshot = self._names = None
         self._targets_known = True
-        self._count_doubts()
+        self._update_doubts()
         self._notify()
         return set(added), set(removed)
 
@@ -133,13 +133,13 @@ class Pool:
         if report.models is None:  # what it serves does not change while it is busy or restarting
             report = replace(report, models=record.report.models)
         record.report, record.suspect, record.names = report, "", _names(report)
-        record.speed = self._judged(record)
+        record.speed = self._pooled_speed(record)
         self._names = None
         # Its numbers are of some moment since the last report. What ended since then would else pass for the
         # requests of others, and where many end together, for a full engine.
         record.in_flight_at_report, record.peak = record.peak, record.in_flight
         record.queue.report(report.prompt_tokens_waiting, self._clock())
-        self._touch(record)
+        self._invalidate(record)
         self._notify()
 
     def suspect(self, url: str, reason: str) -> None:
@@ -155,8 +155,8 @@ class Pool:
             doubted = sum(one.outlier.doubted for one in self._records.values() if one is not record)
             may = doubted + 1 <= len(self._records) // 2
             record.outlier.fail(reason, self._clock(), may_eject=may)
-            self._count_doubts()
-            self._touch(record)
+            self._update_doubts()
+            self._invalidate(record)
 
     def begin(self, url: str, tokens: float = 0.0) -> int:
         """One of our requests goes to it, with so many prompt tokens to compute. Returns its ticket."""
@@ -165,29 +165,29 @@ class Pool:
             now = self._clock()
             record.in_flight += 1
             record.peak = max(record.peak, record.in_flight)
-            record.begun[ticket] = now
+            record.sent_at[ticket] = now
             if record.outlier.doubted and record.outlier.trial is None:
                 record.outlier.trial = ticket
             record.queue.send(ticket, tokens, now)
-            self._count(record)
+            self._invalidate_counts(record)
         return ticket
 
-    def answered(self, url: str, ticket: int, *, well: bool = True) -> None:
+    def response_started(self, url: str, ticket: int, *, well: bool = True) -> None:
         """The first byte of its answer is here: its prompt is computed. `well`: the answer is no failure."""
         if record := self._records.get(url):
             record.queue.answer(ticket)
             if well and (record.outlier.failures or record.outlier.doubted):
                 record.outlier.answer()
-                self._count_doubts()
-                self._touch(record)
+                self._update_doubts()
+                self._invalidate(record)
             else:
-                self._count(record)
+                self._invalidate_counts(record)
 
     def end(self, url: str, ticket: int, *, failed: bool | None = None) -> None:
         """One of our requests is through with it. `failed`: by its fault; None = that says nothing about it,
         as where the client went away or made the mistake."""
         # An address that was removed and came back in between starts again at zero.
-        if (record := self._records.get(url)) and (begun := record.begun.pop(ticket, None)) is not None:
+        if (record := self._records.get(url)) and (begun := record.sent_at.pop(ticket, None)) is not None:
             record.in_flight -= 1
             record.answered += failed is False
             record.failed += failed is True
@@ -195,7 +195,7 @@ class Pool:
                 record.outlier.trial = None
             record.queue.answer(ticket)
             record.service_seconds += SERVICE_SHARE * (self._clock() - begun - record.service_seconds)
-            self._count(record)
+            self._invalidate_counts(record)
 
     def snapshot(self) -> tuple[Endpoint, ...]:
         """All known endpoints, frozen."""
@@ -244,20 +244,20 @@ class Pool:
         """Return after the next change of targets or reports."""
         await self._changed.wait()
 
-    def _judged(self, record: _EndpointRecord) -> EngineSpeed | None:
+    def _pooled_speed(self, record: _EndpointRecord) -> EngineSpeed | None:
         # The others stay as they were judged: each has its turn with its own next report.
         if record.report.speed is None:
             return None
         alike = (one.report.speed for one in self._records.values() if one.names == record.names)
         return pooled_speed(record.report.speed, [speed for speed in alike if speed is not None])
 
-    def _count_doubts(self) -> None:
+    def _update_doubts(self) -> None:
         self._doubts = any(one.outlier.doubted for one in self._records.values())
 
-    def _touch(self, record: _EndpointRecord) -> None:
+    def _invalidate(self, record: _EndpointRecord) -> None:
         record.frozen = record.base = self._snapshot = None
 
-    def _count(self, record: _EndpointRecord) -> None:
+    def _invalidate_counts(self, record: _EndpointRecord) -> None:
         # Each request does this three times, and reports come twice a second.
         record.frozen = self._snapshot = None
 
@@ -284,9 +284,9 @@ def _freeze(record: _EndpointRecord, now: float) -> Endpoint:
     if record.frozen is not None:
         return record.frozen
     if record.base is not None:
-        record.frozen = made = _counted(record, record.base)
+        record.frozen = made = _with_counts(record, record.base)
         return made
-    made = _made(record, now)
+    made = _make_endpoint(record, now)
     # Of one that is left out, time alone may change the picture.
     record.frozen = record.base = None if record.outlier.doubted else made
     return made
@@ -298,7 +298,7 @@ def _names(report: ProbeReport) -> frozenset[str] | None:
     return frozenset(str(entry["id"]) for entry in report.models if "id" in entry)
 
 
-def _counted(record: _EndpointRecord, base: Endpoint) -> Endpoint:
+def _with_counts(record: _EndpointRecord, base: Endpoint) -> Endpoint:
     """What `_made` makes, where requests alone have come and gone since `base` was made."""
     made = copy(base)
     force_setattr(made, "in_flight", record.in_flight)
@@ -311,7 +311,7 @@ def _counted(record: _EndpointRecord, base: Endpoint) -> Endpoint:
     return made
 
 
-def _made(record: _EndpointRecord, now: float) -> Endpoint:
+def _make_endpoint(record: _EndpointRecord, now: float) -> Endpoint:
     target, report = record.target, record.report
     ejected = record.outlier.excludes(now)
     return Endpoint(

@@ -27,7 +27,7 @@ PAUSE_SECONDS = 0.05
 """Between two questions: what is asked seldom comes in larger pieces."""
 FORGET_SECONDS = 10.0
 """How long an engine may fail to answer before what it had is forgotten: it may have started anew."""
-STRANGER_SECONDS = 60.0
+UNSUPPORTED_SECONDS = 60.0
 """Until an engine that does not know the question is asked again."""
 
 
@@ -45,11 +45,11 @@ class DirectFeed:
         self._timeout = aiohttp.ClientTimeout(total=WAIT_SECONDS + MARGIN_SECONDS)
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
         """By URL, with the name."""
-        self._well: dict[str, bool] = {}
+        self._healthy: dict[str, bool] = {}
         """Which targets that know the question answered it last time."""
-        self._asked: set[str] = set()
+        self._polled: set[str] = set()
         """URLs whose engine has answered, or not, at least once."""
-        self._resting: set[asyncio.Task[None]] = set()
+        self._cancelled: set[asyncio.Task[None]] = set()
         """Cancelled, and not ended yet."""
 
     def set_targets(self, targets: Iterable[Target]) -> None:
@@ -58,51 +58,51 @@ class DirectFeed:
         for url in [url for url, (name, _) in self._tasks.items() if wanted.get(url) != name]:
             name, task = self._tasks.pop(url)
             task.cancel()
-            self._well.pop(url, None)
-            self._asked.discard(url)
+            self._healthy.pop(url, None)
+            self._polled.discard(url)
             self._index.drop(name)
         for url in wanted.keys() - self._tasks.keys():
             name = wanted[url]
             self._tasks[url] = name, asyncio.create_task(self._follow(url, name), name=f"prefixes {url}")
-        self._tell()
+        self._update_state()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Ask nobody any more, and leave what is known to another feed."""
         for _, task in self._tasks.values():
             task.cancel()
-        self._resting.update(task for _, task in self._tasks.values())
-        for task in self._resting:
-            task.add_done_callback(self._resting.discard)
+        self._cancelled.update(task for _, task in self._tasks.values())
+        for task in self._cancelled:
+            task.add_done_callback(self._cancelled.discard)
         self._tasks.clear()
-        self._well.clear()
-        self._asked.clear()
+        self._healthy.clear()
+        self._polled.clear()
 
     async def close(self) -> None:
         """End all of it."""
-        self.rest()
-        await asyncio.gather(*self._resting, return_exceptions=True)
+        self.pause()
+        await asyncio.gather(*self._cancelled, return_exceptions=True)
 
-    def _tell(self) -> None:
+    def _update_state(self) -> None:
         fresh = all(each.fresh for each in self._index.engines().values())
-        unheard = bool(self._tasks) and not self._asked
-        if unheard or (self._well and not any(self._well.values())):
+        none_polled = bool(self._tasks) and not self._polled
+        if none_polled or (self._healthy and not any(self._healthy.values())):
             self._index.state = "unavailable"
         else:
-            self._index.state = "following" if fresh and all(self._well.values()) else "stale"
+            self._index.state = "following" if fresh and all(self._healthy.values()) else "stale"
 
     async def _follow(self, url: str, name: str) -> None:
         loop = asyncio.get_running_loop()
         backoff, answered = Backoff(), loop.time()
         while True:
             try:
-                self._take(name, await self._ask(url, name))
+                self._apply(name, await self._fetch(url, name))
             except FeedUnavailable as error:
                 self._index.drop(name)
-                if self._well.pop(url, True):
+                if self._healthy.pop(url, True):
                     log.info("no prefixes told", engine=name, reason=str(error))
-                pause = STRANGER_SECONDS
+                pause = UNSUPPORTED_SECONDS
             except (aiohttp.ClientError, OSError, TimeoutError, ForeignMessage) as error:
-                if self._well.get(url):
+                if self._healthy.get(url):
                     log.info("prefixes not followed", engine=name, reason=str(error) or type(error).__name__)
                 self._fail(url, name)
                 if loop.time() - answered > FORGET_SECONDS:
@@ -115,19 +115,19 @@ class DirectFeed:
                 self._index.drop(name)
                 pause = LONGEST_PAUSE
             else:
-                self._well[url] = True
+                self._healthy[url] = True
                 backoff.worked()
                 pause, answered = PAUSE_SECONDS, loop.time()
-            self._asked.add(url)
-            self._tell()
+            self._polled.add(url)
+            self._update_state()
             await asyncio.sleep(pause)
 
     def _fail(self, url: str, name: str) -> None:
         self._index.failures += 1
-        self._well[url] = False
+        self._healthy[url] = False
         self._index.doubt(name, again=True)
 
-    async def _ask(self, url: str, name: str) -> Feed:
+    async def _fetch(self, url: str, name: str) -> Feed:
         view = self._index.engines().get(name)
         query = {"wait": f"{WAIT_SECONDS:g}"}
         if view is not None and view.fresh:
@@ -145,7 +145,7 @@ class DirectFeed:
             raise ForeignMessage("is not what was asked for")
         return message
 
-    def _take(self, name: str, feed: Feed) -> None:
+    def _apply(self, name: str, feed: Feed) -> None:
         """Put in what came. Raises ForeignMessage for what does not follow what was there."""
         if not self._index.admits(name):
             return

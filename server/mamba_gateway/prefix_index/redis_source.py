@@ -29,7 +29,7 @@ class RedisSource:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._index, self._store, self._feed = index, store, feed
-        self._follower = Follower(index, store, jitter, told=self._told)
+        self._follower = Follower(index, store, jitter, on_outcome=self._on_outcome)
         self._targets: tuple[Target, ...] = ()
         self._failures = 0
         self._reason: str | None = None
@@ -52,11 +52,11 @@ class RedisSource:
             return None
         return f"Redis answers; engines that publish nothing there: {len(missing)}, such as {missing[0]}"
 
-    def _told(self, reason: str | None) -> None:
+    def _on_outcome(self, reason: str | None) -> None:
         self._reason, self._index.redis_up = reason, reason is None
         if reason is None:
             self._failures = 0
-            self._feed.rest()
+            self._feed.pause()
             return
         self._failures += 1
         if self._failures >= PATIENT_FAILURES:

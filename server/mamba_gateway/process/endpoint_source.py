@@ -17,7 +17,7 @@ async def endpoints_followed(
     settings: GatewaySettings, probed: Sink, prefixes: PrefixSource, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
     """Keep the targets up to date; yields what to call while a request waits for an engine."""
-    sink = _both(probed, prefixes.set_targets)
+    sink = _fan_out(probed, prefixes.set_targets)
     if settings.deployment is None:
         sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
         yield lambda: None
@@ -46,10 +46,10 @@ async def endpoints_followed(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _both(one: Sink, other: Sink) -> Sink:
-    def tell(targets: Iterable[Target]) -> None:
+def _fan_out(first: Sink, second: Sink) -> Sink:
+    def send(targets: Iterable[Target]) -> None:
         known = tuple(targets)
-        one(known)
-        other(known)
+        first(known)
+        second(known)
 
-    return tell
+    return send

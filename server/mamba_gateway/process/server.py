@@ -90,9 +90,9 @@ async def serve(
     limits = settings.key_limits
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
-        places=lambda model: engine_capacity(pool.snapshot(), model),
+        capacity=lambda model: engine_capacity(pool.snapshot(), model),
         weight=limits.weight,
-        refused=lambda cause, key: metrics.refused.labels(cause, key).inc(),
+        on_refused=lambda cause, key: metrics.refused.labels(cause, key).inc(),
     )  # fmt: skip
     pool.on_change = admission.dispatch
     backend_key = (lambda: backend_keys.first) if backend_keys else None
@@ -134,7 +134,7 @@ async def serve(
                 warm_up = WarmUp(pool, index, texts, time.monotonic)
                 routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
                 status = StatusEndpoint(
-                    pool, admission, metrics, routes.readiness, EngineStatusClient(session, backend_key).ask
+                    pool, admission, metrics, routes.readiness, EngineStatusClient(session, backend_key).fetch
                 )
                 app = make_app(routes, status, proxy, keys, bodies, tracing)
                 app = with_cors(app, settings.cors_origin)

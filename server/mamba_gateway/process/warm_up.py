@@ -22,7 +22,7 @@ class WarmUp:
         if self._over:
             return ""
         if any(endpoint.ready for endpoint in self._pool.snapshot()) and self._clock() < self._until:
-            if self._texts is not None and not self._texts.all_asked:
+            if self._texts is not None and not self._texts.all_queried:
                 return "the engines' tokenizers have not been read yet"
             if self._index.state == "unavailable":
                 return "the prefix index has not been read yet"

@@ -50,7 +50,7 @@ class PromptReader:
         return prompt
 
     async def _read(self, request: UpstreamRequest) -> tuple[PromptPrefix | None, str]:
-        text = self._texts.of(request.model)
+        text = self._texts.for_model(request.model)
         if len(request.body) > MOST_BODY_BYTES:
             return None, "too_large"
         if text is None:
@@ -79,14 +79,14 @@ def prompt_of(
         fields = from_json(body, allow_inf_nan=False)
         if path == CHAT:
             chat = ChatCompletionRequest.model_validate(fields)
-            if text.side.template is None:
+            if text.processor.template is None:
                 return None
-            token_ids = chat_token_ids(text.side.template, chat, text.segments.encode)
+            token_ids = chat_token_ids(text.processor.template, chat, text.segments.encode)
             cut, salt = chat.truncate_prompt_tokens, chat.cache_salt
             whole = chat.prompt_logprobs is not None
         else:
             completion = CompletionRequest.model_validate(fields)
-            token_ids = completion_token_ids(text.side.tokenizer, completion, given_up)[0]
+            token_ids = completion_token_ids(text.processor.tokenizer, completion, given_up)[0]
             cut, salt = completion.truncate_prompt_tokens, completion.cache_salt
             echoed = completion.echo and completion.logprobs is not None
             whole = completion.prompt_logprobs is not None or bool(echoed)

@@ -22,15 +22,15 @@ from mamba_text.text_archive import MOST_PACKED_BYTES, load_text_side
 
 log = structlog.get_logger("mambaserve.gateway")
 
-ASKED_AGAIN = 300.0
+REFRESH_SECONDS = 300.0
 """Seconds between two looks at the tokenizer of an engine that stays ready."""
-FAILED_AGAIN = 30.0
+RETRY_SECONDS = 30.0
 """The same after a look that failed."""
-LOOKS_APART = 1.0
+ROUND_SECONDS = 1.0
 """Seconds between two rounds."""
 FETCH_SECONDS = 20.0
 """Longest time one fetch may take."""
-MOST_KEPT = 4
+MAX_UNUSED = 4
 """Tokenizers that no ready engine has any more and that are kept all the same: a roll-out goes back, too."""
 
 
@@ -38,7 +38,7 @@ MOST_KEPT = 4
 class ModelText:
     """How one model's text becomes token ids."""
 
-    side: TextProcessor
+    processor: TextProcessor
     segments: SegmentCache
 
 
@@ -46,7 +46,7 @@ class ModelText:
 class _Known:
     fingerprint: str = ""
     """Of the tokenizer that the engine has; "" = none that could be used."""
-    again: float = 0.0
+    refresh_at: float = 0.0
     """When to ask the engine the next time."""
 
 
@@ -64,7 +64,7 @@ class TextProcessors:
         self._known: dict[str, _Known] = {}
         self._texts: dict[str, ModelText] = {}
 
-    def of(self, model: str | None) -> ModelText | None:
+    def for_model(self, model: str | None) -> ModelText | None:
         """That of most ready engines that serve `model`; None = not known, or not yet."""
         counts = Counter(
             known.fingerprint
@@ -75,7 +75,7 @@ class TextProcessors:
         return self._texts.get(max(counts, key=lambda each: (counts[each], each))) if counts else None
 
     @property
-    def all_asked(self) -> bool:
+    def all_queried(self) -> bool:
         """Whether each ready engine was asked, whatever it answered."""
         return all(each.url in self._known for each in self._pool.snapshot() if each.ready)
 
@@ -83,13 +83,13 @@ class TextProcessors:
         """Keep up with the engines for ever; ends only by cancellation."""
         while True:
             changed = asyncio.create_task(self._pool.changed())
-            await self.look()
-            await asyncio.wait((changed,), timeout=FAILED_AGAIN)
+            await self.refresh()
+            await asyncio.wait((changed,), timeout=RETRY_SECONDS)
             changed.cancel()
             if self._texts:  # the first one is wanted at once
-                await asyncio.sleep(LOOKS_APART)
+                await asyncio.sleep(ROUND_SECONDS)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Ask each engine whose turn it is."""
         snapshot = self._pool.snapshot()
         ready = {endpoint.url for endpoint in snapshot if endpoint.ready}
@@ -97,18 +97,18 @@ class TextProcessors:
             del self._known[url]  # it may come back as another one
         for endpoint in snapshot:
             known = self._known.get(endpoint.url)
-            if endpoint.ready and (known is None or self._clock() >= known.again):
-                self._known[endpoint.url] = await self._ask(endpoint)
+            if endpoint.ready and (known is None or self._clock() >= known.refresh_at):
+                self._known[endpoint.url] = await self._refresh_endpoint(endpoint)
         self._forget()
 
-    async def _ask(self, endpoint: Endpoint) -> _Known:
+    async def _refresh_endpoint(self, endpoint: Endpoint) -> _Known:
         try:
             fingerprint = await self._fetch(endpoint.url)
         except Exception as error:
             # Whatever an engine sends: requests are routed without its tokenizer.
             log.warning("no tokenizer", endpoint=endpoint.name, error=str(error) or type(error).__name__)
-            return _Known(again=self._clock() + FAILED_AGAIN)
-        return _Known(fingerprint, self._clock() + ASKED_AGAIN)
+            return _Known(refresh_at=self._clock() + RETRY_SECONDS)
+        return _Known(fingerprint, self._clock() + REFRESH_SECONDS)
 
     async def _fetch(self, url: str) -> str:
         headers = {"Authorization": bearer(self._key())} if self._key else {}
@@ -137,5 +137,5 @@ class TextProcessors:
     def _forget(self) -> None:
         used = {known.fingerprint for known in self._known.values()}
         unused = [fingerprint for fingerprint in self._texts if fingerprint not in used]
-        for fingerprint in unused[: max(0, len(unused) - MOST_KEPT)]:
+        for fingerprint in unused[: max(0, len(unused) - MAX_UNUSED)]:
             del self._texts[fingerprint]

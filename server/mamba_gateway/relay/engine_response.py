@@ -58,7 +58,7 @@ async def end_broken_stream(aligner: EventAligner | None, error: ApiError, send:
         raise ResponseTruncated from error
     try:
         async with asyncio.timeout(ERROR_EVENT_SECONDS):
-            await send({"type": "http.response.body", "body": aligner.cut(error), "more_body": False})
+            await send({"type": "http.response.body", "body": aligner.terminate(error), "more_body": False})
     except TimeoutError:
         # A client that has stopped reading does not get to keep the request.
         raise ResponseTruncated from error

@@ -7,7 +7,7 @@ that an error event can follow at any time without spoiling a half-sent one.
 from mamba_edge.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
-HELD_LIMIT = 1024 * 1024
+MAX_BUFFERED = 1024 * 1024
 """Beyond this many bytes a partial event is passed on as it is: memory stays bounded."""
 
 
@@ -15,34 +15,34 @@ class EventAligner:
     """Cuts a byte stream behind the last complete event."""
 
     def __init__(self) -> None:
-        self._held = b""
-        self._inside = False
+        self._buffer = b""
+        self._mid_event = False
         """Part of an unfinished event is already out."""
 
     def feed(self, chunk: bytes) -> bytes:
         """Bytes to pass on now; the rest waits for more."""
-        data = self._held + chunk if self._held else chunk
+        data = self._buffer + chunk if self._buffer else chunk
         end = _last_boundary(data)
-        if end == 0 and len(data) > HELD_LIMIT:
-            self._held, self._inside = b"", True
+        if end == 0 and len(data) > MAX_BUFFERED:
+            self._buffer, self._mid_event = b"", True
             return data
         if end:
-            self._inside = False
-        out, self._held = data[:end], data[end:]
+            self._mid_event = False
+        out, self._buffer = data[:end], data[end:]
         return out
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """What is held when the stream ended well."""
-        held, self._held = self._held, b""
+        held, self._buffer = self._buffer, b""
         return held
 
-    def cut(self, error: ApiError) -> bytes:
+    def terminate(self, error: ApiError) -> bytes:
         """What ends a broken stream, as an engine ends one: the error event, then [DONE].
 
         A held partial event is dropped.
         """
-        self._held = b""
-        return (b"\n\n" if self._inside else b"") + error.event() + DONE
+        self._buffer = b""
+        return (b"\n\n" if self._mid_event else b"") + error.event() + DONE
 
 
 def _last_boundary(data: bytes) -> int:

@@ -77,7 +77,7 @@ class ProxyEndpoint:
                 scope["log_fields"]["key"] = key
             self._admission.enter(key)
             try:
-                limits, body = self._limiter.of(key), None
+                limits, body = self._limiter.limits_of(key), None
                 if direct is not None:
                     body = whole_body(self._max_body_bytes, scope["body_share"], direct)
                 if body is None:
@@ -251,8 +251,8 @@ class ProxyEndpoint:
         # What a block would do, without the coroutines of one.
         permit = self._admission.permit(claim)
         try:
-            if not permit.take_free():
-                await permit.take()
+            if not permit.try_acquire():
+                await permit.acquire()
         finally:
             request.trace.end(waiting)
         try:
@@ -266,7 +266,7 @@ class ProxyEndpoint:
                 if entry is not None:
                     entry.used = used
         finally:
-            permit.give_back()
+            permit.release()
 
     def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
         begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics

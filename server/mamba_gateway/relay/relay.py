@@ -77,8 +77,8 @@ class Relay:
         self.loop = connector.loop
         """That its requests are served on."""
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
-        self._lifetimes = Deadlines(self.loop, request_timeout)
-        self._life_signs = LivenessChecks(connector, probe_timeout, silence_timeout)
+        self._deadlines = Deadlines(self.loop, request_timeout)
+        self._liveness = LivenessChecks(connector, probe_timeout, silence_timeout)
         self._budget = RetryBudget(time.monotonic)
         self._hold = EndpointWait(pool, metrics, wake)
         self.cancelling = False
@@ -98,32 +98,32 @@ class Relay:
         task = asyncio.current_task(self.loop)
         assert task is not None
         lifetime = Interrupt(task)
-        self._lifetimes.begin(lifetime)
+        self._deadlines.begin(lifetime)
         try:
             with lifetime:
                 await self._attempts(request, send, lifetime, task)
         except TimeoutError:
             raise self._timed_out() from None
         finally:
-            self._lifetimes.end(lifetime)
+            self._deadlines.end(lifetime)
 
     async def _attempts(
         self, request: UpstreamRequest, send: Send, lifetime: Interrupt, task: asyncio.Task[Any]
     ) -> None:
-        died: tuple[str, ...] = ()
+        lost_engines: tuple[str, ...] = ()
         recording = request.trace.recording
-        self._budget.came()
+        self._budget.record_request()
         deadline = self.loop.time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
-                found = self._decide(request, died)
-                record = self._hold.at_once(found)
+                decided = self._decide(request, lost_engines)
+                record = self._hold.decided(decided)
                 if record is None:
-                    decide = functools.partial(self._decide, request, died)
-                    record = await self._hold.later(found, decide, request.model, deadline)
+                    decide = functools.partial(self._decide, request, lost_engines)
+                    record = await self._hold.wait(decided, decide, request.model, deadline)
                 if recording:
                     record.describe(routing)
-            last = number == self._max_attempts or not self._budget.left
+            last = number == self._max_attempts or not self._budget.available
             endpoint = record.decision.endpoint
             ticket = self._router.sent(record, request.prompt)
             if request.permit is not None:
@@ -135,15 +135,15 @@ class Relay:
             if recording:
                 span.set(names.ENDPOINT, endpoint.name)
                 span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
-            watch = SilenceWatch(self._life_signs, endpoint.url, task)
+            watch = SilenceWatch(self._liveness, endpoint.url, task)
             try:
                 with watch:
                     response, first = await ask(self._connector, endpoint.url, request, span)
                     try:
                         span.set(names.HTTP_STATUS, response.status)
                         if response.status not in RETRIED_STATUSES or last:
-                            self._pool.answered(endpoint.url, ticket, well=response.status < 500)
-                            request.let_body_go()
+                            self._pool.response_started(endpoint.url, ticket, well=response.status < 500)
+                            request.release_body()
                             begun = True
                             added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
                             if send_whole(response, first, send, added):
@@ -170,11 +170,11 @@ class Relay:
             except ConnectionLost as error:
                 reason, detail, failed = "died", str(error), True
                 span.fail(reason)
-                if last or died:
+                if last or lost_engines:
                     # A request that takes engines down with it must not go round the whole pool.
                     self._pool.fail(endpoint.url, detail)
                     raise UpstreamLost(NO_ANSWER) from error
-                died = (endpoint.url,)
+                lost_engines = (endpoint.url,)
             except IdleTimeout as error:
                 failed = True
                 span.fail("idle_timeout")
@@ -186,10 +186,10 @@ class Relay:
                 failed = True
                 span.fail("silent")
                 reason, detail = "silent", "it was silent and did not say at /livez that it lives"
-                if last or died or begun:
+                if last or lost_engines or begun:
                     self._pool.fail(endpoint.url, detail)
                     raise UpstreamIdleTimeout(SILENT) from error
-                died = (endpoint.url,)
+                lost_engines = (endpoint.url,)
             except ResponseTruncated as error:
                 # Not where the gateway itself cut it: at its end, or after the longest life of a request.
                 failed = True if isinstance(error.__cause__, UpstreamLost | UpstreamIdleTimeout) else None
@@ -198,16 +198,16 @@ class Relay:
                 self._pool.end(endpoint.url, ticket, failed=failed)
                 request.trace.end(span)
             self._pool.suspect(endpoint.url, detail)
-            self._budget.retried()
+            self._budget.record_retry()
             self._metrics.retries.labels(reason).inc()
             log.warning(
                 "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
             )
 
-    def _decide(self, request: UpstreamRequest, died: tuple[str, ...]) -> RoutingRecord | NoCandidate:
+    def _decide(self, request: UpstreamRequest, tried: tuple[str, ...]) -> RoutingRecord | NoCandidate:
         return self._router.decide(
             request.model, request.prompt,
-            body_bytes=len(request.body), tried=died, request_id=request.request_id,
+            body_bytes=len(request.body), tried=tried, request_id=request.request_id,
         )  # fmt: skip
 
     async def _forward(
@@ -219,11 +219,11 @@ class Relay:
         endpoint: Endpoint,
         lifetime: Interrupt,
         watch: SilenceWatch,
-        added: tuple[tuple[bytes, bytes], ...],
+        extra_headers: tuple[tuple[bytes, bytes], ...],
         span: SpanNote,
     ) -> bool | None:
         """Pass the answer on. Returns whether it failed on the way; None = by a mistake of the client."""
-        headers = [*to_client(response.headers), *added]
+        headers = [*to_client(response.headers), *extra_headers]
         events = is_event_stream(response.headers)
         aligner = EventAligner() if events else None
         if events:  # a declared length would leave no room for an error event
@@ -232,7 +232,7 @@ class Relay:
 
         def passed(chunk: bytes) -> bytes:
             nonlocal spoiled
-            watch.heard()
+            watch.record_activity()
             if (found := record_chunk(chunk, request, response, span)) is not False:
                 spoiled = found
             return aligner.feed(chunk) if aligner else chunk
@@ -247,7 +247,7 @@ class Relay:
         out = passed(first) if first else b""
         whole = response.complete
         if whole and aligner:
-            out += aligner.rest()
+            out += aligner.flush()
         if begin is not None and begin(response.status, headers, out, not whole):
             if whole:
                 return spoiled
@@ -257,7 +257,7 @@ class Relay:
         try:
             if out:
                 await send({"type": "http.response.body", "body": out, "more_body": True})
-            while out := await response.pass_on(take):
+            while out := await response.consume(take):
                 await send({"type": "http.response.body", "body": out, "more_body": True})
         except (ConnectionLost, EngineUnreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
@@ -279,9 +279,9 @@ class Relay:
                 )
             raise
         else:
-            rest = aligner.rest() if aligner else b""
+            rest = aligner.flush() if aligner else b""
             await send({"type": "http.response.body", "body": rest, "more_body": False})
             return spoiled
 
     def _timed_out(self) -> RequestTimedOut:
-        return RequestTimedOut(f"the request took longer than {self._lifetimes.seconds:g} s")
+        return RequestTimedOut(f"the request took longer than {self._deadlines.seconds:g} s")

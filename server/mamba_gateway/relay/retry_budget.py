@@ -9,9 +9,9 @@ from mamba_gateway.clock import Clock
 
 WINDOW = 10.0
 """Seconds that are looked back on."""
-SHARE = 0.2
+RETRY_RATIO = 0.2
 """Of the requests in that time."""
-ALWAYS = 10
+MIN_RETRIES = 10
 """Beyond the share: a gateway with little to do sends again, too."""
 
 
@@ -23,26 +23,26 @@ class RetryBudget:
         self._requests: deque[float] = deque()
         self._retries: deque[float] = deque()
 
-    def came(self) -> None:
+    def record_request(self) -> None:
         """A request."""
         now, times = self._clock(), self._requests
         times.append(now)
         while times[0] <= now - WINDOW:
             times.popleft()
 
-    def retried(self) -> None:
+    def record_retry(self) -> None:
         """One was sent again."""
         self._retries.append(self._clock())
 
     @property
-    def left(self) -> bool:
+    def available(self) -> bool:
         """One more may be."""
-        if len(self._retries) < ALWAYS:
+        if len(self._retries) < MIN_RETRIES:
             return True
-        self._forget()
-        return len(self._retries) < ALWAYS + SHARE * len(self._requests)
+        self._expire()
+        return len(self._retries) < MIN_RETRIES + RETRY_RATIO * len(self._requests)
 
-    def _forget(self) -> None:
+    def _expire(self) -> None:
         since = self._clock() - WINDOW
         for times in (self._requests, self._retries):
             while times and times[0] <= since:

@@ -37,7 +37,7 @@ class NoCandidate(Enum):
 class RoutingDecision(msgspec.Struct, frozen=True):
     """Where a request goes, and all that was weighed for it."""
 
-    place: int
+    index: int
     """Of the chosen one in the comparison."""
     comparison: CostComparison
     """Of all that passed the filters."""
@@ -48,12 +48,12 @@ class RoutingDecision(msgspec.Struct, frozen=True):
     @property
     def endpoint(self) -> Endpoint:
         """The chosen one."""
-        return self.comparison.endpoints[self.place]
+        return self.comparison.endpoints[self.index]
 
     @property
     def cost(self) -> Cost:
         """Of the chosen one: worked out when asked for."""
-        return self.comparison.cost(self.place)
+        return self.comparison.cost(self.index)
 
     @property
     def resumable(self) -> int:
@@ -95,12 +95,14 @@ def serving(endpoints: Iterable[Endpoint], model: str | None) -> tuple[Endpoint,
     )
 
 
-def asked_for(endpoints: Iterable[Endpoint], among: frozenset[str] | None) -> tuple[Endpoint, ...]:
+def allowed(endpoints: Iterable[Endpoint], addresses: frozenset[str] | None) -> tuple[Endpoint, ...]:
     """Filter: those that the proxy names by address or by host; without such a list, all."""
-    if among is None:
+    if addresses is None:
         return tuple(endpoints)
     return tuple(
-        endpoint for endpoint in endpoints if endpoint.address in among or _host(endpoint.address) in among
+        endpoint
+        for endpoint in endpoints
+        if endpoint.address in addresses or _host(endpoint.address) in addresses
     )
 
 
@@ -120,7 +122,7 @@ def choose(
 ) -> RoutingDecision | NoCandidate:
     """The endpoint for this request, or why there is none."""
     known = tuple(snapshot)
-    model, among, tried = request.model, request.among, request.tried
+    model, addresses, tried = request.model, request.allowed_addresses, request.tried
     candidates = [
         one
         for one in known
@@ -132,15 +134,15 @@ def choose(
     if not candidates:
         going = available(serving(known, model))
         candidates = [one for one in going if one.draining and one.url not in tried]
-    if among is not None:
-        candidates = list(asked_for(candidates, among))
+    if addresses is not None:
+        candidates = list(allowed(candidates, addresses))
     if not candidates:
         return _why_none(known, request)
     comparison = CostComparison.of(candidates, request, weights, rng)
     if len(candidates) == 1:
         return RoutingDecision(0, comparison, "only")
-    place = cheapest(comparison.totals(), rng)
-    return RoutingDecision(place, comparison, _reason(comparison.cost(place), comparison))
+    index = cheapest(comparison.totals(), rng)
+    return RoutingDecision(index, comparison, _reason(comparison.cost(index), comparison))
 
 
 def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandidate:
@@ -150,12 +152,12 @@ def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandida
         return NoCandidate.MODEL_UNKNOWN
     if not (ready := available(suitable)):
         return NoCandidate.NONE_READY
-    if not asked_for(ready, request.among):
+    if not allowed(ready, request.allowed_addresses):
         return NoCandidate.NONE_ASKED_FOR
     return NoCandidate.ALL_TRIED
 
 
-def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, str]:
+def drop_reasons(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, str]:
     """Why each endpoint that was not weighed was not: by name."""
     reasons: dict[str, str] = {}
     known = tuple(snapshot)
@@ -165,7 +167,7 @@ def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, 
             reasons[endpoint.name] = "serves another model"
         elif endpoint.url not in usable:
             reasons[endpoint.name] = "draining" if endpoint.draining else "not ready"
-        elif not asked_for((endpoint,), request.among):
+        elif not allowed((endpoint,), request.allowed_addresses):
             reasons[endpoint.name] = "the proxy does not ask for it"
         elif endpoint.url in request.tried:
             reasons[endpoint.name] = "tried before"

@@ -28,9 +28,9 @@ class EndpointWait:
         Raises ModelNotFound, UpstreamLost when each was tried, NoEndpoint.
         """
         found = decide()
-        return self.at_once(found) or await self.later(found, decide, model, deadline)
+        return self.decided(found) or await self.wait(found, decide, model, deadline)
 
-    def at_once(self, found: RoutingRecord | NoCandidate) -> RoutingRecord | None:
+    def decided(self, found: RoutingRecord | NoCandidate) -> RoutingRecord | None:
         """What was decided, if that was an engine; else somebody has to wait."""
         if not isinstance(found, RoutingRecord):
             return None
@@ -38,7 +38,7 @@ class EndpointWait:
             self._wake()  # nothing else is left, and nobody else may ask for more
         return found
 
-    async def later(
+    async def wait(
         self, found: RoutingRecord | NoCandidate, decide: Decide, model: str | None, deadline: float
     ) -> RoutingRecord:
         """What `until_decided` gives, where `found` was no engine."""

@@ -50,7 +50,7 @@ class Router:
         *,
         body_bytes: int = 0,
         tried: tuple[str, ...] = (),
-        among: frozenset[str] | None = None,
+        allowed_addresses: frozenset[str] | None = None,
         request_id: str = "",
     ) -> RoutingRecord | NoCandidate:
         """Where the request goes, or why nowhere. Without `prompt` its length is guessed and load decides."""
@@ -58,13 +58,15 @@ class Router:
         snapshot = self._pool.snapshot()
         published = NOTHING
         if prompt is None:
-            request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN, among=among)
+            request = RoutingRequest(
+                model, tried, body_bytes // BYTES_PER_TOKEN, allowed_addresses=allowed_addresses
+            )
         else:
             published = self._published(prompt)
             known = self._known(prompt, published)
             request = RoutingRequest(
                 model, tried, prompt.tokens, known.resumable, known.pages, prompt.home,
-                self._index.state == "following", among,
+                self._index.state == "following", allowed_addresses,
             )  # fmt: skip
         found = choose(snapshot, request, self._rng, self._weights)
         if isinstance(found, NoCandidate):

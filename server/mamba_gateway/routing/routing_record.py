@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.routing.decision import RoutingDecision, dropped
+from mamba_gateway.routing.decision import RoutingDecision, drop_reasons
 from mamba_gateway.routing.scoring import Cost, RoutingRequest
 from mamba_prefix.prefix_index import NOTHING, Depths
 from mamba_telemetry import conventions as names
@@ -20,11 +20,11 @@ from mamba_telemetry.request_trace import SpanNote
 
 REQUEST_HEADER = b"x-mambaserve-explain"
 RESPONSE_HEADER = b"x-mambaserve-explain"
-MOST_SHOWN = 16
+MAX_SHOWN = 16
 """Endpoints that are shown of each kind, the cheapest first."""
 MOST_HEADER_BYTES = 4096
 """Of the header: proxies refuse larger ones."""
-KEPT = 256
+MAX_RECORDS = 256
 """Decisions that can be asked for later."""
 
 
@@ -44,10 +44,10 @@ class RoutingRecord(msgspec.Struct, frozen=True):
     published: Depths = NOTHING
     """What the index said of it, without what this gateway guesses."""
 
-    def explained(self, most: int = MOST_SHOWN) -> dict[str, Any]:
+    def explained(self, most: int = MAX_SHOWN) -> dict[str, Any]:
         """As JSON; seconds are weighted ones."""
         ordered = sorted(self.decision.costs(), key=lambda cost: cost.total)
-        left_out = dropped(self.snapshot, self.request)
+        left_out = drop_reasons(self.snapshot, self.request)
         return {
             "engine": self.decision.endpoint.name,
             "reason": self.decision.reason,
@@ -61,7 +61,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
 
     def header(self) -> bytes:
         """One line of ASCII of at most `MOST_HEADER_BYTES`: as many endpoints as fit."""
-        most = MOST_SHOWN
+        most = MAX_SHOWN
         while len(line := json.dumps(self.explained(most), separators=(",", ":"))) > MOST_HEADER_BYTES:
             most //= 2
             if not most:  # names alone may be long
@@ -80,7 +80,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         span.set(names.PROMPT_TOKENS, self.request.prompt_tokens)
         span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 
-    def whole(self) -> dict[str, Any]:
+    def log_entry(self) -> dict[str, Any]:
         """With when and for whom it was made."""
         at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
         return {
@@ -95,15 +95,15 @@ class RoutingLog:
     """The last decisions of one gateway."""
 
     def __init__(self) -> None:
-        self._kept: deque[RoutingRecord] = deque(maxlen=KEPT)
+        self._records: deque[RoutingRecord] = deque(maxlen=MAX_RECORDS)
 
     def add(self, record: RoutingRecord) -> None:
         """Keep it, in place of the oldest."""
-        self._kept.append(record)
+        self._records.append(record)
 
-    def last(self, most: int = KEPT) -> Iterable[RoutingRecord]:
+    def last(self, most: int = MAX_RECORDS) -> Iterable[RoutingRecord]:
         """The newest first."""
-        kept = list(self._kept)[::-1]
+        kept = list(self._records)[::-1]
         return kept[:most]
 
 

@@ -21,17 +21,17 @@ SECONDS_PER_REQUEST = 1.0
 """What a request counts for at an engine that does not say how many tokens it has to compute."""
 ASSUMED_SHARE = 0.5
 """Of a prompt that no engine knows, what others are assumed to share with it."""
-TIMES_APART = 4.0
+RECOMPUTE_FACTOR = 4.0
 """What work that is done twice costs, by the time it takes: it delays those behind it, its copy pushes out of
 memory what others would have resumed, and prompts that share it part ways from then on."""
-APART_EACH = 2.0
+RECOMPUTE_FACTOR_PER_WAITING = 2.0
 """So much more for each request that waits at the engine that would do it: it delays all that come until the
 queue there is empty again. That takes longer than the queue is, since others come meanwhile: twice as long at
 half use."""
 JITTER = 0.1
 """The part of the load that others make is old news: gateways read it higher by up to so much, each by a
 number of its own for each engine, so that they do not all send to the same one."""
-FEW = 8
+SMALL_POOL = 8
 """Endpoints, up to which numbers by themselves are quicker than arrays."""
 
 
@@ -59,9 +59,9 @@ class RoutingRequest(msgspec.Struct, frozen=True):
     """The same of those that have its attention or were sent it lately, able to resume it or not."""
     home: int | None = None
     """What prompts with the same beginning have in common; None = not known."""
-    sure: bool = True
+    authoritative: bool = True
     """What is known is what engines said of themselves; False: a guess of this gateway's own."""
-    among: frozenset[str] | None = None
+    allowed_addresses: frozenset[str] | None = None
     """Addresses (host:port, or a host alone) of the only ones that may be chosen; None = all may."""
 
 
@@ -103,14 +103,14 @@ class CostComparison(msgspec.Struct):
     weights: RoutingWeights
     jitters: Sequence[float]
     """What the load that others make is multiplied with, of each endpoint."""
-    usual: EngineSpeed
+    median_speed: EngineSpeed
     known: Mapping[str, tuple[int, int]]
     """By name, of those that know something of the prompt: tokens that they can resume, and have seen."""
-    most: int
+    most_seen: int
     """Tokens of the prompt that one of them has seen, or that others are assumed to share with it."""
-    times: float
+    recompute_factor: float
     """What it costs to compute those once more, by the time it takes, at an engine where none waits."""
-    each: float
+    recompute_factor_per_waiting: float
     """So much more for each request that waits there."""
     home: str
     """Name of the one that is not charged for what it is only assumed that others share; "" = none is."""
@@ -129,7 +129,9 @@ class CostComparison(msgspec.Struct):
         jitters = [1 + JITTER * draw() for _ in endpoints]
         most, home = max([seen for _, seen in known.values()], default=0), ""
         # Gateways that go by guesses of their own guess differently: nothing stays together for all of them.
-        times, each = (TIMES_APART, APART_EACH) if request.sure else (1.0, 0.0)
+        times, each = (
+            (RECOMPUTE_FACTOR, RECOMPUTE_FACTOR_PER_WAITING) if request.authoritative else (1.0, 0.0)
+        )
         if most < HOME_TOKENS and request.home is not None:
             home = home_of(endpoints, request.home).name
             # Nobody has shown yet that anything will be shared.
@@ -141,15 +143,20 @@ class CostComparison(msgspec.Struct):
         """One for each endpoint, in their order."""
         return tuple([self.cost(at) for at in range(len(self.endpoints))])
 
-    def cost(self, at: int) -> Cost:
+    def cost(self, index: int) -> Cost:
         """Of the endpoint at this place."""
-        endpoint, request, weights, jitter = self.endpoints[at], self.request, self.weights, self.jitters[at]
-        speed = endpoint.speed or self.usual
+        endpoint, request, weights, jitter = (
+            self.endpoints[index],
+            self.request,
+            self.weights,
+            self.jitters[index],
+        )
+        speed = endpoint.speed or self.median_speed
         known, seen = self.known.get(endpoint.name, NOTHING_KNOWN)
         apart = 0.0
-        if seen < self.most and endpoint.name != self.home:
-            times = self.times + self.each * endpoint.waiting
-            apart = times * weights.prefix * speed.seconds(seen, self.most)
+        if seen < self.most_seen and endpoint.name != self.home:
+            times = self.recompute_factor + self.recompute_factor_per_waiting * endpoint.waiting
+            apart = times * weights.prefix * speed.seconds(seen, self.most_seen)
         compute = weights.prefix * speed.seconds(known, request.prompt_tokens)
         if endpoint.queued_tokens is None:
             others = endpoint.load - endpoint.in_flight
@@ -166,15 +173,20 @@ class CostComparison(msgspec.Struct):
     def totals(self) -> list[float]:
         """The total of each cost, to the last bit, in a fraction of the time: this is what a decision waits
         for."""
-        tokens, most, home, known = self.request.prompt_tokens, self.most, self.home, self.known
+        tokens, most, home, known = self.request.prompt_tokens, self.most_seen, self.home, self.known
         prefix, load = self.weights.prefix, self.weights.load
-        times, each, square, most_square = self.times, self.each, tokens * tokens, most * most
+        times, each, square, most_square = (
+            self.recompute_factor,
+            self.recompute_factor_per_waiting,
+            tokens * tokens,
+            most * most,
+        )
         found: list[float] = []
         for at, endpoint in enumerate(self.endpoints):
-            if (told := endpoint.told) is None:
+            if (terms := endpoint.cost_terms) is None:
                 found.append(self.cost(at).total)
                 continue
-            rate, ratio, queued, decode = told
+            rate, ratio, queued, decode = terms
             name, room = endpoint.name, endpoint.room
             resumed, seen = known.get(name, NOTHING_KNOWN)
             total = prefix * ((tokens - resumed + ratio * (square - resumed * resumed) / 2) / rate)
@@ -206,7 +218,7 @@ class CostComparison(msgspec.Struct):
         return any(self._charged(endpoint.name) for endpoint in self.endpoints)
 
     def _charged(self, name: str) -> bool:
-        return name != self.home and self.known.get(name, NOTHING_KNOWN)[1] < self.most
+        return name != self.home and self.known.get(name, NOTHING_KNOWN)[1] < self.most_seen
 
 
 def _known(endpoints: Sequence[Endpoint], request: RoutingRequest) -> dict[str, tuple[int, int]]:
@@ -230,7 +242,7 @@ def home_of(endpoints: Sequence[Endpoint], key: int) -> Endpoint:
     and for most keys the same when one of the endpoints leaves (rendezvous hashing)."""
     # Of many they are mixed at once, which for few takes longer.
     keys = [key ^ endpoint.key for endpoint in endpoints]
-    many = len(keys) > FEW
+    many = len(keys) > SMALL_POOL
     values = mixed(np.array(keys, np.uint64)).tolist() if many else list(map(mixed_one, keys))
     best = max(values)
     return max((one for one, value in zip(endpoints, values, strict=True) if value == best), key=_name)

@@ -73,8 +73,8 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 await self._send_in_pieces(transport, response, head, body)
             del body  # or this frame would hold it until the answer begins to come
-            while (part := response.here()) is None:  # `read`, without a coroutine of its own
-                await response.happened()
+            while (part := response.read_nowait()) is None:  # `read`, without a coroutine of its own
+                await response.wait()
             return response, part
         except BaseException:
             response.close()
@@ -91,7 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
             transport.write(view[sent : sent + PIECE_BYTES])
             sent += PIECE_BYTES
             if self._write_paused:
-                await response.happened()
+                await response.wait()
             else:
                 await asyncio.sleep(0)
         self._unsent = sent < len(body)
@@ -152,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
         elif self._in_head and self._too_large(len(data)):
             self._fail(TOO_LARGE)
         else:
-            response.came()
+            response.read_done()
 
     def on_message_begin(self) -> None:
         """A status line, the first one or that after `100 Continue`."""

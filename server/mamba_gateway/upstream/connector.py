@@ -17,10 +17,10 @@ from mamba_gateway.upstream.connection import EngineUnreachable, UpstreamConnect
 from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_gateway.upstream.response import Pair, UpstreamResponse
 
-KEPT_SECONDS = 4.0
+IDLE_SECONDS = 4.0
 """How long an idle connection is kept. Below the five seconds after which the servers in use close theirs: no
 race for one."""
-MOST_STARTS = 16
+MAX_STARTS = 16
 """Beginnings of requests that are kept for each engine."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -50,7 +50,7 @@ class Origin:
             line = b"%b %b%b HTTP/1.1" % (method.encode(), self.path.encode(), target.encode("latin-1"))
             made = b"%b\r\nhost: %b" % (line, self.authority)
             # Paths are few; queries, and whatever else a client could make up, are not kept.
-            if "?" not in start and len(self._starts) < MOST_STARTS:
+            if "?" not in start and len(self._starts) < MAX_STARTS:
                 self._starts[start] = made
         return made
 
@@ -101,24 +101,28 @@ class UpstreamConnector:
         """
         origin = self.origin(base)
         head = _head(origin, start, headers, len(body))
-        connection = self._kept(origin)
-        return self._connected(origin, head, body) if connection is None else connection.send(head, body)
+        connection = self._idle_connection(origin)
+        return (
+            self._connect_and_send(origin, head, body) if connection is None else connection.send(head, body)
+        )
 
-    async def _connected(self, origin: Origin, head: bytes, body: bytes) -> tuple[UpstreamResponse, bytes]:
-        connection = await self._made(origin)
+    async def _connect_and_send(
+        self, origin: Origin, head: bytes, body: bytes
+    ) -> tuple[UpstreamResponse, bytes]:
+        connection = await self._new_connection(origin)
         sending = connection.send(head, body)
         del body  # or this frame would hold it until the answer begins to come
         return await sending
 
-    def _kept(self, origin: Origin) -> UpstreamConnection | None:
+    def _idle_connection(self, origin: Origin) -> UpstreamConnection | None:
         while origin.idle:
             kept_since, connection = origin.idle.pop()
-            if connection.usable and self.loop.time() - kept_since < KEPT_SECONDS:
+            if connection.usable and self.loop.time() - kept_since < IDLE_SECONDS:
                 return connection
             connection.abort()
         return None
 
-    async def _made(self, origin: Origin) -> UpstreamConnection:
+    async def _new_connection(self, origin: Origin) -> UpstreamConnection:
         where = authority(origin.host, origin.port)
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -154,7 +158,7 @@ class UpstreamConnector:
             try:
                 _, connection = await self.loop.create_connection(
                     functools.partial(
-                        UpstreamConnection, self._idle, functools.partial(self._keep, origin.base)
+                        UpstreamConnection, self._idle, functools.partial(self._return, origin.base)
                     ),
                     sock=made,
                     ssl=self._tls_context() if origin.tls else None,
@@ -181,26 +185,26 @@ class UpstreamConnector:
             self._tls = ssl.create_default_context()
         return self._tls
 
-    def _keep(self, base: str, connection: UpstreamConnection) -> None:
+    def _return(self, base: str, connection: UpstreamConnection) -> None:
         if self._closed:
             connection.abort()
             return
         self.origin(base).idle.append((self.loop.time(), connection))
         if self._sweep is None:
             # One timer for all connections: each request would wind one of its own.
-            self._sweep = self.loop.call_later(KEPT_SECONDS, self._on_sweep)
+            self._sweep = self.loop.call_later(IDLE_SECONDS, self._on_sweep)
 
     def _on_sweep(self) -> None:
         self._sweep = None
         now = self.loop.time()
         for base, origin in list(self._origins.items()):
-            while origin.idle and (now - origin.idle[0][0] >= KEPT_SECONDS or not origin.idle[0][1].usable):
+            while origin.idle and (now - origin.idle[0][0] >= IDLE_SECONDS or not origin.idle[0][1].usable):
                 origin.idle.popleft()[1].abort()
             if not origin.idle:
                 del self._origins[base]  # engines come and go
         if self._origins:
             since = min(origin.idle[0][0] for origin in self._origins.values())
-            self._sweep = self.loop.call_later(max(0.0, since + KEPT_SECONDS - now), self._on_sweep)
+            self._sweep = self.loop.call_later(max(0.0, since + IDLE_SECONDS - now), self._on_sweep)
 
 
 @asynccontextmanager

@@ -25,17 +25,17 @@ class Deadlines:
         """In the order in which they fall due."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, one: DeadlineListener) -> float:
+    def begin(self, listener: DeadlineListener) -> float:
         """Let it fall due after `seconds`, unless it ends before. It has not begun already. Returns the time
         of the loop."""
-        self._began[one] = now = self.loop.time()
+        self._began[listener] = now = self.loop.time()
         if self._timer is None:
-            self._wind(self.seconds)
+            self._arm(self.seconds)
         return now
 
-    def end(self, one: DeadlineListener) -> None:
+    def end(self, listener: DeadlineListener) -> None:
         """It does not fall due any more. Of what did already, or never began, nothing happens."""
-        self._began.pop(one, None)
+        self._began.pop(listener, None)
 
     def close(self) -> None:
         """Nothing falls due any more."""
@@ -44,7 +44,7 @@ class Deadlines:
             self._timer.cancel()
             self._timer = None
 
-    def _wind(self, seconds: float) -> None:
+    def _arm(self, seconds: float) -> None:
         # It outlives the request that needs it first, and must not hold its context.
         self._timer = self.loop.call_later(seconds, self._on_time, context=contextvars.Context())
 
@@ -63,4 +63,4 @@ class Deadlines:
             # One that fails is no reason to forget the others.
             self._timer = None
             if self._began:
-                self._wind(max(0.0, left))
+                self._arm(max(0.0, left))

@@ -11,19 +11,19 @@ from typing import Any, Self
 class Interrupt:
     """Raises TimeoutError where the block is, once `expire` was called in it."""
 
-    __slots__ = ("_cancelling", "_of", "_task", "fired")
+    __slots__ = ("_cancelling", "_owner", "_task", "fired")
 
-    def __init__(self, of: asyncio.Task[Any]) -> None:
+    def __init__(self, task: asyncio.Task[Any]) -> None:
         """`of`: the task that the block is in."""
-        self._of = of
+        self._owner = task
         self.fired = False
         self._task: asyncio.Task[Any] | None = None
         """None outside of the block."""
         self._cancelling = 0
 
     def __enter__(self) -> Self:
-        self._task = self._of
-        self._cancelling = self._of.cancelling()
+        self._task = self._owner
+        self._cancelling = self._owner.cancelling()
         return self
 
     def expire(self) -> None:

@@ -39,7 +39,7 @@ class UpstreamRequest:
     explain: bool = False
     """The client wants to know why this engine was chosen."""
 
-    def let_body_go(self) -> None:
+    def release_body(self) -> None:
         """An engine has begun to answer: no other attempt needs the body."""
         self.body = b""
         if self.body_share is not None:

@@ -36,8 +36,8 @@ class UpstreamResponse:
     """The answer to one request, as it comes."""
 
     __slots__ = (
-        "_connection", "_error", "_idle", "_left", "_loop", "_parts", "_size", "_take", "_timed", "_timer",
-        "_waiter", "_waits_since", "headers", "status",
+        "_connection", "_consumer", "_error", "_forwardable", "_idle", "_limited", "_loop", "_parts", "_size",
+        "_timer", "_waiter", "_waiting_since", "headers", "status",
     )  # fmt: skip
 
     def __init__(self, connection: BodySource, idle: Deadlines) -> None:
@@ -51,12 +51,12 @@ class UpstreamResponse:
         self._parts: list[bytes] = []
         self._size = 0
         self._error: Exception | None = None
-        self._take: Callable[[bytes], bytes] | None = None
-        self._left = b""
+        self._consumer: Callable[[bytes], bytes] | None = None
+        self._forwardable = b""
         """What `_take` gave back."""
         self._waiter: asyncio.Future[None] | None = None
-        self._waits_since = 0.0
-        self._timed = False
+        self._waiting_since = 0.0
+        self._limited = False
         """The silence of the engine has a limit already."""
         self._timer: asyncio.TimerHandle | None = None
         """For what is left of it behind the first time."""
@@ -71,49 +71,49 @@ class UpstreamResponse:
 
         Raises ConnectionLost and IdleTimeout, behind the bytes that came before.
         """
-        while (part := self.here()) is None:
-            await self.happened()
+        while (part := self.read_nowait()) is None:
+            await self.wait()
         return part
 
-    def here(self) -> bytes | None:
+    def read_nowait(self) -> bytes | None:
         """What `read` gives where it need not wait; None where it has to, until something has `happened`.
         Raises what `read` raises."""
         if self._parts:
-            return self._taken()
+            return self._drain()
         if self._error is not None:
             raise self._error
         return b"" if self._connection is None else None
 
-    async def pass_on(self, take: Callable[[bytes], bytes]) -> bytes:
+    async def consume(self, consumer: Callable[[bytes], bytes]) -> bytes:
         """Give `take` what comes, in the moment in which it comes, until it gives bytes back.
 
         Those are returned, at least one; empty at the end. What comes until the next call waits for it.
         Raises what `read` and `take` raise.
         """
-        self._take = take
+        self._consumer = consumer
         try:
-            while not self._left:
+            while not self._forwardable:
                 if self._parts:
-                    self._left = take(self._taken())
+                    self._forwardable = consumer(self._drain())
                 elif self._error is not None:
                     raise self._error
                 elif self._connection is None:
                     return b""
                 else:
-                    await self.happened()
-            left, self._left = self._left, b""
+                    await self.wait()
+            left, self._forwardable = self._forwardable, b""
             return left
         finally:
-            self._take = None
+            self._consumer = None
 
-    def happened(self) -> asyncio.Future[None]:
+    def wait(self) -> asyncio.Future[None]:
         """Done when anything has happened: bytes, the end, room to write. For one who waits."""
         self._waiter = self._loop.create_future()
-        if self._timed:
-            self._waits_since = self._loop.time()
+        if self._limited:
+            self._waiting_since = self._loop.time()
         else:
-            self._timed = True
-            self._waits_since = self._idle.begin(self)
+            self._limited = True
+            self._waiting_since = self._idle.begin(self)
         return self._waiter
 
     def close(self) -> None:
@@ -129,27 +129,27 @@ class UpstreamResponse:
         if before <= BUFFERED_BYTES < self._size and self._connection is not None:
             self._connection.pause_reading()
 
-    def came(self) -> None:
+    def read_done(self) -> None:
         """All that was in one read of the socket is put."""
         waits = self._waiter is not None and not self._waiter.done()
-        if self._take is None or not waits or not self._parts:
+        if self._consumer is None or not waits or not self._parts:
             self.wake()
             return
         # Whoever waits for it goes on waiting: a turn of the loop for each token costs a sixth more.
-        self._waits_since = self._loop.time()
+        self._waiting_since = self._loop.time()
         try:
-            self._left = self._take(self._taken())
+            self._forwardable = self._consumer(self._drain())
         except Exception as error:
             if self._connection is not None:
                 self._connection.abort()
             self.end(error)
-        if self._left:
+        if self._forwardable:
             self.wake()
 
     def end(self, error: Exception | None = None) -> None:
         """It is complete, or has broken off."""
         self._connection, self._error = None, error
-        if self._timed:
+        if self._limited:
             self._idle.end(self)
             if self._timer is not None:
                 self._timer.cancel()
@@ -162,7 +162,7 @@ class UpstreamResponse:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _taken(self) -> bytes:
+    def _drain(self) -> bytes:
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         if self._size > BUFFERED_BYTES and self._connection is not None:
@@ -173,7 +173,7 @@ class UpstreamResponse:
     def expire(self) -> None:
         """The engine may have said nothing for too long."""
         # Only time in which somebody waits for the engine counts, not that in which a client reads slowly.
-        since = self._waits_since if self._waiter is not None else self._loop.time()
+        since = self._waiting_since if self._waiter is not None else self._loop.time()
         left = since + self._idle.seconds - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(left, self.expire)

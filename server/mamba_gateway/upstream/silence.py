@@ -24,45 +24,45 @@ class LivenessChecks:
     answer, awaited for `patience` seconds at most, is for all that want to know. Any answer below 500 is a
     sign of life: engines of other kinds have no such route."""
 
-    def __init__(self, connector: UpstreamConnector, patience: float, seconds: float) -> None:
+    def __init__(self, connector: UpstreamConnector, timeout: float, seconds: float) -> None:
         """`seconds`: how long an engine may be silent until it is asked."""
-        self._connector, self._patience = connector, patience
+        self._connector, self._timeout = connector, timeout
         self.silence = Deadlines(connector.loop, seconds)
         self.loop = connector.loop
-        self._last: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[bool]] = {}
+        self._last_alive: dict[str, float] = {}
+        self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._waiting: dict[str, int] = {}
 
-    def last(self, base: str) -> float:
+    def last_alive(self, base: str) -> float:
         """When the engine was asked the last question that it answered, by the loop's clock; -inf = never."""
-        return self._last.get(base, -math.inf)
+        return self._last_alive.get(base, -math.inf)
 
-    async def ask(self, base: str) -> bool:
+    async def check(self, base: str) -> bool:
         """Whether the engine lives. Who is cancelled ends the question only if nobody else waits for it."""
-        if (task := self._asking.get(base)) is None:
-            task = self._asking[base] = asyncio.create_task(self._ask(base))
+        if (task := self._tasks.get(base)) is None:
+            task = self._tasks[base] = asyncio.create_task(self._probe(base))
         self._waiting[base] = self._waiting.get(base, 0) + 1
         try:
             return await asyncio.shield(task)
         finally:
             self._waiting[base] -= 1
             if not self._waiting[base]:
-                del self._waiting[base], self._asking[base]
+                del self._waiting[base], self._tasks[base]
                 task.cancel()
 
-    async def _ask(self, base: str) -> bool:
+    async def _probe(self, base: str) -> bool:
         begin = self.loop.time()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 answer, _ = await self._connector.send(base, "GET /livez", (), b"")
         except (EngineUnreachable, ConnectionLost, IdleTimeout, TimeoutError):
             return False
         answer.close()
         if answer.status < 500:
-            self._last.pop(base, None)
-            self._last[base] = begin
-            if len(self._last) > MOST_ENGINES:
-                del self._last[next(iter(self._last))]
+            self._last_alive.pop(base, None)
+            self._last_alive[base] = begin
+            if len(self._last_alive) > MOST_ENGINES:
+                del self._last_alive[next(iter(self._last_alive))]
             return True
         return False
 
@@ -71,35 +71,35 @@ class SilenceWatch(Interrupt):
     """Raises TimeoutError in its block, which is in `task`, once the engine was silent for as long as `signs`
     say and does not say that it lives; then it has `fired`: the engine was given up."""
 
-    __slots__ = ("_base", "_heard", "_look", "_loop", "_signs", "_timer")
+    __slots__ = ("_base", "_check_task", "_checks", "_last_activity", "_loop", "_timer")
 
-    def __init__(self, signs: LivenessChecks, base: str, task: asyncio.Task[Any]) -> None:
+    def __init__(self, checks: LivenessChecks, base: str, task: asyncio.Task[Any]) -> None:
         # What the base class does stands here again: each request comes through.
-        self._of, self._task, self._cancelling, self.fired = task, None, 0, False
-        self._signs, self._base = signs, base
-        self._loop = signs.loop
-        self._heard = 0.0
-        self._look: asyncio.Task[None] | None = None
+        self._owner, self._task, self._cancelling, self.fired = task, None, 0, False
+        self._checks, self._base = checks, base
+        self._loop = checks.loop
+        self._last_activity = 0.0
+        self._check_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         """For what is left behind the first time."""
 
-    def heard(self) -> None:
+    def record_activity(self) -> None:
         """Bytes came."""
-        self._heard = self._loop.time()
+        self._last_activity = self._loop.time()
 
     def __enter__(self) -> Self:
-        self._task, self._cancelling = self._of, self._of.cancelling()
-        self._heard = self._signs.silence.begin(self)
+        self._task, self._cancelling = self._owner, self._owner.cancelling()
+        self._last_activity = self._checks.silence.begin(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._signs.silence.end(self)
+        self._checks.silence.end(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._look is not None:
-            self._look.cancel()
+        if self._check_task is not None:
+            self._check_task.cancel()
         if self.fired:
             super().__exit__(kind, error, trace)
         else:
@@ -109,16 +109,18 @@ class SilenceWatch(Interrupt):
         """Its engine may have been silent for too long."""
         # Another stream may have been told in between that the engine lives.
         left = (
-            max(self._heard, self._signs.last(self._base)) + self._signs.silence.seconds - self._loop.time()
+            max(self._last_activity, self._checks.last_alive(self._base))
+            + self._checks.silence.seconds
+            - self._loop.time()
         )
         if left > 0:
             self._timer = self._loop.call_later(left, self.expire)
         else:
-            self._look = asyncio.create_task(self._ask(self._heard))
+            self._check_task = asyncio.create_task(self._check(self._last_activity))
 
-    async def _ask(self, heard: float) -> None:
-        lives = await self._signs.ask(self._base)
-        if heard != self._heard or lives:
+    async def _check(self, last_activity: float) -> None:
+        lives = await self._checks.check(self._base)
+        if last_activity != self._last_activity or lives:
             self.expire()
         else:
             super().expire()

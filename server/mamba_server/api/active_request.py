@@ -45,7 +45,7 @@ class _Sequence:
 
     text: SequenceText
     choice: int
-    seen: bool = False
+    updated: bool = False
     started: bool = False
     finished: bool = False
     first_at: float = 0.0
@@ -94,14 +94,14 @@ class ActiveRequest:
         }
         self._unfinished = {request.request_id: request.n for request in requests}
         self.counts = TokenCounts(prompt=sum(len(request.token_ids) for request in requests))
-        self._longest: dict[str, int] = {}
+        self._most_tokens: dict[str, int] = {}
         """Most tokens of a finished sequence, by request."""
-        self._begun = 0.0
+        self._started_at = 0.0
         self._failed = False
 
     async def __aenter__(self) -> Self:
         """Submit. Raises NotReady."""
-        self._begun = self._requests[0].arrival or time.monotonic()
+        self._started_at = self._requests[0].arrival or time.monotonic()
         if self._trace.recording:
             self._spans = EngineSpans(self._trace, self._requests)
             self._requests = [
@@ -120,7 +120,7 @@ class ActiveRequest:
         for (request_id, index), sequence in self._sequences.items():
             if not sequence.finished:
                 self._spans.finished(request_id, index, reason if self._failed else "abort")
-                self._metrics.finished(reason, time.monotonic() - self._begun, self._trace.exemplar())
+                self._metrics.finished(reason, time.monotonic() - self._started_at, self._trace.exemplar())
         for request_id in self._unfinished:
             self._engine.close(request_id, abort=True)
         self._metrics.cached(self.counts.cached_total)
@@ -146,7 +146,7 @@ class ActiveRequest:
         sequence = self._sequences.get(key)
         if sequence is None or sequence.finished:
             return None  # the engine runs one step behind a stop string
-        first, sequence.seen = not sequence.seen, True
+        first, sequence.updated = not sequence.updated, True
         finish = delta.finish_reason
         step = sequence.text.feed(
             delta.token_ids, stop_token=delta.stop_token_id is not None, last=finish is not None
@@ -177,15 +177,15 @@ class ActiveRequest:
             cached[delta.request_id] = max(cached.get(delta.request_id, 0), delta.cached_tokens)
         self.counts.completion += tokens
         self._metrics.generated(tokens)
-        self._spans.told(delta, tokens)
+        self._spans.record(delta, tokens)
         later = tokens
         if tokens and not sequence.started:
             sequence.started = True
             sequence.first_at = sequence.last_at = delta.first_at or at
             shown = self._trace.exemplar()
-            self._metrics.first_token(sequence.first_at - self._begun, shown)
+            self._metrics.first_token(sequence.first_at - self._started_at, shown)
             if delta.started:
-                queued, prefill = delta.started - self._begun, sequence.first_at - delta.started
+                queued, prefill = delta.started - self._started_at, sequence.first_at - delta.started
                 self._metrics.prompt_done(queued, prefill, shown)
             later -= 1
         if later:
@@ -198,17 +198,17 @@ class ActiveRequest:
         self._spans.finished(request_id, sequence.choice % self._n, reason)
         self._metrics.finished(
             reason,
-            sequence.last_at - self._begun,
+            sequence.last_at - self._started_at,
             self._trace.exemplar(),
             per_token=(sequence.last_at - sequence.first_at) / (tokens - 1) if tokens > 1 else None,
             tokens=tokens,
             decode=sequence.last_at - sequence.first_at if sequence.started else None,
         )
-        self._longest[request_id] = max(self._longest.get(request_id, 0), tokens)
+        self._most_tokens[request_id] = max(self._most_tokens.get(request_id, 0), tokens)
         self._unfinished[request_id] -= 1
         if not self._unfinished[request_id]:
             del self._unfinished[request_id]
-            self._metrics.request_done(self._longest[request_id])
+            self._metrics.request_done(self._most_tokens[request_id])
             self._engine.close(request_id, abort=False)
         if reason == "error":
             raise InternalError(error or "the engine failed while it generated this answer; try again")

@@ -118,7 +118,7 @@ class ChatResponseBuilder:
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = update.prompt_logprobs
 
-    def whole(self, usage: UsageBody) -> bytes:
+    def full(self, usage: UsageBody) -> bytes:
         """The JSON of the complete answer."""
         body = ChatBody(self._id, self._created, self._model, [], usage)
         for index, choice in enumerate(self._choices):

@@ -66,7 +66,7 @@ class CompletionResponseBuilder:
         """Keep an update for `whole`."""
         self._add(update)
 
-    def whole(self, usage: UsageBody) -> bytes:
+    def full(self, usage: UsageBody) -> bytes:
         """The JSON of the complete answer."""
         choices = [
             self._choice_body(index, choice, first=True, finish=choice.finish_reason)

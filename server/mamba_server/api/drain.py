@@ -25,7 +25,7 @@ class Drain:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Around one HTTP request. Raises ServerDraining while it drains."""
-        self.arrivals.came()
+        self.arrivals.record()
         if self.draining:
             raise ServerDraining(
                 "the server is draining: it finishes what runs and takes nothing new; try another"

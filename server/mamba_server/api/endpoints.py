@@ -42,7 +42,7 @@ class ResponseBuilder(Protocol):
     def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None: ...
     def usage_chunk(self, usage: UsageBody) -> bytes: ...
     def collect(self, update: ChoiceUpdate) -> None: ...
-    def whole(self, usage: UsageBody) -> bytes: ...
+    def full(self, usage: UsageBody) -> bytes: ...
 
 
 class GeneratedResponse(Response):
@@ -137,7 +137,7 @@ class GenerationEndpoints:
         text: TextProcessor,
         scope: Scope,
         send: Send,
-        kept: frozenset[int] = frozenset(),
+        visible_special: frozenset[int] = frozenset(),
     ) -> None:
         """`kept`: special tokens that the answer is read by."""
         fields = scope["log_fields"]
@@ -147,7 +147,7 @@ class GenerationEndpoints:
             request.stops,
             special_tokens=request.skip_special_tokens is False,
             stop=bool(request.include_stop_str_in_output),
-            kept=kept,
+            visible_special=visible_special,
         )
         trace: RequestTrace = scope["trace"]
         active = ActiveRequest(serving.engine, text.tokenizer, adds, shown, serving.metrics, trace)
@@ -160,7 +160,7 @@ class GenerationEndpoints:
                 else:
                     async for update in active.updates():
                         builder.collect(update)
-                    await send_json(send, builder.whole(_usage(request, active)))
+                    await send_json(send, builder.full(_usage(request, active)))
         finally:
             trace.root.set(names.RESPONSE_ID, adds[0].request_id)
             trace.root.set(names.INPUT_TOKENS, active.counts.prompt)

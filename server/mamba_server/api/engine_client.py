@@ -56,7 +56,7 @@ class EngineClient:
         self._unstarted: set[str] = set()
         self._calls: dict[int, asyncio.Future[wire.AdminReply]] = {}
         self._call_ids = itertools.count(1)
-        self._heard = False
+        self._message_received = False
         self._fatal: wire.Fatal | None = None
         self._stopping = asyncio.Event()
         self.ready: wire.Ready | None = None
@@ -175,7 +175,7 @@ class EngineClient:
             hung = watcher.done() and not waiter.done()
             if reader.done() and (broken := reader.exception()) is not None:
                 log.error("engine_message_unreadable", error=str(broken))
-            if self._last_word() is not None:
+            if self._fatal_message() is not None:
                 await asyncio.wait({waiter}, timeout=FATAL_EXIT_SECONDS)
             process.kill()
             exit_code = await waiter
@@ -190,13 +190,13 @@ class EngineClient:
             await process.wait()
             self._process = None
             process.close()
-            self._lose(death_reason(None if hung else process.exit_code))
+            self._fail_open_requests(death_reason(None if hung else process.exit_code))
         return None if hung else exit_code
 
-    def _last_word(self) -> wire.Fatal | None:
+    def _fatal_message(self) -> wire.Fatal | None:
         return self._fatal
 
-    def _lose(self, reason: str) -> None:
+    def _fail_open_requests(self, reason: str) -> None:
         if self._fatal is not None:
             reason = self._fatal.message
         self.state = EngineState(self._unready_phase, reason)
@@ -216,18 +216,20 @@ class EngineClient:
         """Route messages until the process says Fatal. Raises msgspec.DecodeError for a foreign message."""
         while self._fatal is None:
             message = await process.receive()
-            self._heard = True
+            self._message_received = True
             self._route(message)
 
     async def _watch(self) -> None:
         """Ends when a ready engine was silent for too long. Counts own wake-ups, so that a stall of this
         process's loop is not held against the engine."""
-        quiet = 0.0
+        silent_seconds = 0.0
         tick = min(1.0, self._silence / 4)
-        while quiet < self._silence:
+        while silent_seconds < self._silence:
             await asyncio.sleep(tick)
-            quiet = 0.0 if self._heard or self.state.phase != "ready" else quiet + tick
-            self._heard = False
+            silent_seconds = (
+                0.0 if self._message_received or self.state.phase != "ready" else silent_seconds + tick
+            )
+            self._message_received = False
 
     def _route(self, message: wire.FromEngine) -> None:
         match message:

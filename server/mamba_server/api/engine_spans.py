@@ -17,9 +17,9 @@ from mamba_telemetry.request_trace import RequestTrace, SpanNote
 class _SequenceProgress:
     """Of one sequence."""
 
-    since: float
+    idle_since: float
     """When it was last known to have been computed; before that, when it was handed over."""
-    begun: bool = False
+    prefill_started: bool = False
     preemptions: int = 0
     first_at: float = 0.0
     last_at: float = 0.0
@@ -50,7 +50,7 @@ class EngineSpans:
         span = self._requests.get(request.request_id)
         return "" if span is None else self._trace.traceparent(span)
 
-    def told(self, delta: SequenceDelta, tokens: int) -> None:
+    def record(self, delta: SequenceDelta, tokens: int) -> None:
         """A delta came, of which `tokens` count."""
         progress = self._sequences.get((delta.request_id, delta.index))
         if progress is None or progress.finished:
@@ -68,7 +68,7 @@ class EngineSpans:
                 progress.first_at = delta.first_at or at
                 span.event(names.FIRST_TOKEN, progress.first_at, delta.index)
             progress.tokens += tokens
-            progress.since = progress.last_at = at
+            progress.idle_since = progress.last_at = at
 
     def finished(self, request_id: str, index: int, reason: str) -> None:
         """A sequence ended."""
@@ -78,8 +78,8 @@ class EngineSpans:
         progress.finished = True
         trace, span = self._trace, self._requests[request_id]
         now = time.monotonic()
-        if not progress.begun and not progress.tokens:
-            _sequence(trace.begin(names.ENGINE_QUEUE, span, at=progress.since), index).finish(now)
+        if not progress.prefill_started and not progress.tokens:
+            _sequence(trace.begin(names.ENGINE_QUEUE, span, at=progress.idle_since), index).finish(now)
         if progress.tokens:
             decode = _sequence(trace.begin(names.ENGINE_DECODE, span, at=progress.first_at), index)
             decode.set(names.STEPS, progress.tokens - 1)
@@ -103,11 +103,11 @@ class EngineSpans:
 
     def _piece(self, span: SpanNote, index: int, progress: _SequenceProgress, piece: PrefillTiming) -> None:
         trace = self._trace
-        waited = "" if progress.begun else names.ENGINE_QUEUE
+        waited = "" if progress.prefill_started else names.ENGINE_QUEUE
         if piece.preemptions > progress.preemptions:
             waited = names.ENGINE_PREEMPTED
         if waited:
-            _sequence(trace.begin(waited, span, at=progress.since), index).finish(piece.began)
+            _sequence(trace.begin(waited, span, at=progress.idle_since), index).finish(piece.began)
         note = _sequence(trace.begin(names.ENGINE_PREFILL, span, at=piece.began), index)
         for name, value in (
             (names.TOKENS_FROM, piece.start),
@@ -121,7 +121,11 @@ class EngineSpans:
             note.set(name, value)
         note.links = piece.beside
         note.finish(piece.ended)
-        progress.begun, progress.preemptions, progress.since = True, piece.preemptions, piece.ended
+        progress.prefill_started, progress.preemptions, progress.idle_since = (
+            True,
+            piece.preemptions,
+            piece.ended,
+        )
 
 
 def _sequence(note: SpanNote, index: int) -> SpanNote:

@@ -25,7 +25,7 @@ from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-MOST_TOLD = 256
+MAX_WARNED = 256
 """Names of unknown fields that are remembered."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -90,7 +90,7 @@ def limited_route(
                 )
                 request.scope["body_bytes"] = len(body)
                 fields = await reader.read(body)
-                unknown.tell(fields)
+                unknown.warn(fields)
                 return await handler(JsonRequest(request, body, fields))
 
             return handle
@@ -114,14 +114,14 @@ class UnknownFields:
 
     def __init__(self, known: frozenset[str]) -> None:
         self._known = known
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def tell(self, fields: dict[str, Any]) -> None:
+    def warn(self, fields: dict[str, Any]) -> None:
         """Warn of those that were not told of yet."""
-        if len(fields) > len(self._known) + MOST_TOLD:
-            fields = dict.fromkeys(itertools.islice(fields, len(self._known) + MOST_TOLD))
+        if len(fields) > len(self._known) + MAX_WARNED:
+            fields = dict.fromkeys(itertools.islice(fields, len(self._known) + MAX_WARNED))
         unknown = [name[:64] for name in fields if name not in self._known]
-        fresh = [name for name in unknown if name not in self._told]
-        if fresh and len(self._told) < MOST_TOLD:
-            self._told.update(fresh)
+        fresh = [name for name in unknown if name not in self._warned]
+        if fresh and len(self._warned) < MAX_WARNED:
+            self._warned.update(fresh)
             log.warning("unknown_fields_ignored", fields=fresh[:16], count=len(unknown))

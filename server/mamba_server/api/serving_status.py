@@ -30,13 +30,13 @@ class StatusEndpoint:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._shared = CachedValue(self._made)
+        self._shared = CachedValue(self._collect)
 
     async def status(self) -> Response:
         """What this engine does: its memory by owner, hits and misses, what runs, the plan in force."""
         return JsonResponse(await self._shared.get())
 
-    async def _made(self) -> bytes:
+    async def _collect(self) -> bytes:
         serving = self._serving
         state, engine = readiness(serving), serving.engine
         requests, plan = await asyncio.gather(self._asked("requests"), self._asked("plan"))

@@ -19,13 +19,13 @@ from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
 from mamba_server.engine.start_budget import StartBudget
 
-MOST_HELD = 64
+MAX_DEFERRED = 64
 """Waiting sequences that one step may put off for the prefix of another."""
-MOST_STARTED = 8
+MAX_STARTED = 8
 """Sequences that start in one step, whatever time they take."""
 HALF_A_PAGE = 0.5
 """What of the last page of a sequence is left over at its end, on average."""
-FORESEEN_FOR = 16
+FORECAST_STEPS = 16
 """Steps after which a forecast that refused somebody is made again although nobody left."""
 
 
@@ -56,16 +56,16 @@ class Admission:
     """Running sequences whose prefill may still leave checkpoints."""
     _arrived: deque[Sequence] = field(default_factory=deque)
     """Who has not been compared with those that lead."""
-    _left: int = 0
+    _departures: int = 0
     """Sequences that ended or were preempted so far."""
-    _refused: tuple[int, ...] | None = None
+    _refused_memory: tuple[int, ...] | None = None
     """Memory when the arena refused somebody."""
-    _unforeseen: tuple[int, ...] | None = None
+    _refused_by_forecast: tuple[int, ...] | None = None
     """Who was there when the forecast refused somebody."""
     _open: bool = False
     _step: int = 0
     _started: int = 0
-    _held: int = 0
+    _deferred: int = 0
     _matches: dict[tuple[str, int], Match] = field(default_factory=dict)
     """What was found in this step for those who wait."""
     _forecast: MemoryForecast | None = None
@@ -77,22 +77,22 @@ class Admission:
     def begin(self, step: int) -> None:
         """Admissions of `step` come next."""
         if self.waiting.release():
-            self._unforeseen = None
-        self._step, self._started, self._held, self._forecast = step, 0, 0, None
+            self._refused_by_forecast = None
+        self._step, self._started, self._deferred, self._forecast = step, 0, 0, None
         if self.budget is not None:
             self.budget.begin(answering=bool(self.decoding))
         self._matches.clear()
         self.leading = [
             each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
         ]
-        refused = self._memory() == self._refused or self._company() == self._unforeseen
+        refused = self._memory() == self._refused_memory or self._membership() == self._refused_by_forecast
         # Asked again only when memory has changed hands, or somebody has left.
         self._open = bool(len(self.waiting)) and not (self.running and refused)
         if self._open:
-            self._refused = self._unforeseen = None
-            self._put_off_arrived()
+            self._refused_memory = self._refused_by_forecast = None
+            self._defer_arrived()
             # Each comparison costs time, so a step makes so many and no more.
-            self._open = self._held < MOST_HELD
+            self._open = self._deferred < MAX_DEFERRED
 
     def next(
         self, budget: int, *, before: Turn | None = None, short: Sequence | None = None
@@ -103,13 +103,13 @@ class Admission:
         ranks after it starts.
         """
         # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
-        while self._open and self.cache.admitted < self.limits.max_running and self._time_for_another():
+        while self._open and self.cache.admitted < self.limits.max_running and self._has_start_budget():
             sequence = self.waiting.pick(self._resumable, before)
             if sequence is None:
                 return None
             match = self._match(sequence)
-            if self._waits_for_another(sequence, match):
-                if self._held < MOST_HELD:
+            if self._defers_to_leader(sequence, match):
+                if self._deferred < MAX_DEFERRED:
                     continue
                 self._open = False
                 return None
@@ -119,13 +119,13 @@ class Admission:
             take = aligned_piece(match.resumable, sequence.known - match.resumable, budget, self.limits.chunk)
             if budget <= 0 or take <= 0:
                 return None
-            if not self._foreseen(sequence, match):
-                self._unforeseen = self._company()
+            if not self._fits_forecast(sequence, match):
+                self._refused_by_forecast = self._membership()
                 self._open = False
                 return None
             started = self._try_admit(sequence, match, take, budget)
             if not started:
-                self._refused = self._memory()
+                self._refused_memory = self._memory()
                 self._open = False
                 return None
             self._started += 1
@@ -134,17 +134,17 @@ class Admission:
             return sequence, started
         return None
 
-    def _time_for_another(self) -> bool:
+    def _has_start_budget(self) -> bool:
         """Whether planning this step stays short with one more that starts."""
-        return self._started < MOST_STARTED and (self.budget is None or self.budget.allows())
+        return self._started < MAX_STARTED and (self.budget is None or self.budget.allows())
 
     def arrived(self, sequence: Sequence) -> None:
         """`sequence` waits from now on."""
         self._arrived.append(sequence)
 
-    def left(self, sequence: Sequence) -> None:
+    def departed(self, sequence: Sequence) -> None:
         """`sequence`, which was running, ended or was preempted."""
-        self._left += 1
+        self._departures += 1
         if sequence in self.leading:
             self.leading.remove(sequence)
 
@@ -168,18 +168,18 @@ class Admission:
         """Log-probabilities of the prompt need all of it computed."""
         return sequence.prompt_logprobs is not None and not sequence.prompt_done
 
-    def _put_off_arrived(self) -> None:
+    def _defer_arrived(self) -> None:
         """Who came since the last step is compared before the prefills of others pass what they share."""
         if not self.leading:
             self._arrived.clear()
-        while self._arrived and self._held < MOST_HELD:
+        while self._arrived and self._deferred < MAX_DEFERRED:
             sequence = self._arrived.popleft()
             if sequence.phase is Phase.WAITING and sequence.leader is None:
-                self._waits_for_another(sequence)
+                self._defers_to_leader(sequence)
 
-    def _waits_for_another(self, sequence: Sequence, match: Match | None = None) -> bool:
+    def _defers_to_leader(self, sequence: Sequence, match: Match | None = None) -> bool:
         """Whether much of its prompt is being computed for somebody else, so that it had better wait."""
-        if sequence.put_off or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
+        if sequence.deferred or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
             return False
         awaited = deepest(
             sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
@@ -189,9 +189,9 @@ class Admission:
         match = match or self._match(sequence)
         if awaited.depth - match.resumable < self.limits.chunk:
             return False
-        self._held += 1
+        self._deferred += 1
         self.cache.awaits(awaited.allocation, awaited.depth)
-        self.waiting.hold(sequence, awaited)
+        self.waiting.defer(sequence, awaited)
         return True
 
     def _branches(self, sequence: Sequence, match: Match) -> list[int]:
@@ -218,14 +218,14 @@ class Admission:
             self.cache.strategy.slots_per_sequence,
         )
 
-    def _company(self) -> tuple[int, ...]:
+    def _membership(self) -> tuple[int, ...]:
         """What an admission that the forecast refused waits to see changed."""
         return (
-            self._left,
+            self._departures,
             len(self.waiting),
             self.cache.retiring,
             self.cache.strategy.slots_per_sequence,
-            self._step // FORESEEN_FOR,
+            self._step // FORECAST_STEPS,
         )
 
     def prompt_room(self) -> int:
@@ -242,7 +242,7 @@ class Admission:
             return held // slots * limits.max_model_len
         return max(0, cache.available_pages - slots * per_slab) * cache.page_size
 
-    def _foreseen(self, sequence: Sequence, match: Match) -> bool:
+    def _fits_forecast(self, sequence: Sequence, match: Match) -> bool:
         """Whether all that run and `sequence` are expected to fit until they end."""
         cache = self.cache
         if not cache.arena.pages_per_slab or not self.running:

@@ -113,7 +113,7 @@ class EngineCore:
         self.generated_tokens = 0
         self.failed_steps = 0
         self.last_error = ""
-        self.lost = ""
+        self.device_error = ""
         """Why the device will not run another step; then all has ended, and the process should."""
         self._failures = 0
         self._stream = stream
@@ -123,9 +123,9 @@ class EngineCore:
         self._max_waiting = max_waiting
         self.clock = clock
         self._pace = pace
-        self._ran = 0.0
+        self._last_step_end = 0.0
         """When the step that is being committed was over."""
-        self._order = 0
+        self._next_order = 0
         self._launched: deque[_LaunchedStep] = deque()
         self._deltas: list[SequenceDelta] = []
         """What the next `step` tells."""
@@ -166,17 +166,18 @@ class EngineCore:
             )  # fmt: skip
         params = request.params
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        base = params.seed if params.seed is not None else self._seed * 1_000_003 + self._order
+        base = params.seed if params.seed is not None else self._seed * 1_000_003 + self._next_order
         leader: Sequence | None = None
         group: list[Sequence] = []
         for index in range(request.n):
             sequence = Sequence(
-                request.request_id, index, token_ids, params, order=self._order, priority=request.priority,
-                salt=request.cache_salt, turn_boundary=request.turn_boundary, arrival=request.arrival,
+                request.request_id, index, token_ids, params,
+                order=self._next_order, priority=request.priority, salt=request.cache_salt,
+                turn_boundary=request.turn_boundary, arrival=request.arrival,
                 seed=base + index, stop_token_ids=stops, leader=leader,
                 timeline=Timeline(request.traceparent) if request.traceparent else None,
             )  # fmt: skip
-            self._order += 1
+            self._next_order += 1
             if leader is None and self.cache.prefix_caching:
                 leader = sequence
             group.append(sequence)
@@ -258,7 +259,7 @@ class EngineCore:
         """Commit all launched steps but the last `keep`."""
         while len(self._launched) > keep:
             self._commit(self._launched.popleft())
-        if self.lost:
+        if self.device_error:
             self._end_all()
 
     def _commit(self, launched: _LaunchedStep) -> None:
@@ -268,16 +269,16 @@ class EngineCore:
         except Exception as error:
             self._fail(schedule, error)
             return
-        ran = self.clock()
+        step_end = self.clock()
         self._failures = 0
         # Under overlap it was launched while the step before it ran.
-        seconds = ran - max(launched.started, self._ran)
-        self.speed.observe(schedule, seconds, ran)
+        seconds = step_end - max(launched.started, self._last_step_end)
+        self.speed.observe(schedule, seconds, step_end)
         if self._pace is not None:
             self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
-        self._ran = ran
+        self._last_step_end = step_end
         if result.finite is not None and not result.finite.all():
-            self._end_spoilt(launched, result.finite)
+            self._end_nonfinite(launched, result.finite)
         self.cache.advance(schedule.step)
         tokens = result.tokens.tolist()
         for index, sequence in enumerate(schedule.decodes):
@@ -288,7 +289,7 @@ class EngineCore:
             sequence = piece.sequence
             sequence.in_flight -= 1
             if sequence.timeline is not None:
-                sequence.timeline.piece(schedule.timing(number, ran - seconds, ran))
+                sequence.timeline.piece(schedule.timing(number, step_end - seconds, step_end))
             if number in result.prompt_logprobs:
                 self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
             if piece.final:
@@ -298,7 +299,9 @@ class EngineCore:
             else:
                 self._commit_cache(sequence, schedule.step)
         self.cache.settle()
-        self.times.seconds.append((launched.schedule_seconds, ran - launched.started, self.clock() - ran))
+        self.times.seconds.append(
+            (launched.schedule_seconds, step_end - launched.started, self.clock() - step_end)
+        )
         self.times.batch_sizes.append(len(schedule.decodes) + len(schedule.pieces))
 
     @staticmethod
@@ -350,9 +353,9 @@ class EngineCore:
                 stop_token_id=token if reason == "stop" else None,
                 cached_tokens=sequence.cached_tokens if first else 0,
                 prompt_logprobs=sequence.prompt_logprobs if first else None,
-                at=self._ran,
+                at=self._last_step_end,
                 started=sequence.started if first else 0.0,
-                first_at=self._ran if first else 0.0,
+                first_at=self._last_step_end if first else 0.0,
                 timeline=sequence.timeline.take() if sequence.timeline is not None else None,
             )
         )
@@ -371,9 +374,11 @@ class EngineCore:
         self._failures += 1
         self.last_error = f"{type(error).__name__}: {error}"
         if ends_the_device(error):
-            self.lost = f"the device failed for good: {self.last_error}"
+            self.device_error = f"the device failed for good: {self.last_error}"
         elif self._failures >= FAILURES_IN_A_ROW:
-            self.lost = f"the device failed {self._failures} steps in a row, at last with {self.last_error}"
+            self.device_error = (
+                f"the device failed {self._failures} steps in a row, at last with {self.last_error}"
+            )
         for sequence in schedule.members:
             sequence.in_flight -= 1
             self._end_with_error(sequence, "the engine failed while it generated this answer; try again")
@@ -381,7 +386,7 @@ class EngineCore:
         self.cache.advance(schedule.step)
         self.cache.settle()
 
-    def _end_spoilt(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
+    def _end_nonfinite(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
         """End the sequences that came to NaN or infinity, and them alone, before anything of this step, or of
         the next one that may be in flight, is donated.
         """
@@ -396,7 +401,7 @@ class EngineCore:
                 "cached; if it happens again, serve with --dtype float32 and --state-dtype float32",
             )
 
-    def _end_with_error(self, sequence: Sequence, why: str) -> None:
+    def _end_with_error(self, sequence: Sequence, message: str) -> None:
         if sequence.phase is not Phase.FINISHED:
             self._deltas.append(
                 SequenceDelta(
@@ -404,7 +409,7 @@ class EngineCore:
                     sequence.index,
                     [],
                     finish_reason="error",
-                    error=why,
+                    error=message,
                     timeline=sequence.timeline.take() if sequence.timeline is not None else None,
                 )
             )
@@ -414,7 +419,9 @@ class EngineCore:
         """Every request gets its error before the process ends."""
         for group in list(self.sequences.values()):
             for sequence in group:
-                self._end_with_error(sequence, f"{self.lost}; the engine is being restarted, try again")
+                self._end_with_error(
+                    sequence, f"{self.device_error}; the engine is being restarted, try again"
+                )
 
     def drain_step_times(self) -> StepTimes:
         """The times since the last call."""

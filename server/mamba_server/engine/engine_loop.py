@@ -93,9 +93,9 @@ class EngineLoop:
         self._clock = clock
         self._next_stats = 0.0
         self._maintenance = CacheMaintenance(core.cache, clock)
-        self._told_idle = True
+        self._idle_reported = True
         """Nothing has come in since the statistics of the idle engine were sent."""
-        self._looks: list[AdminCall] = []
+        self._ledger_calls: list[AdminCall] = []
         """Looks at the ledger that wait for their answer."""
         self._next_changes = 0.0
 
@@ -109,22 +109,22 @@ class EngineLoop:
             for message in self._port.receive(rest if resting else 0.001 if stalled else 0.0):
                 if isinstance(message, Shutdown):
                     return
-                self._take(message)
+                self._handle(message)
             before = self._core.step_number
             deltas = self._core.step()
             stalled = self._core.step_number == before and not deltas
             if deltas:
                 self._port.send(Outputs(deltas))
-            if self._core.lost:
-                raise DeviceLost(self._core.lost)
+            if self._core.device_error:
+                raise DeviceLost(self._core.device_error)
             self._after_step()
 
-    def _take(self, message: ToEngine) -> None:
+    def _handle(self, message: ToEngine) -> None:
         if isinstance(message, AdminCall) and message.verb == "ledger":
-            self._looks.append(message)
+            self._ledger_calls.append(message)
             return
         self._maintenance.changed()
-        self._told_idle = False
+        self._idle_reported = False
         match message:
             case AddRequest():
                 rejected = self._core.add(message)
@@ -140,12 +140,12 @@ class EngineLoop:
     def _after_step(self) -> None:
         search_new_objects()
         idle = self._core.idle
-        if idle and not self._told_idle:
+        if idle and not self._idle_reported:
             self._send_stats()
-            self._told_idle = True
+            self._idle_reported = True
         self._maintenance.run(idle=idle)
         if not idle or not self._maintenance.due:
-            self._answer_looks()
+            self._answer_ledger_calls()
         now = self._clock()
         if now >= self._next_changes and (changes := self._core.tree_changes.take()) is not None:
             self._next_changes = now + CHANGES_SECONDS
@@ -153,11 +153,11 @@ class EngineLoop:
         if now >= self._next_stats:
             self._send_stats()
 
-    def _answer_looks(self) -> None:
+    def _answer_ledger_calls(self) -> None:
         """An idle engine recounts first; of a busy one they are the numbers that it keeps, at this moment."""
-        for call in self._looks:
+        for call in self._ledger_calls:
             self._port.send(self._admin.answer(call, recounted=self._maintenance.recounted))
-        self._looks.clear()
+        self._ledger_calls.clear()
 
     def _send_stats(self) -> None:
         self._next_stats = self._clock() + STATS_SECONDS

@@ -15,11 +15,11 @@ import numpy as np
 class SequenceGrowth:
     """What a sequence will take and give back, in pages but for `left`."""
 
-    left: int
+    tokens_left: int
     """Tokens until its expected end."""
-    wanted: float
+    prompt_pages: float
     """What it takes before it grows: of a prompt that is not computed yet."""
-    held: int
+    held_pages: int
     """What it has by now and gives back at its end."""
 
 
@@ -30,24 +30,26 @@ class MemoryForecast:
         self._free = free
         self._page_size = page_size
         self._running = list(running)
-        self._most = sum(self._whole(each) for each in self._running)
+        self._growth = sum(self._final_growth(each) for each in self._running)
 
     def admits(self, newcomer: SequenceGrowth) -> bool:
         """Whether `newcomer` fits beside those that run until each of them ends; then it is one of them."""
-        most = self._most + self._whole(newcomer)
+        most = self._growth + self._final_growth(newcomer)
         # First as if nobody left.
         if most > self._free and self._peak([*self._running, newcomer]) > self._free:
             return False
         self._running.append(newcomer)
-        self._most = most
+        self._growth = most
         return True
 
-    def _whole(self, growth: SequenceGrowth) -> float:
-        return growth.wanted + growth.left / self._page_size
+    def _final_growth(self, growth: SequenceGrowth) -> float:
+        return growth.prompt_pages + growth.tokens_left / self._page_size
 
     def _peak(self, running: list[SequenceGrowth]) -> float:
         """Most pages beyond those held now. At the end of the k-th the first k are still there and grew."""
-        left, wanted, held = np.array([(each.left, each.wanted, each.held) for each in running]).T
+        left, wanted, held = np.array(
+            [(each.tokens_left, each.prompt_pages, each.held_pages) for each in running]
+        ).T
         longest_first = np.argsort(-left, kind="stable")
         left, wanted, held = left[longest_first], wanted[longest_first], held[longest_first]
         alive = np.arange(1, len(running) + 1)

@@ -78,7 +78,7 @@ class WaitingQueue:
         """A heap of flows that had nothing to compute: forgotten once they owe nothing either."""
         self._active_weight = 0.0
         """Of all active flows; weights are powers of two, so the sum is exact."""
-        self._held: dict[AwaitedCheckpoint, list[Sequence]] = {}
+        self._deferred: dict[AwaitedCheckpoint, list[Sequence]] = {}
         self._virtual = 0.0
         self._count = 0
 
@@ -88,7 +88,7 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         for flow in self._flows.values():
             yield from flow.items
-        for held in self._held.values():
+        for held in self._deferred.values():
             yield from held
 
     def push(self, sequence: Sequence) -> None:
@@ -104,27 +104,27 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """It starts, or its client is gone."""
         self._count -= 1
-        if sequence.put_off:
-            for held in self._held.values():
+        if sequence.deferred:
+            for held in self._deferred.values():
                 if sequence in held:
                     held.remove(sequence)
                     return
         flow = self._flow(sequence)
         flow.items.remove(sequence)
-        self._rest(flow)
+        self._resort(flow)
 
-    def hold(self, sequence: Sequence, awaited: AwaitedCheckpoint) -> None:
+    def defer(self, sequence: Sequence, awaited: AwaitedCheckpoint) -> None:
         """Put `sequence` off until the checkpoint `awaited` is there, or will never be."""
         self.remove(sequence)
-        sequence.put_off = True
-        self._held.setdefault(awaited, []).append(sequence)
+        sequence.deferred = True
+        self._deferred.setdefault(awaited, []).append(sequence)
         self._count += 1
 
     def release(self) -> bool:
         """Whose checkpoint is no longer coming takes its old place again; whether there is one."""
-        due = [each for each in self._held if not each.coming]
+        due = [each for each in self._deferred if not each.coming]
         for awaited in due:
-            for sequence in self._held.pop(awaited):
+            for sequence in self._deferred.pop(awaited):
                 self._count -= 1
                 self.push(sequence)
         return bool(due)
@@ -185,7 +185,7 @@ class WaitingQueue:
         """Nothing of the started `sequence` is left to compute, or it was preempted."""
         flow = self._flow(sequence)
         flow.prefills -= 1
-        self._rest(flow)
+        self._resort(flow)
 
     def _flow(self, sequence: Sequence) -> Flow:
         key = (sequence.priority, sequence.salt)
@@ -200,7 +200,7 @@ class WaitingQueue:
             flow.listed = flow.start
             heapq.heappush(self._turns, (flow.start, flow.key))
 
-    def _rest(self, flow: Flow) -> None:
+    def _resort(self, flow: Flow) -> None:
         if not flow.active:
             self._active_weight -= flow.weight
             heapq.heappush(self._idle, (flow.start, flow.key))

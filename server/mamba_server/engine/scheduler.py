@@ -256,7 +256,7 @@ class Scheduler:
             self._prefilled(sequence)
         else:
             self.decoding.remove(sequence)
-        self.admission.left(sequence)
+        self.admission.departed(sequence)
         sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:

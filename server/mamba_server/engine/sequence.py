@@ -32,6 +32,7 @@ class Sequence:
         "allocation",
         "arrival",
         "cached_tokens",
+        "deferred",
         "finish_reason",
         "in_flight",
         "index",
@@ -46,7 +47,6 @@ class Sequence:
         "prompt_done",
         "prompt_len",
         "prompt_logprobs",
-        "put_off",
         "recomputed_tokens",
         "reported",
         "request_id",
@@ -94,7 +94,7 @@ class Sequence:
         """None = nobody traces it."""
         self.started = 0.0
         """When its first piece was scheduled; 0 = not yet."""
-        self.put_off = False
+        self.deferred = False
         """It waited for the checkpoint of another prompt, or still does: once is enough."""
         self.prompt_len = len(token_ids)
         self.token_ids: Tokens = np.empty(self.prompt_len + params.max_tokens, np.int32)

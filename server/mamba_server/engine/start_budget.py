@@ -27,7 +27,7 @@ class StartBudget:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._seconds = START_SECONDS
         self._began = clock()
-        self._asked = 0.0
+        self._checks = 0.0
         self._started = 0
 
     def begin(self, *, answering: bool) -> None:
@@ -41,12 +41,12 @@ class StartBudget:
 
     def allows(self) -> bool:
         """Whether one more may start in this step."""
-        self._asked = self._clock()
+        self._checks = self._clock()
         if not self._started:
             return True
-        return self._asked - self._began + median(self._recent) <= self._seconds
+        return self._checks - self._began + median(self._recent) <= self._seconds
 
     def started(self) -> None:
         """Who was allowed last has started."""
         self._started += 1
-        self._recent.append(self._clock() - self._asked)
+        self._recent.append(self._clock() - self._checks)

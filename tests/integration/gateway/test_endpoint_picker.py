@@ -158,7 +158,7 @@ class OneText:
         side = Api().serving.text
         self._text = ModelText(side, SegmentCache(side.tokenizer))
 
-    def of(self, _model: str | None) -> ModelText:
+    def for_model(self, _model: str | None) -> ModelText:
         return self._text
 
 

@@ -84,7 +84,7 @@ async def test_the_end_of_the_engine_ends_every_open_request(client: EngineClien
     inboxes = [Inbox() for _ in range(5)]
     for number, inbox in enumerate(inboxes):
         client.submit([add(str(number))], inbox)
-    client._lose("the engine process was killed by signal 9")
+    client._fail_open_requests("the engine process was killed by signal 9")
     for inbox in inboxes:
         with pytest.raises(EngineLost, match="signal 9"):
             await inbox.take()
@@ -113,7 +113,7 @@ def test_what_the_engine_has_cached_is_kept_for_gateways_until_it_ends(client: E
     assert (client.changes.depths, client.changes.epoch) == ({5: 48}, 2)
     assert client.changes.pages == {4, 5, 8}
     assert (client.changes.fingerprint, client.changes.page_size) == ("model", 16)
-    client._lose("killed")
+    client._fail_open_requests("killed")
     assert client.changes.depths == {}
     assert client.changes.incarnation != first
 

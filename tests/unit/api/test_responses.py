@@ -78,7 +78,7 @@ def test_a_stream_of_completions_says_what_the_whole_says(
     whole_answer, stream_answer = completion(**fields), completion(**fields)
     for one in updates:
         whole_answer.collect(one)
-    whole = json.loads(whole_answer.whole(USAGE))
+    whole = json.loads(whole_answer.full(USAGE))
     chunks = [
         chunk for one in updates for chunk in data(stream_answer.chunk(one, None, with_usage=False) or b"")
     ]
@@ -105,7 +105,7 @@ def test_a_stream_of_a_chat_says_what_the_whole_says(
     whole_answer, stream_answer = chat(**fields), chat(**fields)
     for one in updates:
         whole_answer.collect(one)
-    whole = json.loads(whole_answer.whole(USAGE))
+    whole = json.loads(whole_answer.full(USAGE))
     chunks = [
         chunk for one in updates for chunk in data(stream_answer.chunk(one, None, with_usage=False) or b"")
     ]
@@ -168,7 +168,7 @@ def test_choices_of_several_prompts_echo_their_own_prompt() -> None:
     answer = CompletionResponseBuilder(request, TOKENIZER, prompts, **ABOUT)
     for choice in range(4):
         answer.collect(update(choice, f"c{choice}", first=True, finish="stop"))
-    texts = [choice["text"] for choice in json.loads(answer.whole(USAGE))["choices"]]
+    texts = [choice["text"] for choice in json.loads(answer.full(USAGE))["choices"]]
     assert texts == ["one c0", "one c1", "two c2", "two c3"]
 
 
@@ -209,7 +209,7 @@ def test_offsets_are_places_in_the_text_whatever_its_characters_are_made_of(spec
     answer = completion(logprobs=0, skip_special_tokens=not special)
     shown = text[:-1] + ("</s>" if special else "") + "b"
     answer.collect(update(0, shown, first=True, finish="stop", ids=ids))
-    [choice] = json.loads(answer.whole(USAGE))["choices"]
+    [choice] = json.loads(answer.full(USAGE))["choices"]
     logprobs = choice["logprobs"]
     whole = [
         (token, offset)

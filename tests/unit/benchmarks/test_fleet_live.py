@@ -112,11 +112,11 @@ def test_the_time_of_processes_counts_those_that_were_started() -> None:
 
 def test_what_others_took_while_a_request_waited_makes_it_a_disturbed_one() -> None:
     others = OtherLoad([10.0, 10.25, 10.5, 10.75], [0.0, 0.0, 0.9, 0.1])
-    assert others.most(10.1, 10.2) == 0.0
-    assert others.most(10.1, 10.3) == others.most(10.3, 10.4) == others.most(10.4, 10.7) == 0.9
-    assert others.most(10.6, 10.7) == 0.1
+    assert others.peak(10.1, 10.2) == 0.0
+    assert others.peak(10.1, 10.3) == others.peak(10.3, 10.4) == others.peak(10.4, 10.7) == 0.9
+    assert others.peak(10.6, 10.7) == 0.1
     # Nobody looked then.
-    assert others.most(9.0, 9.5) == others.most(10.7, 11.0) == float("inf")
+    assert others.peak(9.0, 9.5) == others.peak(10.7, 11.0) == float("inf")
     quiet, loud = sample(0.05, 0.0), msgspec.structs.replace(sample(0.05, 0.0), sent=0.2)
     assert undisturbed([quiet, loud], others, start=10.1) == [quiet]
     assert undisturbed([loud, loud, loud, quiet], others, start=10.1) == [loud, loud, loud, quiet]

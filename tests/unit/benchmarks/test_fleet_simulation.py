@@ -57,15 +57,15 @@ def served(router: RouterName) -> list[tuple[str, float | None]]:
     """Where the requests went that a fleet of three gets behind this router, and when they ended."""
     run = Simulation(PLAIN, PROFILE, GATEWAYS[router], Script([3]), Slo(), replace(AROUND, initial=3), 1)
     run.run()
-    return [(request.engine, request.ended) for request in run.requests]
+    return [(request.engine, request.ended_at) for request in run.requests]
 
 
 def assert_all_ended_once(run: Simulation) -> None:
     for request in run.requests:
-        assert request.lost != (request.ended is not None), request.number
-        if request.ended is not None:
-            assert request.first is not None
-            assert request.at < request.first <= request.ended
+        assert request.lost != (request.ended_at is not None), request.number
+        if request.ended_at is not None:
+            assert request.first_token_at is not None
+            assert request.arrived_at < request.first_token_at <= request.ended_at
     for pod in run.pods:
         if pod.phase != "gone":
             assert not pod.engine.requests()
@@ -107,7 +107,7 @@ def test_a_fleet_that_shrinks_while_it_answers_loses_nothing() -> None:
     gone = [pod for pod in run.pods if pod.phase == "gone"]
     assert len(gone) == 4
     drained = [request for request in run.requests if request.engine in {pod.name for pod in gone}]
-    assert max(r.ended for r in drained if r.ended is not None) > 8.0, "some were still being answered"
+    assert max(r.ended_at for r in drained if r.ended_at is not None) > 8.0, "some were still being answered"
 
 
 def test_engines_that_die_lose_what_they_had_begun_to_answer_and_no_more() -> None:
@@ -117,7 +117,7 @@ def test_engines_that_die_lose_what_they_had_begun_to_answer_and_no_more() -> No
     assert_all_ended_once(run)
     lost = [request for request in run.requests if request.lost]
     assert lost
-    assert all(request.first is not None for request in lost)
+    assert all(request.first_token_at is not None for request in lost)
     assert len([pod for pod in run.pods if pod.phase in ("ready", "starting")]) == 3
 
 
@@ -135,7 +135,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_other_starts() -> None
     def ends(seed: int) -> list[float | None]:
         run = Simulation(PLAIN, PROFILE, SimulatedGateway, Script([2, 4]), Slo(), AROUND, seed)
         run.run()
-        return [request.ended for request in run.requests]
+        return [request.ended_at for request in run.requests]
 
     assert ends(1) == ends(1)
     assert ends(1) != ends(2)
@@ -159,7 +159,7 @@ def test_requests_are_held_until_the_only_engine_is_there_again() -> None:
     class DiesAtOnce(Simulation):
         def _arrival(self, request: Request) -> None:
             if request.number == 0:
-                self._die(self.pods[0])
+                self._fail(self.pods[0])
             super()._arrival(request)
 
     run = DiesAtOnce(
@@ -172,7 +172,7 @@ def test_requests_are_held_until_the_only_engine_is_there_again() -> None:
     )
     run.run()
     assert_all_ended_once(run)
-    assert min(r.first for r in run.requests if r.first is not None) > 5.0
+    assert min(r.first_token_at for r in run.requests if r.first_token_at is not None) > 5.0
 
 
 def test_a_request_that_no_engine_can_hold_is_refused_and_not_judged() -> None:
@@ -192,7 +192,7 @@ def test_an_engine_takes_the_time_that_its_profile_says() -> None:
     assert engine.step_run is not None
     assert engine.step_run.end == pytest.approx(1.02)
     engine.advance()
-    assert one.first == pytest.approx(1.02)
+    assert one.first_token_at == pytest.approx(1.02)
     # Ten more tokens, each a step with one sequence in it; the second comes in the middle of the fourth.
     two = Request(1, 1.06, lambda: ids, 500, 1)
     two.prompt = lambda: ids[:500]
@@ -206,7 +206,7 @@ def test_an_engine_takes_the_time_that_its_profile_says() -> None:
     assert (first, ended) == ([two], [two])
     _, ended = engine.advance()
     assert ended == [one]
-    assert one.ended == pytest.approx(1.02 + 10 * 0.011 + 0.5)
+    assert one.ended_at == pytest.approx(1.02 + 10 * 0.011 + 0.5)
     assert engine.step_run is None
     assert engine.totals.output_tokens == 12
 

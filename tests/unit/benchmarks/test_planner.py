@@ -30,7 +30,7 @@ def test_traffic_is_what_its_means_say_and_sends_what_was_said() -> None:
     assert said.output_tokens == pytest.approx(12, abs=2)
     traffic, before = Traffic(CHATS, 5, longest), set[bytes]()
     for _ in range(50):
-        turn, prompt = traffic.ask()
+        turn, prompt = traffic.next_turn()
         assert len(prompt) == turn.prompt
         assert turn.prompt + turn.outputs <= longest
         traffic.answered(turn, [7] * turn.outputs)

@@ -14,7 +14,7 @@ async def test_it_is_quiet_when_none_has_come_for_as_long_as_asked() -> None:
     for gap in (1, 4, 4.9, 3):
         await asyncio.sleep(gap)
         assert not quiet.done()
-        arrivals.came()
+        arrivals.record()
         last = loop.time()
     await quiet
     assert 5 <= loop.time() - last <= 6
@@ -23,7 +23,7 @@ async def test_it_is_quiet_when_none_has_come_for_as_long_as_asked() -> None:
 @in_virtual_time
 async def test_requests_from_before_do_not_count_unless_they_are_under_way() -> None:
     loop, arrivals = asyncio.get_running_loop(), RequestArrivals()
-    arrivals.came()
+    arrivals.record()
     await arrivals.none_for(5, lambda: loop.time() < 7)
     assert 12 <= loop.time() <= 13
 

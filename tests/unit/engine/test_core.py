@@ -127,13 +127,13 @@ def test_a_device_that_fails_step_after_step_is_lost_and_every_request_gets_its_
     for step in range(engine.core.step_number + 1, engine.core.step_number + 20):
         engine.runner.fail_steps[step] = "before"
     deltas = []
-    while not engine.core.lost:
+    while not engine.core.device_error:
         deltas += engine.core.step()
     assert {d.request_id: d.finish_reason for d in deltas if d.finish_reason} == {
         f"r{number}": "error" for number in range(8)
     }
-    assert "3 steps in a row" in engine.core.lost
-    assert "injected device failure" in engine.core.lost
+    assert "3 steps in a row" in engine.core.device_error
+    assert "injected device failure" in engine.core.device_error
     assert not engine.core.sequences
 
 
@@ -148,7 +148,7 @@ def test_a_cuda_error_sticks_so_the_first_one_is_the_end() -> None:
         ("r0", "error"),
         ("r1", "error"),
     ]
-    assert "device-side assert" in engine.core.lost
+    assert "device-side assert" in engine.core.device_error
 
 
 @pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2.00 GiB", "a bad shape"])
@@ -163,7 +163,7 @@ def test_failures_with_good_steps_between_them_do_not_end_the_device(message: st
         while not engine.core.idle:
             engine.step()
         assert engine.core.failed_steps == number + 1
-    assert not engine.core.lost
+    assert not engine.core.device_error
 
 
 @pytest.mark.parametrize("strategy", ["NoBuffer", "ExtraBufferLazy", "ExtraBuffer"])

@@ -48,7 +48,7 @@ def test_where_memory_was_foreseen_wrongly_the_younger_make_room(seed: int) -> N
 def test_a_prefill_that_is_short_of_memory_takes_what_there_is_and_nobody_younger_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
+    monkeypatch.setattr(Admission, "_fits_forecast", lambda *_: True)
     load = StepLoad(LoadSetup(slabs=21))
     load.add("old", 100, 20)
     load.step()
@@ -69,7 +69,7 @@ def test_a_prefill_that_is_short_of_memory_takes_what_there_is_and_nobody_younge
 def test_what_a_short_prefill_leaves_to_older_ones_is_not_given_to_a_younger_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
+    monkeypatch.setattr(Admission, "_fits_forecast", lambda *_: True)
     load = StepLoad(LoadSetup(slabs=161, pages_per_slab=1))
     for name in "abcd":
         load.add(name, 100, 12)
@@ -87,7 +87,7 @@ def test_what_a_short_prefill_leaves_to_older_ones_is_not_given_to_a_younger_one
 def test_younger_ones_that_fill_the_memory_make_room_for_an_older_prefill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
+    monkeypatch.setattr(Admission, "_fits_forecast", lambda *_: True)
     load = StepLoad(LoadSetup(slabs=161, pages_per_slab=1, step_tokens=512))
     load.add("long", 2200, 4, salt="a")
     load.step()

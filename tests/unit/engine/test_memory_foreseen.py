@@ -160,12 +160,13 @@ GROWTHS = st.builds(SequenceGrowth, st.integers(1, 200), st.integers(0, 20).map(
 def test_admitted_is_what_fits_at_every_moment(
     running: list[SequenceGrowth], new: SequenceGrowth, free: int
 ) -> None:
-    new = SequenceGrowth(new.left, new.wanted, 0)
+    new = SequenceGrowth(new.tokens_left, new.prompt_pages, 0)
 
     def used(moment: int) -> float:
         return sum(
-            each.wanted + moment / 16 if each.left >= moment else -each.held for each in [*running, new]
+            each.prompt_pages + moment / 16 if each.tokens_left >= moment else -each.held_pages
+            for each in [*running, new]
         )
 
-    fits = all(used(each.left) <= free for each in [*running, new])
+    fits = all(used(each.tokens_left) <= free for each in [*running, new])
     assert MemoryForecast(free, 16, running).admits(new) == fits

@@ -178,8 +178,8 @@ def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
         queue.push(each)
     leader.allocation = SequenceAllocation(PersistentBatch(1, 1), 0, "", [], Placement((8,), ()))
     awaited = AwaitedCheckpoint(leader, leader.allocation, 8)
-    queue.hold(first, awaited)
-    queue.hold(second, awaited)
+    queue.defer(first, awaited)
+    queue.defer(second, awaited)
     assert (len(queue), set(queue), queue.pick(nothing)) == (3, {first, second, third}, third)
     queue.release()
     assert queue.pick(nothing) is third

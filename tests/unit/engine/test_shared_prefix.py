@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cache_bench import CacheBench
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
 from mamba_server.cache.arena import AllocationSite
-from mamba_server.engine.admission import MOST_HELD
+from mamba_server.engine.admission import MAX_DEFERRED
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import common_depth, deepest
 from mamba_server.wire import AbortRequest, AddRequest, SamplingParams
@@ -168,13 +168,13 @@ def test_one_step_puts_off_no_more_than_so_many_and_the_next_goes_on() -> None:
     engine = trial(step_tokens=32, chunk=16)
     engine.add([*STEM, *range(300, 500)], 2)
     engine.step()
-    for index in range(MOST_HELD + 6):
+    for index in range(MAX_DEFERRED + 6):
         engine.add([*STEM, 600 + index], 1)
     held = []
     for _ in range(2):
         engine.step()
-        held.append(sum(each.put_off for (each,) in engine.core.sequences.values()))
-    assert held == [MOST_HELD, MOST_HELD + 6]
+        held.append(sum(each.deferred for (each,) in engine.core.sequences.values()))
+    assert held == [MAX_DEFERRED, MAX_DEFERRED + 6]
     engine.close()
 
 
@@ -197,7 +197,7 @@ def test_no_sequence_is_put_off_twice() -> None:
     engine.step()
     waiting = engine.core.sequences["r1"][0]
     queue = engine.core.scheduler.waiting
-    assert waiting.put_off
+    assert waiting.deferred
     assert queue.pick(lambda _: 0) is None
     # Preempted, the leader starts anew ahead of the other, which would have to wait again.
     engine.core.scheduler.preempt(engine.core.sequences["r0"][0])

@@ -41,7 +41,7 @@ def ended(
     around = FleetEnvironment(least=engines, most=engines, initial=engines, machine=machine)
     simulation = Simulation(what, profile, SimulatedGateway, FixedSize(engines), Slo(), around, seed)
     simulation.run()
-    assert all(request.ended is not None for request in simulation.requests)
+    assert all(request.ended_at is not None for request in simulation.requests)
     return simulation.requests
 
 
@@ -50,8 +50,8 @@ def profile_with(**changes: Any) -> EngineProfile:
 
 
 def ttft(request: Request) -> float:
-    assert request.first is not None
-    return request.first - request.at
+    assert request.first_token_at is not None
+    return request.first_token_at - request.arrived_at
 
 
 def test_the_way_to_an_engine_is_part_of_the_time_to_the_first_token() -> None:

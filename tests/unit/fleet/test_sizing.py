@@ -203,7 +203,7 @@ def test_a_request_that_engines_refuse_was_not_served_in_time(limit: int | None)
         arrivals[number] = Arrival(float(number), long, 1, ids)
     whole = RequestStream(TraceWorkload("w", BLOCK, arrivals), True)
     found = size(
-        question((KIND["H100"],), asked=whole, slo=Slo(500.0, 1.0),
+        question((KIND["H100"],), stream=whole, slo=Slo(500.0, 1.0),
                  most=1, constraints=Constraints(strategy="NoBuffer", max_model_len=limit))
     )  # fmt: skip
     assert found.chosen is None
@@ -211,7 +211,7 @@ def test_a_request_that_engines_refuse_was_not_served_in_time(limit: int | None)
     assert "85%" in (each.why_not or "")
     kept = [arrival for arrival in arrivals if arrival.input_tokens < long]
     assert size(
-        question((KIND["H100"],), asked=RequestStream(TraceWorkload("w", BLOCK, kept), True),
+        question((KIND["H100"],), stream=RequestStream(TraceWorkload("w", BLOCK, kept), True),
                  slo=Slo(500.0, 1.0),
                  most=1, constraints=Constraints(strategy="NoBuffer", max_model_len=limit))
     ).chosen  # fmt: skip
@@ -231,7 +231,7 @@ def test_the_bound_of_an_idle_engine_is_never_below_what_is_attained(of_two_kind
     profile = profile_of(asking.model, planned, asking.constraints, KIND["H100"])
     tighter = {slo: size(replace(asking, slo=slo)).candidates[0] for slo in (Slo(0.2, 0.1), Slo(0.5, 0.1))}
     for slo, ran in {**tighter, asking.slo: of_two_kinds.candidates[1]}.items():
-        share = best_share(asking.asked, profile, planned.max_model_len, slo)
+        share = best_share(asking.stream, profile, planned.max_model_len, slo)
         assert all(run.attainment <= share for run in ran.tried)
 
 

@@ -173,7 +173,7 @@ async def test_retry_after_follows_how_long_requests_really_take() -> None:
 
 async def test_who_comes_does_not_overtake_those_who_wait_even_where_a_place_is_free_by_now() -> None:
     free = 0.0
-    admission = Admission(4, 9, 60.0, time.monotonic, places=lambda _: free)
+    admission = Admission(4, 9, 60.0, time.monotonic, capacity=lambda _: free)
     order: list[int] = []
 
     async def visit(number: int) -> None:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from eventually import until
 from mamba_gateway.endpoints.pool import Target
-from mamba_gateway.prefix_index.direct_feed import FORGET_SECONDS, STRANGER_SECONDS, DirectFeed
+from mamba_gateway.prefix_index.direct_feed import FORGET_SECONDS, UNSUPPORTED_SECONDS, DirectFeed
 from mamba_prefix.backoff import LONGEST_PAUSE
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import pack_entries, pack_hashes
@@ -213,7 +213,7 @@ async def test_an_engine_of_another_make_is_asked_once_a_minute(
 ) -> None:
     engine.status = status
     following.feed.set_targets([Target(engine.url, "pod")])
-    await asyncio.sleep(STRANGER_SECONDS * 2.5)
+    await asyncio.sleep(UNSUPPORTED_SECONDS * 2.5)
     assert engine.asked == 3
     assert following.index.state == "following"
 

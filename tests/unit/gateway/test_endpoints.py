@@ -59,7 +59,7 @@ def test_reports_and_ends_of_removed_targets_change_nothing() -> None:
     gone = pool.begin(A.url)
     pool.set_targets([])
     pool.report(A.url, WELL)
-    pool.answered(A.url, gone)
+    pool.response_started(A.url, gone)
     pool.end(A.url, gone)
     pool.suspect(A.url, "x")
     assert pool.snapshot() == ()
@@ -135,7 +135,7 @@ def test_what_an_engine_says_of_itself_is_in_the_next_snapshot_and_so_is_what_wa
     assert (seen.speed, seen.queued_tokens, seen.room) == (speed, 700, 4096)
     ticket = pool.begin(A.url, 300.0)
     assert pool.snapshot()[0].queued_tokens == 1000
-    pool.answered(A.url, ticket)
+    pool.response_started(A.url, ticket)
     assert pool.snapshot()[0].queued_tokens == 700
     assert pool.snapshot()[0].in_flight == 1
 
@@ -185,7 +185,7 @@ def test_an_engine_that_was_looked_at_in_between_is_as_one_that_was_not(steps: l
             if step == "begin":
                 ticket = pool.begin(A.url, 100.0 * (number + 1))
             elif step in ("answered", "badly") and tickets:
-                pool.answered(A.url, tickets[-1], well=step == "answered")
+                pool.response_started(A.url, tickets[-1], well=step == "answered")
             elif step in ("end", "lost") and tickets:
                 pool.end(A.url, tickets[0], failed=step == "lost")
             elif step == "fault":

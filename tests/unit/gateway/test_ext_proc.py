@@ -33,7 +33,7 @@ def test_the_first_message_of_a_proxy_is_understood() -> None:
     head = RequestHead.of(message)
     assert head.headers == ((b":path", b"/v1"), (b"x-old", b"text"))
     assert head.ended
-    assert head.among == {"a:1", "b:2"}
+    assert head.allowed_addresses == {"a:1", "b:2"}
     assert not head.streams_answer
     assert message.protocol_config.response_body_mode == ProcessingMode.BUFFERED
     message.request_headers.end_of_stream = False

@@ -103,7 +103,7 @@ async def test_who_makes_room_is_the_last_of_the_key_with_the_most() -> None:
     line = Line()
     line.add("b", priority=99)
     entries = [line.add("a", priority=priority) for priority in (0, 5, 3)]
-    assert line.queue.last_of_the_longest() is entries[1]
+    assert line.queue.last_of_longest_flow() is entries[1]
 
 
 async def test_a_client_that_left_is_passed_over_before_it_is_taken_out() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 from mamba_gateway.endpoints.outlier_ejection import FAILURES, FIRST_SECONDS, LONGEST_SECONDS
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
-from mamba_gateway.relay.retry_budget import ALWAYS, SHARE, WINDOW, RetryBudget
+from mamba_gateway.relay.retry_budget import MIN_RETRIES, RETRY_RATIO, WINDOW, RetryBudget
 
 
 def pool(*names: str) -> Pool:
@@ -48,7 +48,7 @@ async def test_an_answer_in_between_ends_the_row() -> None:
     made = pool("a", "b")
     for _ in range(5):
         fail(made, "a", FAILURES - 1)
-        made.answered("http://a", made.begin("http://a"))
+        made.response_started("http://a", made.begin("http://a"))
     assert ready(made) == "ab"
 
 
@@ -59,7 +59,7 @@ async def test_one_request_tells_whether_it_is_well_again() -> None:
     assert ready(made) == "ab"
     trial = made.begin("http://a")
     assert ready(made) == "b"
-    made.answered("http://a", trial)
+    made.response_started("http://a", trial)
     assert ready(made) == "ab"
     fail(made, "a", FAILURES - 1)
     assert ready(made) == "ab"
@@ -106,15 +106,15 @@ async def test_when_nothing_else_is_left_it_is_better_than_nothing() -> None:
 
 async def test_no_more_is_sent_again_than_a_share_and_a_few() -> None:
     budget = RetryBudget(asyncio.get_running_loop().time)
-    for _ in range(ALWAYS):
-        assert budget.left
-        budget.retried()
-    assert not budget.left
+    for _ in range(MIN_RETRIES):
+        assert budget.available
+        budget.record_retry()
+    assert not budget.available
     for _ in range(100):
-        budget.came()
-    for _ in range(int(100 * SHARE)):
-        assert budget.left
-        budget.retried()
-    assert not budget.left
+        budget.record_request()
+    for _ in range(int(100 * RETRY_RATIO)):
+        assert budget.available
+        budget.record_retry()
+    assert not budget.available
     await asyncio.sleep(WINDOW)
-    assert budget.left
+    assert budget.available

@@ -120,7 +120,7 @@ class Texts:
     def __init__(self, text: ModelText | None) -> None:
         self.text = text
 
-    def of(self, model: str | None) -> ModelText | None:
+    def for_model(self, model: str | None) -> ModelText | None:
         return self.text if model == "m" else None
 
 

@@ -31,7 +31,7 @@ class Asking(DirectFeed):
         self._handler = PrefixFeed(log)
         self.asked = 0
 
-    async def _ask(self, url: str, name: str) -> Feed:
+    async def _fetch(self, url: str, name: str) -> Feed:
         self.asked += 1
         view = self._index.engines().get(name)
         known = (view.incarnation, view.seq) if view is not None and view.fresh else ("", 0)

@@ -13,8 +13,8 @@ from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate
 from mamba_gateway.routing.router import BESIDE_INDEX_SECONDS, Router
-from mamba_gateway.routing.routing_record import KEPT, MOST_HEADER_BYTES
-from mamba_gateway.routing.scoring import TIMES_APART
+from mamba_gateway.routing.routing_record import MAX_RECORDS, MOST_HEADER_BYTES
+from mamba_gateway.routing.scoring import RECOMPUTE_FACTOR
 from mamba_prefix.messages import Snapshot, pack_entries
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.prefix_index import Depths, PrefixIndex
@@ -75,7 +75,7 @@ def test_two_gateways_send_a_new_prefix_to_the_same_engine_without_talking() -> 
         assert one.answer(one.send(prompt)) == two.answer(two.send([*prompt, 7]))
 
 
-@pytest.mark.parametrize(("state", "times"), [("following", TIMES_APART), ("unavailable", 1)])
+@pytest.mark.parametrize(("state", "times"), [("following", RECOMPUTE_FACTOR), ("unavailable", 1)])
 def test_a_burst_of_one_prefix_stays_together_until_the_queue_costs_more_than_the_prefix(
     state, times
 ) -> None:
@@ -135,7 +135,7 @@ def test_what_an_engine_has_yet_to_compute_is_what_it_cannot_resume() -> None:
     assert gateway.pool.snapshot()[0].queued_tokens == 2048
     gateway.send([*STEM, *range(5000, 5100)])
     assert gateway.pool.snapshot()[0].queued_tokens == 2148
-    gateway.pool.answered("http://e0", gateway.ticket)
+    gateway.pool.response_started("http://e0", gateway.ticket)
     assert gateway.pool.snapshot()[0].queued_tokens == 2048
 
 
@@ -153,14 +153,14 @@ def test_a_prompt_that_nobody_tokenized_goes_by_load_and_its_length_is_guessed()
 
 def test_decisions_are_counted_and_the_last_are_kept() -> None:
     gateway = Gateway(engines=2)
-    for number in range(KEPT + 5):
+    for number in range(MAX_RECORDS + 5):
         gateway.router.decide("m", None, request_id=str(number))
     kept = list(gateway.router.log.last())
-    assert (len(kept), kept[0].request_id, kept[-1].request_id) == (KEPT, str(KEPT + 4), "5")
+    assert (len(kept), kept[0].request_id, kept[-1].request_id) == (MAX_RECORDS, str(MAX_RECORDS + 4), "5")
     counted = gateway.metrics.registry.get_sample_value(
         "mambaserve_gateway_decisions_total", {"reason": "load"}
     )
-    assert counted == KEPT + 5
+    assert counted == MAX_RECORDS + 5
 
 
 @pytest.mark.parametrize(("engines", "name"), [(2, "e"), (64, "e"), (64, "n" * 200), (2, "n" * 5000)])

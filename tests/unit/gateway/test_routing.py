@@ -9,7 +9,7 @@ from mamba_gateway.routing.decision import (
     available,
     cheapest,
     choose,
-    dropped,
+    drop_reasons,
     no_such_model,
     serving,
 )
@@ -32,7 +32,10 @@ def test_an_engine_that_goes_is_chosen_while_nothing_else_is_ready(endpoint) -> 
     going, loading = endpoint("going", draining=True), endpoint("loading", ready=False)
     other = endpoint("other", models=frozenset({"z"}))
     assert choose([going, loading, other], ASK, Random(0)).endpoint is going
-    assert dropped([going, loading, other], ASK) == {"loading": "not ready", "other": "serves another model"}
+    assert drop_reasons([going, loading, other], ASK) == {
+        "loading": "not ready",
+        "other": "serves another model",
+    }
 
 
 def test_an_endpoint_serves_its_models_and_one_of_unknown_models_serves_any(endpoint) -> None:
@@ -91,7 +94,7 @@ def test_who_was_left_out_is_told_with_the_reason(endpoint) -> None:
     ]
     ask = RoutingRequest("m", tried=("http://tried",))
     assert choose(ends, ask, Random(0)).reason == "only"
-    assert dropped(ends, ask) == {
+    assert drop_reasons(ends, ask) == {
         "leaving": "draining",
         "loading": "not ready",
         "other": "serves another model",

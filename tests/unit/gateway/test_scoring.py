@@ -10,10 +10,10 @@ import pytest
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.routing.decision import choose
 from mamba_gateway.routing.scoring import (
-    APART_EACH,
     ASSUMED_SHARE,
     JITTER,
-    TIMES_APART,
+    RECOMPUTE_FACTOR,
+    RECOMPUTE_FACTOR_PER_WAITING,
     CostComparison,
     RoutingRequest,
     RoutingWeights,
@@ -49,7 +49,7 @@ def chosen(ends, request, weights=EVEN, seed=0):
 def test_an_engine_that_can_resume_more_is_worth_a_queue_up_to_what_that_saves(engine) -> None:
     # 6,000 tokens resumed are 0.6 s for this request, and 0.6 s of work that is not done twice, which counts
     # several times: so long may the prompts before it take there, and no longer.
-    request, worth = ask(8000, {"warm": 6000}), (1 + TIMES_APART) * 6000
+    request, worth = ask(8000, {"warm": 6000}), (1 + RECOMPUTE_FACTOR) * 6000
     for queued, expected in ((0.9 * worth, "warm"), (1.02 * worth, "cold")):
         ends = [engine("cold"), engine("warm", queued_tokens=float(queued))]
         assert chosen(ends, request) == expected
@@ -106,7 +106,7 @@ def test_of_engines_alike_the_one_that_writes_fewer_answers_is_chosen(engine) ->
 def test_a_weight_decides_between_the_engine_that_knows_the_prompt_and_the_idle_one(
     prefix, load, expected, engine
 ) -> None:
-    ends = [engine("idle"), engine("warm", queued_tokens=2.3 * (1 + TIMES_APART) * 3000)]
+    ends = [engine("idle"), engine("warm", queued_tokens=2.3 * (1 + RECOMPUTE_FACTOR) * 3000)]
     assert chosen(ends, ask(8000, {"warm": 6000}), RoutingWeights(prefix, load)) == expected
 
 
@@ -203,7 +203,7 @@ def test_gateways_that_see_the_same_loads_do_not_all_send_to_the_same_engine(eng
 def test_what_an_engine_is_computing_for_others_is_not_begun_elsewhere_only_to_wait_less(engine) -> None:
     # It has just got the 6,000 tokens that this prompt shares, and computes them for 0.6 s.
     known = {"first": 6000}
-    worth = (1 + TIMES_APART) * 6000
+    worth = (1 + RECOMPUTE_FACTOR) * 6000
     for queued, expected in ((6000, "first"), (0.9 * worth, "first"), (1.1 * worth, "other")):
         ends = [engine("other"), engine("first", queued_tokens=float(queued))]
         assert chosen(ends, ask(6100, known, seen=known)) == expected
@@ -214,8 +214,8 @@ def test_the_more_requests_wait_the_dearer_it_is_to_compute_there_what_another_o
     engine, sure, waiting
 ) -> None:
     known = {"warm": 6000}
-    request = RoutingRequest("m", (), 6100, known, known, sure=sure)
-    worth = (1 + (TIMES_APART + APART_EACH * waiting if sure else 1)) * 6000
+    request = RoutingRequest("m", (), 6100, known, known, authoritative=sure)
+    worth = (1 + (RECOMPUTE_FACTOR + RECOMPUTE_FACTOR_PER_WAITING * waiting if sure else 1)) * 6000
     for queued, expected in ((0.9 * worth, "warm"), (1.02 * worth, "cold")):
         ends = [
             engine("cold", waiting=waiting, running=200),
@@ -225,11 +225,11 @@ def test_the_more_requests_wait_the_dearer_it_is_to_compute_there_what_another_o
 
 
 def test_what_nobody_can_resume_goes_where_it_was_seen_before_so_that_a_state_is_kept_there(engine) -> None:
-    ends = [engine("other"), engine("saw", queued_tokens=0.9 * TIMES_APART * 6000)]
+    ends = [engine("other"), engine("saw", queued_tokens=0.9 * RECOMPUTE_FACTOR * 6000)]
     assert chosen(ends, ask(8000, seen={"saw": 6000})) == "saw"
     # What can be resumed elsewhere need not be computed twice: that decides, and the rest of the queue.
     assert chosen(ends, ask(8000, {"other": 6000}, seen={"saw": 6000})) == "other"
-    ends = [engine("other"), engine("saw", queued_tokens=1.1 * TIMES_APART * 6000)]
+    ends = [engine("other"), engine("saw", queued_tokens=1.1 * RECOMPUTE_FACTOR * 6000)]
     assert chosen(ends, ask(8000, seen={"saw": 6000})) == "other"
 
 

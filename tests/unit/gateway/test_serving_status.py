@@ -91,11 +91,11 @@ async def test_whatever_an_engine_answers_only_costs_its_own_numbers(
     try:
         async with aiohttp.ClientSession() as session:
             with pytest.raises(StatusUnavailable, match=why):
-                await EngineStatusClient(session, lambda: b"inner").ask(
+                await EngineStatusClient(session, lambda: b"inner").fetch(
                     f"http://127.0.0.1:{runner.addresses[0][1]}"
                 )
             with pytest.raises(StatusUnavailable):
-                await EngineStatusClient(session).ask("http://127.0.0.1:1")
+                await EngineStatusClient(session).fetch("http://127.0.0.1:1")
     finally:
         await runner.cleanup()
     assert shown == ["Bearer inner"]

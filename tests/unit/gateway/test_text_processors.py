@@ -9,7 +9,7 @@ from aiohttp import web
 
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.prompts import text_processors
-from mamba_gateway.prompts.text_processors import ASKED_AGAIN, FAILED_AGAIN, MOST_KEPT, TextProcessors
+from mamba_gateway.prompts.text_processors import MAX_UNUSED, REFRESH_SECONDS, RETRY_SECONDS, TextProcessors
 from mamba_text.text_archive import TextArchive
 
 MODEL = Path(__file__).parents[3] / "server/mamba_server/builtin/tiny-recall"
@@ -78,20 +78,20 @@ async def test_the_tokenizer_is_sent_once_and_the_other_engines_only_say_that_th
     engines: list[Engine], session: aiohttp.ClientSession
 ) -> None:
     gateway = Gateway(session, *engines)
-    assert gateway.texts.of("m") is None
+    assert gateway.texts.for_model("m") is None
     for _ in range(3):
-        await gateway.texts.look()
-    text = gateway.texts.of("m")
+        await gateway.texts.refresh()
+    text = gateway.texts.for_model("m")
     assert text is not None
-    assert text.side.tokenizer.encode("hello")
-    assert gateway.texts.of("another model") is None
+    assert text.processor.tokenizer.encode("hello")
+    assert gateway.texts.for_model("another model") is None
     assert sorted(engine.sent for engine in engines) == [0, 1]
     assert [len(engine.asked) for engine in engines] == [1, 1]
     assert {asked[0] for engine in engines for asked in engine.asked} == {"Bearer backend-key"}
-    gateway.now += ASKED_AGAIN
-    await gateway.texts.look()
+    gateway.now += REFRESH_SECONDS
+    await gateway.texts.refresh()
     assert [len(engine.asked) for engine in engines] == [2, 2]
-    assert gateway.texts.of("m") is text
+    assert gateway.texts.for_model("m") is text
 
 
 async def test_an_engine_that_comes_back_with_another_tokenizer_is_asked_at_once(
@@ -99,15 +99,15 @@ async def test_an_engine_that_comes_back_with_another_tokenizer_is_asked_at_once
 ) -> None:
     engine = engines[0]
     gateway = Gateway(session, engine)
-    await gateway.texts.look()
-    before = gateway.texts.of("m")
+    await gateway.texts.refresh()
+    before = gateway.texts.for_model("m")
     gateway.report(engine, ready=False)
-    await gateway.texts.look()
-    assert gateway.texts.of("m") is None
+    await gateway.texts.refresh()
+    assert gateway.texts.for_model("m") is None
     engine.fingerprint = "another"
     gateway.report(engine)
-    await gateway.texts.look()
-    after = gateway.texts.of("m")
+    await gateway.texts.refresh()
+    after = gateway.texts.for_model("m")
     assert after is not None
     assert after is not before
     assert engine.sent == 2
@@ -125,12 +125,12 @@ async def test_without_a_usable_tokenizer_there_is_none_and_it_is_asked_for_agai
     else:
         monkeypatch.setattr(text_processors, "MOST_PACKED_BYTES", len(ARCHIVE.data) - 1)
     gateway = Gateway(session, engine)
-    await gateway.texts.look()
-    await gateway.texts.look()
-    assert gateway.texts.of("m") is None
+    await gateway.texts.refresh()
+    await gateway.texts.refresh()
+    assert gateway.texts.for_model("m") is None
     assert len(engine.asked) == 1
-    gateway.now += ASKED_AGAIN if how == "404" else FAILED_AGAIN
-    await gateway.texts.look()
+    gateway.now += REFRESH_SECONDS if how == "404" else RETRY_SECONDS
+    await gateway.texts.refresh()
     assert len(engine.asked) == 2
 
 
@@ -139,13 +139,13 @@ async def test_tokenizers_that_nobody_has_any_more_are_let_go(
 ) -> None:
     engine = engines[0]
     gateway = Gateway(session, engine)
-    for number in range(MOST_KEPT + 4):
+    for number in range(MAX_UNUSED + 4):
         engine.fingerprint = f"f{number}"
-        gateway.now += ASKED_AGAIN
-        await gateway.texts.look()
+        gateway.now += REFRESH_SECONDS
+        await gateway.texts.refresh()
     engine.asked.clear()
-    gateway.now += ASKED_AGAIN
-    await gateway.texts.look()
+    gateway.now += REFRESH_SECONDS
+    await gateway.texts.refresh()
     [(_, offered)] = engine.asked
     assert offered is not None
-    assert len(offered.split(", ")) == MOST_KEPT + 1
+    assert len(offered.split(", ")) == MAX_UNUSED + 1

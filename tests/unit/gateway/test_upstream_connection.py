@@ -22,8 +22,8 @@ from mamba_gateway.upstream.connection import (
     UpstreamConnection,
 )
 from mamba_gateway.upstream.connector import (
-    KEPT_SECONDS,
-    MOST_STARTS,
+    IDLE_SECONDS,
+    MAX_STARTS,
     Origin,
     upstream_connector,
 )
@@ -141,7 +141,7 @@ async def test_what_comes_is_passed_on_in_the_moment_in_which_it_comes_and_in_or
         taken.append(part)
         return b""
 
-    passing = asyncio.create_task(response.pass_on(take))
+    passing = asyncio.create_task(response.consume(take))
     await asyncio.sleep(0)
     connection.data_received(b"1\r\nb\r\n1\r\nc\r\n")
     connection.data_received(b"1\r\nd\r\n")
@@ -150,7 +150,7 @@ async def test_what_comes_is_passed_on_in_the_moment_in_which_it_comes_and_in_or
     connection.data_received(b"1\r\ne\r\n")
     assert await passing == b"?"
     assert taken == [b"bc", b"d"]  # what could not be taken is first to be sent
-    passing = asyncio.create_task(response.pass_on(take))
+    passing = asyncio.create_task(response.consume(take))
     await asyncio.sleep(0)
     assert taken == [b"bc", b"d", b"e"]
     connection.data_received(b"1\r\n!\r\n")
@@ -206,7 +206,7 @@ async def test_a_connection_serves_one_request_after_the_other_until_it_was_idle
         for _ in range(3):
             assert await ask(connector, engine) == (200, b"{}")
         assert (engine.connections, len(engine.requests)) == (1, 3)
-        await asyncio.sleep(KEPT_SECONDS + 1)
+        await asyncio.sleep(IDLE_SECONDS + 1)
         assert engine.left.is_set()
         assert await ask(connector, engine) == (200, b"{}")
         assert engine.connections == 2
@@ -233,7 +233,7 @@ async def test_a_connection_keeps_nothing_of_the_request_that_it_was_made_for() 
 
     async with upstream_connector(1.0, 1.0) as connector, Lasting(says()) as engine:
         held = await asyncio.create_task(request())
-        await asyncio.sleep(KEPT_SECONDS / 2)  # cancelled timers are gone, too
+        await asyncio.sleep(IDLE_SECONDS / 2)  # cancelled timers are gone, too
         gc.collect()
         assert held() is None
         assert await ask(connector, engine) == (200, b"{}")
@@ -355,4 +355,4 @@ async def test_what_is_kept_for_an_engine_is_bounded_whatever_is_asked() -> None
             f"POST /base/v1/chat?n={number} ".encode()
         )
     kept = [name for name in gc.get_referents(origin) if isinstance(name, dict)]
-    assert 0 < max(map(len, kept)) <= MOST_STARTS
+    assert 0 < max(map(len, kept)) <= MAX_STARTS

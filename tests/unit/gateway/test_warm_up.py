@@ -15,7 +15,7 @@ class Beginning:
     """A gateway's first seconds."""
 
     now: float = 0.0
-    all_asked: bool = False
+    all_queried: bool = False
 
     def __post_init__(self) -> None:
         self.pool, self.index = Pool(clock=lambda: self.now), PrefixIndex()
@@ -27,7 +27,7 @@ class Beginning:
 
 
 def test_what_stands_in_for_the_tokenizers_has_their_surface() -> None:
-    assert isinstance(TextProcessors.all_asked, property)
+    assert isinstance(TextProcessors.all_queried, property)
 
 
 @pytest.mark.parametrize("state", ["following", "stale", "off"])
@@ -35,7 +35,7 @@ def test_it_waits_for_tokenizers_and_index_and_then_never_again(state: State) ->
     gateway = Beginning()
     gateway.engine_ready()
     assert "tokenizers" in gateway.warm_up.missing()
-    gateway.all_asked = True
+    gateway.all_queried = True
     assert "index" in gateway.warm_up.missing()
     gateway.index.state = state
     assert gateway.warm_up.missing() == ""

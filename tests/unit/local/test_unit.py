@@ -141,7 +141,7 @@ def test_the_gateway_here_limits_all_clients_together() -> None:
     auth = {"secretRef": {"name": "keys"}}
     spec = deployment(gateway={"auth": auth, "limits": {"perKey": each, "keys": keys}})
     argv = gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
-    assert GatewaySettings(**parsed(tuple(argv))).key_limits.of(ANYONE) == KeyLimits(60, 9000, 4)
+    assert GatewaySettings(**parsed(tuple(argv))).key_limits.limits_of(ANYONE) == KeyLimits(60, 9000, 4)
     assert any("gateway.limits.keys" in note for note in not_in_local_mode(spec.spec))
 
 

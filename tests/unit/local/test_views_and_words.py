@@ -209,7 +209,7 @@ def test_a_terminal_gets_bars_and_lines_above_them() -> None:
     output = io.StringIO()
     view = LoadingView(Console(file=output, width=100, force_terminal=True))
     view.show("one", EngineReadiness(False, "weights", 1, 2))
-    view.say("a line [with brackets]")
+    view.print_line("a line [with brackets]")
     view.finish("one")
     view.close()
     assert "a line [with brackets]" in output.getvalue()
@@ -256,7 +256,7 @@ def test_a_view_may_be_closed_twice_and_finish_what_it_never_showed(terminal: bo
     view.finish("never")
     view.close()
     view.close()
-    view.say("after [the] end")
+    view.print_line("after [the] end")
     assert "after [the] end" in output.getvalue()
 
 
@@ -301,25 +301,25 @@ def test_the_terminal_is_given_back_when_the_last_engine_is_ready() -> None:
 def test_a_change_is_a_change_of_content(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("a")
-    before = [FileStamp.of(file)]
+    before = [FileStamp.read(file)]
     file.touch()
-    assert changed(before, [FileStamp.of(file)]) == []
+    assert changed(before, [FileStamp.read(file)]) == []
     file.write_text("b")
-    assert changed(before, [FileStamp.of(file)]) == [file]
+    assert changed(before, [FileStamp.read(file)]) == [file]
 
 
 def test_a_file_that_is_being_replaced_is_noticed_when_it_is_back(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("a")
-    before = [FileStamp.of(file)]
+    before = [FileStamp.read(file)]
     file.unlink()
-    gone = [FileStamp.of(file)]
+    gone = [FileStamp.read(file)]
     assert changed(before, gone) == []
     kept = settled(before, gone)
     file.write_text("b")
-    assert changed(kept, [FileStamp.of(file)]) == [file]
+    assert changed(kept, [FileStamp.read(file)]) == [file]
     file.write_text("a")
-    assert changed(kept, [FileStamp.of(file)]) == []
+    assert changed(kept, [FileStamp.read(file)]) == []
 
 
 def test_consecutive_ports_are_given_and_a_taken_one_is_named() -> None:

@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
-from mamba_prefix.change_log import KEPT, ChangeLog
+from mamba_prefix.change_log import MAX_CHANGES, ChangeLog
 from mamba_prefix.errors import ForeignMessage
 from mamba_prefix.messages import VERSION, Change, Feed, Snapshot, pack, pack_entries, pack_hashes, unpack
 from mamba_prefix.packed_arrays import entries_of, hashes_of
@@ -47,11 +47,11 @@ def test_who_read_another_incarnation_or_the_future_takes_a_snapshot() -> None:
 
 def test_who_is_too_far_behind_takes_a_snapshot_and_nothing_grows_meanwhile() -> None:
     log = make()
-    for number in range(1, KEPT + 50):
+    for number in range(1, MAX_CHANGES + 50):
         gain(log, number)
     assert log.since("a", 49) is None
-    assert len(log.since("a", 50) or ()) == KEPT
-    assert len(entries_of(log.snapshot().entries)) == KEPT + 49
+    assert len(log.since("a", 50) or ()) == MAX_CHANGES
+    assert len(entries_of(log.snapshot().entries)) == MAX_CHANGES + 49
 
 
 def test_large_batches_are_kept_by_their_size() -> None:

@@ -31,7 +31,7 @@ NOTHING = TraceSettings()
     ],
 )
 def test_only_the_standard_variables_turn_them_on(environ: dict[str, str], wanted: bool) -> None:
-    assert traces.wanted(environ) is wanted
+    assert traces.enabled(environ) is wanted
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from mamba_text.detokenizer import MOST_HELD, REPLACEMENT, Detokenizer
+from mamba_text.detokenizer import MAX_PENDING, REPLACEMENT, Detokenizer
 from mamba_text.tokenizer import Tokenizer
 from tiny_model import byte_level_tokenizer
 
@@ -79,7 +79,7 @@ def test_special_tokens_are_no_text() -> None:
 def test_broken_bytes_do_not_hold_text_back_for_ever() -> None:
     broken = ids_of("世")[0]
     detokenizer = Detokenizer(TOKENIZER)
-    pieces = [detokenizer.feed(broken) for _ in range(MOST_HELD)]
+    pieces = [detokenizer.feed(broken) for _ in range(MAX_PENDING)]
     assert any(pieces)
     assert "".join(detokenizer.feed(item) for item in ids_of(" fine")).endswith("fine")
 
@@ -93,7 +93,7 @@ def test_text_follows_broken_bytes_at_once() -> None:
 
 def test_many_special_tokens_in_a_row_are_no_trouble() -> None:
     end = TOKENIZER.rust.token_to_id("</s>")
-    assert "".join(stream([end] * (3 * MOST_HELD) + ids_of("done"))) == "done"
+    assert "".join(stream([end] * (3 * MAX_PENDING) + ids_of("done"))) == "done"
 
 
 def test_ids_that_the_tokenizer_does_not_know_are_no_text_and_hold_nothing_back() -> None:
@@ -113,7 +113,7 @@ LEADS = [item for item in BYTES if TOKENIZER.piece(item).raw[0] >= 0xC2]
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.sampled_from(LEADS), max_size=MOST_HELD // 2),
+            st.lists(st.sampled_from(LEADS), max_size=MAX_PENDING // 2),
             st.text(alphabet="a \u00e9\u4e16\U0001f389\u0e2a", min_size=1, max_size=5),
         ),
         max_size=6,
@@ -135,7 +135,7 @@ def test_any_ids_at_all_give_text_after_a_bounded_wait(ids: list[int]) -> None:
         else:
             waited.append(item)
         ordinary = [one for one in waited if TOKENIZER.piece(one).raw and not TOKENIZER.piece(one).special]
-        assert len(ordinary) < MOST_HELD
+        assert len(ordinary) < MAX_PENDING
     assert REPLACEMENT not in detokenizer.flush()[-1:]
 
 
@@ -187,7 +187,7 @@ def test_a_stream_that_restarts_after_broken_bytes_keeps_the_space_of_the_next_w
     tokenizer = metaspace_tokenizer()
     detokenizer = Detokenizer(tokenizer, [1])
     lead = 5 + 0xE4
-    pieces = [detokenizer.feed(lead) for _ in range(MOST_HELD)]
+    pieces = [detokenizer.feed(lead) for _ in range(MAX_PENDING)]
     pieces += [detokenizer.feed(item) for item in (2, 3, 2)]
     assert "".join(pieces).replace(REPLACEMENT, "") == " world! world"
 
@@ -197,5 +197,5 @@ def test_a_stream_that_restarts_after_many_special_tokens_keeps_the_space_of_the
     tokenizer.rust.add_special_tokens([AddedToken("<|call|>", special=True)])
     call = tokenizer.rust.token_to_id("<|call|>")
     detokenizer = Detokenizer(tokenizer, [1])
-    pieces = [detokenizer.feed(item) for item in (*[call] * (MOST_HELD + 1), 2)]
+    pieces = [detokenizer.feed(item) for item in (*[call] * (MAX_PENDING + 1), 2)]
     assert "".join(pieces) == " world"
