@@ -179,7 +179,8 @@ def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) ->
 def simulated(
     stream: RequestStream, fit: FleetFit, engines: int, seed: int, counted: Collection[int] | None = None
 ) -> dict[str, float]:
-    """The same requests to a simulated fleet of such engines; times of those whose numbers are `kept`."""
+    """Figures of the same requests in a simulated fleet; latencies of the request numbers in `counted`
+    only."""
     around = FleetEnvironment(least=engines, most=engines, initial=engines, machine=fit.machine)
     run = Simulation(stream, fit.profile, SimulatedGateway, FixedSize(engines), Slo(), around, seed)
     run.run()

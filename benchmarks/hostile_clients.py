@@ -1,4 +1,4 @@
-"""What clients that mean ill cost the others: answers of /livez, memory, and the wait of the next request.
+"""Cost of hostile clients for others: latency of /livez, memory, and latency of the next request.
 
 Run as `python -m benchmarks.hostile_clients`; writes JSON and Markdown to benchmarks/results. The shipped
 model behind a gateway, with the defaults; all is done at the API of the engine and again at the gateway.

@@ -125,7 +125,7 @@ def print_result(text: str) -> None:
 
 
 def until(read: Callable[[], int], target: int, what: str, timeout: float) -> float:
-    """Seconds until `look` gives `wanted`; tells how far it is."""
+    """Seconds until `read` returns `target`; prints the progress."""
     began, told = time.monotonic(), 0.0
     while (found := read()) < target:
         passed = time.monotonic() - began

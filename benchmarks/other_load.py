@@ -1,4 +1,4 @@
-"""What others take of this machine's cores while something is measured, so that such moments can be told."""
+"""`OtherLoad`: CPU use of other processes during a measurement, to exclude disturbed moments."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PERIOD = 0.5
-"""Seconds between two looks: the kernel counts in hundredths of a second for each process."""
+"""Seconds between two samples: the kernel counts in hundredths of a second for each process."""
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,14 +52,14 @@ def _fields(pid: int) -> list[str]:
 
 @dataclass(slots=True)
 class OtherLoad:
-    """Looks every `PERIOD`: when, and the cores that others had since the look before."""
+    """Samples every `PERIOD` seconds: monotonic times, and cores used by others since the sample before."""
 
     times: list[float] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
 
     def peak(self, begin: float, end: float) -> float:
-        """The most cores that others had in any period that lies in or reaches into [begin, end], by the
-        monotonic clock; what nobody looked at counts as all of them."""
+        """Most cores that others used in any sample period that overlaps [begin, end] (monotonic seconds);
+        infinity where the samples do not cover it."""
         first = bisect_left(self.times, begin)
         last = bisect_left(self.times, end)
         if not first or last == len(self.times):

@@ -1,5 +1,7 @@
-"""Engines behind gateways in simulated time: the product's own state caches with a queue before each and a
-speed, and the product's own routers over reports that are up to a second old. Used by `routing`.
+"""`SimulatedFleet`: engines behind gateways in simulated time, used by `routing`.
+
+Engines are the product's state caches with a queue and a speed; gateways are the product's routers over
+reports that are up to a second old.
 """
 
 import heapq
@@ -63,14 +65,14 @@ class SimulatedEngine:
     computed: int = 0
     prompt_tokens: int = 0
     spans: list[tuple[float, float, float]] = field(default_factory=list)
-    """Of each prompt: when it came, began to be computed, and was."""
+    """(arrival, start, end) of the prefill of each prompt, in seconds."""
 
     def work(self, moment: float) -> float:
-        """Seconds it had to compute then; known when all is over."""
+        """Seconds of prefill that were outstanding at `moment`; valid after the run."""
         return sum(end - max(begin, moment) for came, begin, end in self.spans if came <= moment < end)
 
     def report(self) -> ProbeReport:
-        """As its metrics say it: of waiting prompts so much is taken off as was resumed before."""
+        """The report of a probe: waiting prompt tokens, reduced by the share that was resumed so far."""
         share = self.computed / self.prompt_tokens if self.prompt_tokens else 1.0
         waiting = sum(len(asked.token_ids) for asked in self.queue) * share
         return ProbeReport(

@@ -57,7 +57,7 @@ def compare_and_print(
     progress: Progress = silent,
     scalers: Sequence[ScalerName] = SCALERS,
 ) -> list[Row]:
-    """`compare` of one load by its name; each row is printed to standard error as it is found."""
+    """`compare` one (name, experiment); prints each row to standard error as it is found."""
 
     def print_row(row: Row) -> None:
         print(line(row), file=sys.stderr, flush=True)
@@ -73,7 +73,7 @@ def compare(
     routers: Sequence[RouterName] = ROUTERS,
     scalers: Sequence[ScalerName] = SCALERS,
 ) -> list[Row]:
-    """All rows of one workload; `done` is told each as it is found."""
+    """All rows of one workload; `on_row` is called with each as it is found."""
     replicas, fixed = experiment.cheapest_fixed("ours", progress)
     begun = experiment.starting_with(replicas)
     rows: list[Row] = []

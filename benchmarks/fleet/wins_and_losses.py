@@ -12,11 +12,11 @@ HEAD = (
     "| --- | --- | --- | --- | --- | --- | --- |",
 )
 RULES = ("ours", "hpa-queue", "hpa-kv", "kpa", "wva")
-"""Those that know neither the future nor the size that would do: only these can win a load."""
+"""Autoscalers that know neither the future nor the right size: only these can win a load."""
 
 
 def attains_goal(row: Row) -> bool:
-    """Whether it gave as many requests what they were promised as is the goal."""
+    """Whether the share of requests within the SLO reached the goal."""
     return row.score.sloAttainment >= GOAL
 
 

@@ -1,9 +1,9 @@
-"""Conversations, of which as many are answered at once as are waited with: what the planner plans for.
+"""`Traffic`: multi-turn conversations at a fixed concurrency, the workload that the planner plans for.
 
-Twice the concurrency are under way, and who asks next is drawn by chance from those that think. A prompt is
-all that was said before, and something new; after its last turn a conversation gives way to another, with the
-same instructions before it or with others. The order is drawn beforehand, so that engines of other plans
-are asked the same. Seeded; no clock.
+Twice as many conversations are open as requests run at once; the next turn is drawn at random from those that
+are idle. A prompt is the conversation so far plus a new question. After its last turn a conversation is
+replaced by another, with the same instructions or others. The order of turns is drawn in advance, so that
+engines with different plans get the same requests. Seeded; no clock.
 """
 
 import random
@@ -37,22 +37,22 @@ class Shape:
 
 @dataclass(slots=True)
 class Conversation:
-    """One chat: what was `said` in it, and how long it will be once all that was drawn of it is over."""
+    """One conversation: its tokens so far, and its length after all turns drawn so far."""
 
     token_ids: list[int]
     turns_left: int
     """Turns that are not drawn."""
     length: int
-    """Of all that will have been said after the last turn that was drawn."""
+    """Tokens after the last turn that was drawn."""
     known: int
-    """Tokens of that which a request before the next one had."""
+    """Tokens of it that an earlier request had."""
     free: bool = True
-    """Nothing of it is being answered."""
+    """No turn of it is running."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request to come: its prompt is what `of` will have said by then, and `asked`."""
+    """One request: its prompt is the conversation so far and a new question."""
 
     conversation: Conversation
     question_tokens: int
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Traffic:
-    """Asks turn after turn. `longest`: prompts and answers are cut to it together."""
+    """Gives turn after turn. `longest`: most tokens of prompt and answer together."""
 
     shape: Shape
     seed: int
@@ -89,7 +89,7 @@ class Traffic:
         self._drawn = deque()
 
     def draw(self) -> Turn:
-        """The next turn in the order, as if all answers took the same time."""
+        """Draw the next turn, as if all answers took equally long."""
         chosen = self._thinking.pop(self._rng.randrange(len(self._thinking)))
         asked, outputs = self._length(self.shape.asked), self._length(self.shape.answered)
         turn = Turn(chosen, asked, outputs, chosen.known, chosen.length + asked)
@@ -102,7 +102,7 @@ class Traffic:
         return turn
 
     def next_turn(self) -> tuple[Turn, list[int]]:
-        """The next turn of a conversation of which nothing is being answered, and its prompt."""
+        """The next turn whose conversation is free, and its prompt as token ids."""
         turn = next((each for each in self._drawn if each.conversation.free), None)
         while turn is None:
             self._drawn.append(self.draw())

@@ -18,7 +18,7 @@ MAX_PLAN = 1 << 20
 """Bytes of a plan; one has some thousand."""
 
 AdminResponse = tuple[int, str]
-"""HTTP status, 0 without an answer; and what was said."""
+"""(HTTP status, or 0 without a response; message of the response or of the error)."""
 Put = Callable[[str, str, Mapping[str, Any]], Awaitable[AdminResponse]]
 """(address of the pod, token, body) of `PUT /admin/strategy`."""
 GetPlan = Callable[[str, str], Awaitable[str | None]]
@@ -59,7 +59,7 @@ async def get_plan(address: str, token: str, port: int = names.ADMIN_PORT) -> st
 async def send_updates(
     settings_updates: Sequence[SettingsUpdate], token: str, put: Put
 ) -> tuple[RejectedUpdate, ...]:
-    """Tell all of them at once; those that did not take it."""
+    """Send all updates concurrently; returns those that were not accepted."""
     answers = await asyncio.gather(*(put(one.address, token, one.body) for one in settings_updates))
     return tuple(
         RejectedUpdate(one, f"engine {one.pod}: {said}", final=400 <= status < 500)

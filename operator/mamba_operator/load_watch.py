@@ -1,7 +1,7 @@
-"""`LoadWatch`: while loaders run, asks them how many bytes of the model they have.
+"""`LoadWatch`: polls running loaders for the download progress of the model.
 
-Beside the reconcile passes, as the autoscaler: a loader that does not answer delays none of them. It writes
-nothing; a pass puts what was told into the status (`model_load`).
+Runs beside the reconcile passes: a loader that does not answer delays none of them. Writes nothing; a pass
+puts the progress into the status (`model_load`).
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from mamba_operator.objects.pod_trouble import is_downloading, is_loader
 from mamba_operator.snapshot import DownloadProgress
 
 PERIOD = 10.0
-"""Seconds between two looks, and so between two writes of the status of one deployment because of them."""
+"""Seconds between two polls; also the shortest time between two status writes that they cause."""
 _WANTED = frozenset((names.METRIC_DOWNLOADED, names.METRIC_TO_DOWNLOAD))
 
 
 def read_download(text: str) -> DownloadProgress:
-    """What a loader says. Raises ReportInvalid."""
+    """(bytes fetched, bytes in all) from the `/metrics` text of a loader. Raises ReportInvalid."""
     found = {name: sum(value for _, value in samples) for name, samples in series(text, _WANTED).items()}
     try:
         return int(found[names.METRIC_DOWNLOADED]), int(found[names.METRIC_TO_DOWNLOAD])
@@ -38,7 +38,7 @@ class LoadWatch:
     Args:
         indices: what the watches hold.
         read: gives the `/metrics` of a pod.
-        wake: told of which deployment a loader got further.
+        wake: called with each deployment whose progress changed.
     """
 
     def __init__(self, indices: Indices, read: ReadMetrics, wake: Callable[[Key], None]) -> None:
@@ -50,13 +50,13 @@ class LoadWatch:
         return self._progress.get(key, {})
 
     async def run(self) -> None:
-        """Look for ever; ends only by cancellation."""
+        """Poll periodically; ends only by cancellation."""
         while True:
             await self.poll()
             await asyncio.sleep(PERIOD)
 
     async def poll(self) -> None:
-        """Once at every deployment whose loader runs, all at the same time."""
+        """Poll the loaders of every deployment once, all concurrently."""
         loading = {
             key: pods
             for key in self._indices.keys(MAMBA_DEPLOYMENT)
@@ -69,7 +69,7 @@ class LoadWatch:
 
     async def _poll(self, key: Key, pods: list[Manifest]) -> None:
         reports = await pod_reports(self._read, pods, read_download)
-        # Before it knows how much there is to fetch it says nothing: 0 of 0.
+        # 0 of 0: it has yet to find out how much there is to fetch.
         progress = {pod: one for pod, one in reports.items() if one is not None and one[1] > 0}
         if progress != self._progress.get(key, {}):
             self._progress[key] = progress

@@ -53,7 +53,7 @@ CRD_PERIOD = 5.0
 NAMESPACES_PERIOD = 15.0
 """Seconds; kopf gives a watch that is forbidden up after some minutes, and with it all others."""
 WATCHES_FIRST = 10.0
-"""Longest time for which the first look at all objects waits for the watches to hold them."""
+"""Longest time, in seconds, for which the first resync waits for the watches to be complete."""
 GLANCE = 0.1
 JITTER = 0.2
 
@@ -80,7 +80,7 @@ class Operator:
         self._lag = LoopLag()
         self._stopping = asyncio.Event()
         self._end_last: list[asyncio.Task[None]] = []
-        """What ends after the lease was given back."""
+        """Tasks that end after the lease has been released."""
         self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_PERIOD)
         self._leadership = Leadership(
             client,
@@ -217,8 +217,10 @@ class Operator:
             await _end(tasks, settings.exit_timeout)
 
     async def _cancel_end_last(self) -> None:
-        """End what changes nothing: the events that wait are written, and what watches still deliver is for
-        the next operator. Both take time while there is much of it."""
+        """Cancel the event recorder, which writes its pending events, and the watches.
+
+        Neither changes a child, so both may still run when the next operator holds the lease.
+        """
         for task in self._end_last:
             task.cancel()
             await asyncio.wait({task}, timeout=self._settings.exit_timeout)

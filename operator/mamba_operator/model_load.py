@@ -42,20 +42,20 @@ NO_POD = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """How far it is, and what is to be done about it."""
+    """State of the download of the model, and what the pass has to do about it."""
 
     message: str
-    """For people."""
+    """For a condition of the status."""
     report: ModelReport | None = None
-    """What was downloaded; None: nothing yet."""
+    """Report on the downloaded files; None = the download is not complete."""
     failed: bool = False
-    """The last attempts came to nothing, and a person may have to look."""
+    """The last attempts failed; somebody may have to act."""
     refused: bool = False
-    """The cluster does not let the Job make its pod."""
+    """The cluster does not let the Job create its pod (a quota, most often)."""
     apply: Manifest | None = None
-    """The Job or the record to make."""
+    """The Job or the report's ConfigMap to create."""
     keep: frozenset[Ref] = frozenset()
-    """What of it must stay."""
+    """Children of the download that must not be deleted."""
     requeue_after: float | None = None
     """Seconds until time alone changes it."""
 

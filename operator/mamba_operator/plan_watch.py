@@ -1,7 +1,7 @@
-"""`PlanWatch`: where the operator cannot plan, asks an engine for the plan that it made for itself.
+"""`PlanWatch`: polls an engine for its own memory plan where the operator cannot make one.
 
-Beside the reconcile passes, as the autoscaler: an engine that does not answer delays none of them. It writes
-nothing; a pass puts what was told into the status and changes no pod for it (`reported_plan`).
+Runs beside the reconcile passes: an engine that does not answer delays none of them. Writes nothing; a pass
+puts the reported plan into the status and changes no pod for it (`reported_plan`).
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from mamba_operator.snapshot import ReportedPlan
 
 log = structlog.get_logger(__name__)
 PERIOD = 10.0
-"""Seconds between two looks at deployments whose plan nobody told yet."""
+"""Seconds between two polls of deployments without a reported plan."""
 AGAIN = 60.0
-"""Seconds until an engine that told its plan is asked again: a change of strategy changes it."""
+"""Seconds for which a reported plan is not fetched again: a change of strategy changes it."""
 CONNECTIONS = 32
 """At once, to engines of all deployments."""
 OF_ENGINES = frozenset(
@@ -42,9 +42,9 @@ class PlanWatch:
     Args:
         indices: what the watches hold.
         token: the admin token of the deployment with a uid.
-        get: asks one engine.
-        wake: told whose engines told another plan.
-        now: seconds.
+        get: fetches the plan of one engine.
+        wake: called with each deployment whose reported plan changed.
+        now: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -57,22 +57,23 @@ class PlanWatch:
     ) -> None:
         self._indices, self._token, self._get, self._wake, self._now = indices, token, get, wake, now
         self._reports: dict[Key, tuple[ReportedPlan, object, float]] = {}
-        """What was told, of which generation of the object, and when it was asked for."""
+        """Reported plan, generation of the object that it was fetched for, and time of the request
+        (`now`)."""
         self._connections = asyncio.Semaphore(CONNECTIONS)
 
     def reported(self, key: Key) -> ReportedPlan | None:
-        """What an engine of it last said."""
+        """The plan that an engine of the deployment reported last."""
         known = self._reports.get(key)
         return known[0] if known is not None else None
 
     async def run(self) -> None:
-        """Look for ever; ends only by cancellation."""
+        """Poll periodically; ends only by cancellation."""
         while True:
             await self.poll()
             await asyncio.sleep(PERIOD)
 
     async def poll(self) -> None:
-        """Once at every deployment that the operator has no plan of its own for."""
+        """Poll every deployment that the operator has no plan of its own for."""
         unplanned = {
             key: owners[0]
             for key in self._indices.keys(MAMBA_DEPLOYMENT)

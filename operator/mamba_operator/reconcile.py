@@ -121,14 +121,14 @@ class Reconciler:
         self._accepted: dict[Key, dict[str, str]] = {}
         self._up_to_date: dict[Key, Mapping[str, str]] = {}
         self._listed: set[Key] = set()
-        """Whose children this operator has listed, or made."""
+        """Keys whose children this process has listed, or created."""
         self._written: dict[Key, str] = {}
         """Version of each object that the last status was written upon."""
         self._refused: dict[Key, str] = {}
         """Version of each object upon which the API server let no status be written."""
 
     def mark_stale(self, key: Key) -> None:
-        """The watches seem not to hold what the cluster has: the next pass reads it all."""
+        """The indices of `key` may be out of date: its next pass reads everything from the cluster."""
         self._stale.add(key)
 
     def rejected(self, key: Key, reason: str, message: str) -> None:
@@ -137,7 +137,7 @@ class Reconciler:
             self.events.record(pending_event(owner, EventContent("Warning", reason, message), self._now()))
 
     async def __call__(self, key: Key) -> float | None:
-        """One pass. Returns seconds until the next look; None when the object is gone.
+        """One pass. Returns seconds until the next one; None when the object is gone.
 
         Raises:
             OperatorError: something failed; what could be done was done and the status says so.
@@ -213,7 +213,7 @@ class Reconciler:
         return min(self._resync(), plan.requeue_after or float("inf"))
 
     def _with_process_state(self, snapshot: Snapshot) -> Snapshot:
-        """With what this process alone knows of the object."""
+        """The snapshot with the state that this process keeps of the object between passes."""
         key = snapshot.key
         return replace(
             snapshot,
@@ -244,7 +244,8 @@ class Reconciler:
         return plan
 
     async def _send_updates(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
-        """The plan with what is left of it when the engines that were to be told have been."""
+        """Send pending live settings to the engines. Returns the plan with only the updates that were
+        rejected."""
         if self._key is None or not plan.settings_updates or plan.deployment is None:
             return plan
         rejected_updates = await send_updates(
@@ -258,10 +259,10 @@ class Reconciler:
         return replace(plan, settings_updates=rejected, rejected_updates=rejected_updates)
 
     async def _pass_from_indices(self, key: Key) -> float | None:
-        """Seconds to the next look if no child is to be changed by what the watches hold; None: look at the
-        cluster. The status is written, upon the version of the object that the watches hold and no other.
+        """A pass over the indices alone: seconds until the next pass if no child has to change; None = a pass
+        over the cluster is needed. It may write the status, for the indexed version of the object only.
 
-        Where they lag behind, an event is on its way and wakes the key once more.
+        Where the indices lag behind, an event is on its way and wakes the key once more.
         """
         snapshot = observe_indices(self._indices, key, self._nodes.nodes, shipped=self._shipped)
         if snapshot is None or snapshot.owner is None:
@@ -281,7 +282,7 @@ class Reconciler:
         return min(self._resync(), plan.requeue_after or float("inf"))
 
     async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: ApplyResult) -> None:
-        """The one status write, left out when nothing changed; then it says what is news."""
+        """Write the status, unless it is unchanged, and record the events of the pass."""
         assert snapshot.owner is not None
         old = recorded_status(snapshot.owner)
         failures = [
@@ -323,8 +324,11 @@ class Reconciler:
             self.events.record(pending_event(owner, announcement, self._now()))
 
     def _record_refusal(self, owner: Manifest, error: ObjectRejected) -> None:
-        """Nothing can be written to an object that an earlier CRD took and this one does not: an event can.
-        Once for each version of the object, however often it is tried."""
+        """Record an event that the API server refused the status: once for each version of the object.
+
+        An object that an earlier CRD accepted and the present one rejects cannot be written, but an event
+        can.
+        """
         meta = owner["metadata"]
         key, version = Key(meta["namespace"], meta["name"]), meta["resourceVersion"]
         if self._refused.get(key) != version:
@@ -344,5 +348,5 @@ def _exact_status(owner: Manifest) -> Status | None:
 
 
 def _worst_error(errors: list[OperatorError]) -> OperatorError:
-    """The error that decides on the back-off: what the API server said last before what only needs time."""
+    """The error that decides on the back-off: the last one of the API server, else the first."""
     return next((error for error in reversed(errors) if isinstance(error, ClusterError)), errors[0])

@@ -1,4 +1,4 @@
-"""`with_report`: what is said of a plan that engines made for themselves. Pure; called by `plan`.
+"""`with_report`: the verdict where engines planned for themselves and reported it. Pure; called by `plan`.
 
 It is shown and never rendered: engines that planned for themselves are not replaced by being told the same.
 """
@@ -12,16 +12,16 @@ from mamba_operator.snapshot import ReportedPlan
 def with_report(
     verdict: PlanVerdict, deployment: MambaDeployment, reported: ReportedPlan | None, revision: str
 ) -> PlanVerdict:
-    """The verdict, or what an engine told where the operator has none of its own.
+    """The operator's verdict, or the plan that an engine reported where the operator has none.
 
-    What stands in the status of the same generation is believed until an engine says otherwise, so that a new
-    operator need not ask first.
+    A reported plan in the status of the same generation holds until an engine reports another one, so that a
+    restarted operator need not fetch it first.
 
     Args:
         verdict: the operator's own.
         deployment: the object.
-        told: what an engine last said.
-        revision: what engines shall run; what one of another revision said counts no more.
+        reported: the plan that an engine reported last.
+        revision: wanted revision of the engines; a report of another one is ignored.
     """
     if not isinstance(verdict, PlanUnknown):
         return verdict

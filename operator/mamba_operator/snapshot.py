@@ -17,7 +17,7 @@ DownloadProgress = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ReportedPlan:
-    """The plan that an engine made for itself, as it told it."""
+    """The plan that an engine made for itself and reported."""
 
     revision: str
     """Of its pod."""
@@ -53,7 +53,7 @@ class Snapshot:
     same two need not be compared field by field again."""
 
     sent_settings: Mapping[str, str] = field(default_factory=dict)
-    """By run of an engine: hash of the settings that it was told and took over."""
+    """By run of an engine: hash of the live settings that it was sent and accepted."""
 
     latest_decision: LatestDecision | None = None
     """What the autoscaler last decided about it."""
@@ -62,13 +62,13 @@ class Snapshot:
     """By revision of engines: how requests fared lately, while engines of two revisions run."""
 
     downloads: Mapping[str, DownloadProgress] = field(default_factory=dict)
-    """By name of a loader's pod that runs: how far it said it is."""
+    """By name of a running loader pod: its last reported progress."""
 
     reported: ReportedPlan | None = None
-    """The plan that an engine last told, where engines plan for themselves."""
+    """The plan that an engine reported last, where engines plan for themselves."""
 
     measured: MeasuredWorkload | None = None
-    """The traffic that its engines measure; None while too little came, or none of them tells."""
+    """The workload that its engines measure; None while there is too little traffic or no report."""
 
     @property
     def uid(self) -> str:

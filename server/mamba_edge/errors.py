@@ -160,7 +160,7 @@ class TooManyConnections(ApiError):
 
 
 def as_api_error(error: Exception, location: str = "") -> ApiError:
-    """What the client is told about any exception; `where`: method and path for what is not served."""
+    """What the client is told about any exception; `location`: method and path for what is not served."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):

@@ -1,8 +1,8 @@
-"""An engine's side of the index, in its API process: its checkpoints and pages, and the last changes of them.
+"""`ChangeLog`: the engine's side of the prefix index: its checkpoints and pages, and their recent changes.
 
-Filled with what the engine process says; the publisher to Redis and the gateways that follow directly read
-it, each from where it stopped. Who stopped too long ago takes a snapshot: nothing here grows with slow
-readers.
+Lives in the API process and is filled from the messages of the engine process. The publisher to Redis and the
+gateways that poll directly read it, each from its own position; a reader that is too far behind takes a
+snapshot, so the log does not grow with slow readers.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from mamba_prefix.messages import (
 )
 
 MAX_CHANGES = 1024
-"""Batches that a reader may be behind."""
+"""Number of batches that are kept for readers."""
 MAX_CHANGES_BYTES = 4 << 20
-"""The same in bytes of what they carry."""
+"""Total payload of the batches that are kept, in bytes."""
 
 
 class ChangeLog:
-    """What one engine has. `engine`: the name by which gateways know it."""
+    """Of one engine. `engine`: the name by which gateways know it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ChangeLog:
         self.depths: dict[int, int] = {}
         """Tokens of each checkpoint by its hash."""
         self.pages: set[int] = set()
-        """Hashes of prefixes whose attention is there, at the rungs of prompts."""
+        """Hashes of prefixes whose attention pages are cached, at the rungs of prompts."""
         self.closed = False
         self._wall = wall
         self._new_incarnation = new_incarnation
@@ -85,7 +85,7 @@ class ChangeLog:
         pages_gained: bytes = b"",
         pages_lost: bytes = b"",
     ) -> None:
-        """What changed, as the engine process packed it."""
+        """Apply a batch of changes, packed by the engine process (`messages.Change`)."""
         self.epoch = epoch
         if cleared:
             self.depths.clear()
@@ -117,7 +117,7 @@ class ChangeLog:
         self._wake()
 
     def close(self) -> None:
-        """Nothing comes any more; who waits is let go."""
+        """End the log and wake all waiting readers."""
         self.closed = True
         self._wake()
 
@@ -133,7 +133,7 @@ class ChangeLog:
             await self._changed.wait()
 
     def since(self, incarnation: str, seq: int, most: int = MAX_CHANGES) -> list[Change] | None:
-        """At most `most` batches after `seq`; None: they are not there any more, take a snapshot."""
+        """At most `most` batches after `seq`; None = no longer kept, the reader needs a snapshot."""
         if incarnation != self.incarnation or seq > self.seq:
             return None
         first = self.seq - len(self._changes)
@@ -143,7 +143,7 @@ class ChangeLog:
         return [self._changes[index] for index in range(skip, min(len(self._changes), skip + most))]
 
     def heartbeat(self) -> Heartbeat:
-        """How far it is."""
+        """A heartbeat with the current position."""
         return Heartbeat(
             self.engine, self.incarnation, self.epoch, self.seq, self.fingerprint, self.page_size
         )

@@ -1,8 +1,8 @@
-"""Keeps a gateway's copy up to date from Redis. No request waits for it, and it fails none.
+"""`Follower`: keeps a gateway's prefix index up to date from Redis. No request waits for it or fails by it.
 
-Reads snapshots once, then the stream; each second the heartbeats, which tell who has died and whether
-anything was missed. What was missed is in the engine's next snapshot, which it is asked for. When Redis is
-away the copy stays as it is, and is read anew once it is back.
+Reads the snapshots once, then the stream of changes, and every second the heartbeats, which show dead engines
+and missed batches; an engine with missed batches is asked for a new snapshot. While Redis is unreachable the
+index stays as it is; afterwards it is read anew.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ RECONCILE_SECONDS = 1.0
 MOST = 512
 """Batches in one answer."""
 SILENT_SECONDS = 3.0
-"""How long a heartbeat may be missing before its engine counts as dead: Redis may just have been emptied."""
+"""Seconds without a heartbeat after which an engine counts as dead: Redis may just have been flushed."""
 RETURN_SECONDS = LONGEST_PAUSE + 1.0
-"""The same after Redis was away: a publisher may be in its longest pause."""
+"""Seconds after a reconnect in which no engine counts as dead: a publisher may be in its longest pause."""
 
 
 class Follower:
-    """Follows one scope. `told`: gets why Redis is away, each time that it is, and None once it is there."""
+    """Follows one scope. `on_outcome`: called with the reason of each failure, and with None on success."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Follower:
         self._backoff = Backoff(jitter)
         self._on_outcome = on_outcome
         self.foreign = 0
-        """Messages that nobody of this version wrote."""
+        """Number of messages that could not be read: not written by this version."""
         self._position = START
         self._silent: dict[str, float] = {}
-        """Since when which engine's heartbeat is missing."""
+        """By engine: time of the loop since which its heartbeat is missing."""
         self._unsynced: set[str] = set()
         self._grace_until = 0.0
-        """Until when nobody counts as dead."""
+        """Time of the loop until which no engine counts as dead."""
 
     async def run(self) -> None:
         """Follow for ever; only cancelling ends it."""
@@ -92,14 +92,15 @@ class Follower:
         log.info("prefix index followed", engines=len(self._index.engines()), entries=self._index.entries)
 
     async def _follow(self, seconds: float) -> None:
-        """Take what comes for so long."""
+        """Apply changes from the stream for so many seconds. Raises RedisAway."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > SHORTEST_BLOCK:
             await self._read(min(left, BLOCK_SECONDS))
 
     async def _read(self, block: float) -> int:
-        """Take what the stream has, waiting so long for the first; how many batches it was."""
+        """Apply the next batches, at most `MOST`, waiting up to `block` seconds for the first; returns their
+        number."""
         batches = await self._store.read(self._position, MOST, block)
         for where, raw in batches:
             self._position = where
@@ -117,11 +118,12 @@ class Follower:
             self._unsynced.discard(message.engine)
 
     async def _reconcile(self, beats: dict[str, Heartbeat | None] | None = None) -> None:
-        """Who lives, and whether all they published is here; mend what is not. Raises RedisAway."""
+        """Compare the index with the heartbeats: drop dead engines, resync those with gaps. Raises
+        RedisAway."""
         now = asyncio.get_running_loop().time()
         if beats is None:
             beats = await self._heartbeats()
-        # What a heartbeat tells of stood in the stream before it: what is missing now was lost.
+        # Batches are written before the heartbeat that counts them: what is missing now was lost.
         while await self._read(SHORTEST_BLOCK) == MOST:
             pass
         known = {*beats, *self._index.engines()}
@@ -149,7 +151,7 @@ class Follower:
         self._silent.pop(engine, None)
 
     async def _resync(self, beats: dict[str, Heartbeat | None]) -> None:
-        """Read anew what has gaps: the snapshot, and what the stream has had since. Raises RedisAway."""
+        """Read the engines with gaps again: snapshot, then the stream from there. Raises RedisAway."""
         wanted = {name for name in self._unsynced if self._index.admits(name)}
         for engine in wanted:
             self._index.doubt(engine)
@@ -176,7 +178,7 @@ class Follower:
     async def _read_snapshots(
         self, engines: Iterable[str], beats: Mapping[str, Heartbeat | None]
     ) -> list[str]:
-        """Take the snapshots of these; where in the stream each goes on."""
+        """Apply the snapshots of these engines; returns the stream positions after which each continues."""
         out = []
         for engine, raw in (await self._store.snapshots(sorted(engines))).items():
             message, beat = self._unpack(raw) if raw is not None else None, beats.get(engine)
@@ -208,6 +210,6 @@ class Follower:
 
 
 def _order(entry_id: str) -> tuple[int, int]:
-    """The place of an entry, in order: its milliseconds and its number in them."""
+    """Sort key of a stream entry id: (milliseconds, sequence number)."""
     milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds or 0), int(number or 0)

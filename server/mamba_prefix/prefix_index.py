@@ -1,7 +1,7 @@
-"""A gateway's local copy of the prefix index: what each engine has of a prompt. Never waits, nor asks.
+"""`PrefixIndex`: a gateway's local copy of which prefixes each engine has cached. No I/O, no waiting.
 
-Feeds (the follower of Redis, or of the engines themselves) put in what they hear; routing reads. What it says
-is advice: an engine looks again at its own tree.
+Filled by `Follower` (Redis) or `DirectFeed` (engines), read by routing. It is a hint: an engine matches a
+prompt against its own tree again.
 """
 
 import time
@@ -27,14 +27,14 @@ MOST_ENTRIES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """Tokens of one prompt that each engine has, by its name; without zeros."""
+    """Cached tokens of one prompt by engine name; engines without any are left out."""
 
     resumable: Mapping[str, int]
-    """Those that it could resume, always fewer than the prompt has."""
+    """Tokens that it can resume, always fewer than the prompt has."""
     pages: Mapping[str, int]
-    """Those whose attention is there, at most an eighth more than is said here."""
+    """Tokens whose attention pages it has, rounded down to a rung: at most an eighth too few."""
     revision: int = field(default=0, compare=False)
-    """Of the copy that said so; rises with all that it hears."""
+    """Revision of the index that gave the answer; rises with each change."""
 
 
 NOTHING = Depths({}, {})
@@ -53,13 +53,14 @@ class EngineView:
     pages: int
     """Places of prompts that its attention reaches."""
     fresh: bool
-    """All that it has published is here, as far as is known; False: some of it may be missing or outdated."""
+    """Everything it published has been applied, as far as is known; False = entries may be missing or
+    stale."""
     seq: int = 0
 
 
 class PrefixIndex:
-    """One copy. `state`: off = nobody feeds it; following; stale = an engine's part has holes; unavailable =
-    what feeds it is away, and this is the last that was heard."""
+    """One copy. `state`: off = it has no source; following = complete; stale = batches of an engine are
+    missing; unavailable = its source is unreachable, and it holds the last known entries."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class PrefixIndex:
         self.redis_up: bool | None = None
         """Whether Redis is followed; None: there is none."""
         self.refused_entries = 0
-        """Checkpoints and pages that there was no room for."""
+        """Number of checkpoints and pages that were left out because the index was full."""
         self.refused_engines: set[str] = set()
         """Engines beyond those that there are bits for; routing knows nothing of what they have."""
         self.gaps = 0
@@ -83,7 +84,7 @@ class PrefixIndex:
         self.snapshots = 0
         """Snapshots read."""
         self.failures = 0
-        """Times that what feeds it was away."""
+        """Number of failures of its source."""
         self._table = PrefixTable(most_entries)
         self._pages = PrefixTable(most_entries)
         self._views: dict[str, EngineView] = {}
@@ -138,9 +139,11 @@ class PrefixIndex:
     def withdraw(
         self, engine: str, token_ids: npt.NDArray[np.int32], salt: str, resumed: int, published: Depths
     ) -> bool:
-        """The engine resumed `resumed` tokens of this prompt, fewer than `said`: nothing deeper is believed
-        until the engine publishes it again. False: nothing had to be withdrawn, since the copy has heard
-        better by itself."""
+        """Remove entries of a prompt that an engine resumed less of than `published` promised: those deeper
+        than `resumed` tokens, until the engine publishes them again.
+
+        Returns False if the index was corrected by itself in the meantime and nothing had to be removed.
+        """
         number, view = self._numbers.get(engine), self._views.get(engine)
         if number is None or view is None or view.page_size <= 0:
             return False

@@ -1,8 +1,8 @@
-"""The spans of one request in one process: noted while it runs, made into real ones only if they are kept.
+"""`RequestTrace`: the spans of one request in one process, recorded as notes and exported only if kept.
 
-A note is a few fields, so that every request can be noted and the slow and the failed kept, at a tenth of
-the cost of real spans. `Tracing` begins and ends them. Times are `time.monotonic()` seconds, the engine's
-too.
+A note has a few fields and costs a tenth of an SDK span, so every request can be recorded and the slow and
+the failed ones exported (tail sampling). `Tracing` begins and ends traces. Times are `time.monotonic()`
+seconds, those from the engine too.
 """
 
 import random
@@ -52,7 +52,7 @@ class SpanNote:
         """`traceparent` of others that it shared a step with."""
 
     def set(self, name: str, value: Value | None) -> None:
-        """Say something; None says nothing."""
+        """Set an attribute; None leaves it unset."""
         if value is not None:
             self.attributes[name] = value
 
@@ -61,16 +61,16 @@ class SpanNote:
         self.events.append((name, at, sequence))
 
     def fail(self, code: str) -> None:
-        """It did not do what it was for. The first word stays."""
+        """Mark the span as failed; the first code wins."""
         self.error = self.error or code
 
     def finish(self, at: float) -> None:
-        """It is over. The first word stays."""
+        """End the span; the first time wins."""
         self.end = self.end or at
 
 
 class _NullNote(SpanNote):
-    """Takes the notes of a request that nobody traces."""
+    """A note that records nothing, for requests that are not traced."""
 
     __slots__ = ()
 
@@ -161,11 +161,11 @@ class RequestTrace:
 
     @property
     def failed(self) -> bool:
-        """Something in it did not do what it was for."""
+        """Whether any of its spans failed."""
         return any(note.error for note in self.notes)
 
     def keep_reason(self, now: float) -> KeepReason:
-        """Why its spans are sent whatever comes; "" = as it stands they are not."""
+        """Why the spans will be exported; "" = by what is known at `now` they will not be."""
         if not self.recording:
             return ""
         if self.sampled:

@@ -1,8 +1,7 @@
-"""What is kept waits here to be sent, in a thread of its own: a receiver that is dead, slow or refusing costs
-spans and nothing else.
+"""`SpanQueue`: exports kept traces from a thread of its own, so that a failing collector costs only spans.
 
-Beside the SDK's own batch processor this one counts what it loses, speaks once where that one logs each
-failure, ends within two seconds and not thirty, and starts no thread in a child between fork and exec.
+Unlike the batch processor of the SDK it counts lost spans, logs once per outage instead of each failure, ends
+within two seconds instead of thirty, and starts no thread in a child between fork and exec.
 """
 
 import threading

@@ -1,7 +1,7 @@
-"""Token ids to text as they come: whole characters alone, never a part of one.
+"""`Detokenizer`: incremental detokenization that emits only complete characters.
 
-One per sequence, used by `sequence_text`. The library's DecodeStream does the work; this adds the context of
-the prompt, a bound on how long a broken character may hold text back, and the rest at the end.
+One per sequence, used by `sequence_text`. Wraps the library's DecodeStream; adds the context of the prompt, a
+bound on the tokens that an incomplete character may hold back, and a flush at the end.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ CONTEXT = 6
 class Detokenizer:
     """Incremental text of one sequence. `prompt_tail`: the prompt's last token ids; [] starts a new text.
 
-    `special`: the text shows special tokens, or those of `kept` alone if there are any.
+    `special`: the text shows all special tokens; otherwise it shows those in `visible_special`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Detokenizer:
         self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=not self._special)
 
     def feed(self, token_id: int) -> str:
-        """The text that this token makes certain; "" while a character is incomplete."""
+        """Text that is final with this token; "" while a character is incomplete."""
         if (
             self._visible_special
             and token_id not in self._visible_special
@@ -60,7 +60,7 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """What was held back and is whole; an incomplete last character is dropped."""
+        """The pending text at the end; an incomplete last character is dropped."""
         text = self._pending_text().rstrip(REPLACEMENT)
         self._pending.clear()
         return text
@@ -69,7 +69,7 @@ class Detokenizer:
         return self._tokenizer.decode(ids, special=self._special)
 
     def _pending_text(self) -> str:
-        """Text of the held tokens, seen in their context."""
+        """Text of the pending tokens, decoded after their context."""
         before = self._decode(self._context)
         both = self._decode(self._context + self._pending)
         if both.startswith(before):
@@ -77,7 +77,7 @@ class Detokenizer:
         return self._decode(self._pending)
 
     def _restart(self, text: str) -> str:
-        # Broken bytes are no context: then what was whole before them stays it.
+        # Incomplete bytes are useless as context: then the previous context stays.
         tail = self._decode(self._pending[-CONTEXT:])
         if tail and not tail.endswith(REPLACEMENT):
             self._context = self._pending[-CONTEXT:]

@@ -14,7 +14,7 @@ from mamba_text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class CertainText:
-    """What some new tokens made certain."""
+    """Text that became final with some new tokens."""
 
     text: str
     """For the client, stop string left out."""
@@ -26,7 +26,7 @@ class CertainText:
 
 @dataclass(frozen=True, slots=True)
 class TextVisibility:
-    """What of a sequence is text for the client."""
+    """Which parts of a sequence the client sees."""
 
     stops: tuple[str, ...] = ()
     """The strings that end it."""
@@ -35,7 +35,7 @@ class TextVisibility:
     stop: bool = False
     """The string or token that ended it is shown."""
     visible_special: frozenset[int] = frozenset()
-    """Special tokens that are shown though the others are not."""
+    """Ids of special tokens that are shown although `special_tokens` is off."""
 
 
 class SequenceText:

@@ -1,7 +1,7 @@
-"""Stop strings over text that comes in pieces. Pure.
+"""`StopMatcher`: finds stop strings in text that arrives in pieces. Pure.
 
-Text is held back while it could still be the beginning of a stop string, so a client never sees a part of
-one. Used by `sequence_text`, one matcher per sequence.
+Text that may be the beginning of a stop string is held back, so a client never sees part of one. Used by
+`sequence_text`, one matcher per sequence.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """What a piece made certain: text for the client, and the stop string that ended it."""
+    """Text that became final with a piece, and the stop string that was found, if any."""
 
     text: str
     stop: str | None = None

@@ -1,8 +1,7 @@
-"""Calls of tools in what a model writes: the format is the one its chat template teaches it. Pure.
+"""`ToolCallReader`: parses tool calls from the output of a model, in the format of its chat template. Pure.
 
-Used by the API process, one `ToolCallReader` a choice. A call is given out when it is complete; text that may
-be the beginning of one is held back until it is certain. What looks like a call and cannot be read is text:
-nothing that the model wrote is lost.
+Used by the API process, one reader per choice. A call is emitted when it is complete; text that may be the
+beginning of a call is held back. A malformed call is emitted as text, so nothing the model wrote is lost.
 """
 
 import json
@@ -50,7 +49,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """What became certain: text for the client, and whole calls."""
+    """Final text and complete calls of one step."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -58,20 +57,20 @@ class ParsedOutput:
 
 @dataclass(slots=True)
 class ToolCallReader:
-    """Reads one answer as it comes. `most`: calls beyond so many are left out; None = all are read."""
+    """Reads one choice incrementally. `max_calls`: further calls are dropped; None = no limit."""
 
     form: ToolCallFormat
     max_calls: int | None = None
     calls: int = 0
     """How many were read."""
     _pending: str = ""
-    """Outside of a call: white space and what may be the beginning of one."""
+    """Outside a call: white space and text that may be the beginning of a call."""
     _call_parts: list[str] | None = None
-    """Inside of one: the parts of its JSON."""
+    """Inside a call: the pieces of its JSON so far; None = outside."""
     _separator: str = ""
-    """White space before that."""
+    """White space before the begin marker of the current call."""
     _tail: str = ""
-    """The end of those parts, as long as the end marker may reach back."""
+    """The last characters of those pieces, in which a split end marker may begin."""
     _out: list[str] = field(default_factory=list)
     _found: list[ToolCall] = field(default_factory=list)
 
@@ -87,7 +86,7 @@ class ToolCallReader:
         return read
 
     def _read_text(self, text: str) -> str:
-        """Takes text up to the beginning of a call; what is left after it."""
+        """Read text up to the begin marker of a call; returns the unread rest."""
         whole = self._pending + text
         self._pending = ""
         before, begin, after = whole.partition(self.form.begin)
@@ -104,7 +103,7 @@ class ToolCallReader:
         return ""
 
     def _read_call(self, text: str) -> str:
-        """Takes the JSON of a call; what is left after its end."""
+        """Read the JSON of a call up to its end marker; returns the unread rest."""
         assert self._call_parts is not None
         if not self.form.end:
             self._call_parts.append(text)

@@ -1,8 +1,8 @@
-"""`Autoscaler`: looks at deployments, over and over, and decides how many engines each of them needs.
+"""`Autoscaler`: polls every deployment periodically and decides how many engines each of them needs.
 
-Beside the reconcile passes, which only carry out what it last decided: a pod that does not answer delays none
-of them. Which deployments, pods and gateways there are it takes from the watches; it writes nothing. In mode
-External its numbers are shown and not carried out.
+Runs beside the reconcile passes, which only carry out its latest decision: a pod that does not answer delays
+none of them. Takes deployments, engine pods and gateways from the watches and writes nothing to the cluster.
+In mode External its numbers are published as metrics and not carried out.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _ScalingSpec:
-    """What the object says about its number."""
+    """What the object specifies about its number of engines."""
 
     config: AutoscalerConfig
     asked: int
-    """Engines in force."""
+    """Number of engines in force now (`status.scaling.desired`)."""
     start: int
     """spec.replicas."""
     decides: bool
-    """False: somebody else does, by what is shown here or by something else."""
+    """Whether this autoscaler sets the number. False: it only publishes metrics for another one."""
     answered_wake: str | None = None
 
 
 class _DeploymentState:
-    """What is kept of one deployment between two looks."""
+    """State of one deployment that is kept between two polls."""
 
     def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config
@@ -65,10 +65,10 @@ class Autoscaler:
     Args:
         indices: what the watches hold.
         read: gives the `/metrics` of a pod.
-        wake: told which deployment shall have another number of engines.
-        metrics: where demand and capacity are shown.
-        period: seconds between two looks.
-        now: a clock that nobody sets.
+        wake: called with each deployment whose number of engines is to change.
+        metrics: publishes demand and capacity.
+        period: seconds between two polls.
+        now: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Autoscaler:
         self._metrics, self._period, self._now = metrics, period, now
         self._states: dict[Key, _DeploymentState] = {}
         self._specs: dict[Key, tuple[Manifest, _ScalingSpec | None]] = {}
-        """Each object as the watches held it, and what it said."""
+        """By deployment: the object that was parsed last, as the watches held it, and its scaling spec."""
 
     def latest_decision(self, key: Key) -> LatestDecision | None:
         """The last decision about a deployment."""
@@ -93,14 +93,14 @@ class Autoscaler:
         return state.latest_decision if state is not None else None
 
     async def run(self) -> None:
-        """Look for ever; ends only by cancellation."""
+        """Poll periodically; ends only by cancellation."""
         while True:
             began = self._now()
             await self.poll()
             await asyncio.sleep(max(self._period - (self._now() - began), self._period / 10))
 
     async def poll(self) -> None:
-        """Once at every deployment, all at the same time."""
+        """Poll every deployment once, all concurrently."""
         keys = self._indices.keys(MAMBA_DEPLOYMENT)
         scaled = {key: found for key in keys if (found := self._scaled(key))}
         for key in self._specs.keys() - set(keys):
@@ -112,7 +112,7 @@ class Autoscaler:
         await run_concurrently(polls, "autoscaler_broken")
 
     def _scaled(self, key: Key) -> _ScalingSpec | None:
-        """What the object says; read once, for as long as the watches hold that very version."""
+        """The scaling spec of the object, parsed once per version that the watches hold."""
         found = self._indices.of(MAMBA_DEPLOYMENT, key)
         if len(found) != 1:
             return None

@@ -88,7 +88,7 @@ def decide(observation: Observation, config: AutoscalerConfig, memory: Autoscale
 
 
 def _seconds_since(observation: Observation, config: AutoscalerConfig, memory: AutoscalerMemory) -> float:
-    """Seconds since the last look: none if the clock was set back, no more than fit between two looks."""
+    """Seconds since the last observation, from 0 (the clock was set back) to `config.longest_gap`."""
     return 0.0 if memory.at is None else min(max(observation.at - memory.at, 0.0), config.longest_gap)
 
 
@@ -101,7 +101,7 @@ def _needed(
     *,
     growing: bool,
 ) -> _Recommendation:
-    """The largest of what single units ask for, with so much of each left free."""
+    """Engines for the unit with the largest demand, with the configured headroom left free."""
     use = config.grow_use if growing else config.keep_use
     share = demanded.prefill / demanded.work if demanded.work > 0 else 1.0
     usable = cost.usable(config, config.grow_time if growing else config.keep_use, share)
@@ -137,7 +137,7 @@ def _needed(
 def _window(
     memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig, elapsed: float, engines: int
 ) -> tuple[tuple[float, int], ...]:
-    """Recommendations of the last while, each larger than all after it."""
+    """(elapsed, engines) recommended within `scale_down_delay`; each is larger than all that follow it."""
     window = list(memory.window)
     if memory.at is None or observation.asked not in (memory.target, memory.asked):
         # Nothing is known of before, or somebody else has set the number: it stands for its time, too.
@@ -153,7 +153,7 @@ def _without_smaller(window: list[tuple[float, int]], engines: int) -> list[tupl
 
 
 def _is_idle(observation: Observation) -> bool | None:
-    """Whether nothing is asked of the deployment; None when that cannot be said."""
+    """Whether the deployment has no requests at all; None while reports are missing."""
     load, traffic = observation.load, observation.traffic
     if traffic is not None and (traffic.in_flight or traffic.queued or traffic.held or traffic.arrivals > 0):
         return False
@@ -174,7 +174,7 @@ def _chosen(
     idle_seconds: float,
     idle: bool,
 ) -> _Recommendation:
-    """The decision, between what is asked for, what was, and what may be."""
+    """The final number: grow at once, shrink only to the largest of `window`, within the bounds."""
     asked = observation.asked
     if config.min_replicas == 0:
         if asked == 0:

@@ -1,6 +1,7 @@
-"""How many engines the load of this moment needs, by each thing that an engine has so much of. Pure.
+"""How many engines the current load needs, for each resource that an engine has a limited amount of. Pure.
 
-Larger load never gives a smaller number: what is learned from a look counts from the next one on.
+Monotone: a larger load never gives a smaller number, since what one observation teaches is used only from the
+next one on.
 """
 
 import math
@@ -20,7 +21,7 @@ LEAST_DRAIN = 10.0
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Engines' worth that is asked for, before anything is left free."""
+    """Demand by resource, in engines, without any headroom."""
 
     prefill: float = 0.0
     """Of time, for prompts."""
@@ -56,7 +57,7 @@ def demand(
     starts: PodStarts,
     passed: float,
 ) -> Demand:
-    """What is asked for. `passed` is seconds since the last look."""
+    """The demand of one observation. `passed`: seconds since the observation before it."""
     load = observation.load or EngineLoad()
     prefill, decode = costs.prefill(load), costs.decode(load)
     fast = _smoothed(memory.work_fast, prefill + decode, passed, config.fast, first=memory.at is None)
@@ -82,7 +83,8 @@ def waiting_requests(traffic: GatewayTraffic | None) -> int:
 
 
 def _pool_demand(used: float, load: EngineLoad) -> float:
-    """Engines' worth of a pool: what runs holds, and what waits would, where it waits for this pool."""
+    """Engines' worth of a pool in use, plus what waiting requests would take if the pool is what they wait
+    for."""
     if load.places and load.engines:
         used = max(used, load.running * load.engines / load.places)
     if load.engines and load.running and used >= CROWDED * load.engines:
@@ -98,7 +100,7 @@ def _queue_demand(
     starts: PodStarts,
     work: float,
 ) -> float:
-    """Engines that work off, in time, what would still wait when more of them could run."""
+    """Engines that clear, in time, the queue that will be left once new engines could be ready."""
     load = observation.load or EngineLoad()
     tokens = load.waiting_tokens + waiting_requests(observation.traffic) * memory.prompt_tokens
     ahead = starts.seconds
@@ -122,10 +124,10 @@ def updated_rise(
     start: float,
     passed: float,
 ) -> tuple[float, float]:
-    """(base, rise) of the memory with one look more.
+    """(base, rise) of the memory after one more observation.
 
-    Nobody knows at first what may come: the load is taken to be able to rise by all that runs, since
-    somebody asked for it, and that is forgotten like a rise that was seen.
+    At first nothing is known of how the load changes: it is assumed that it may rise by as many engines as
+    are asked for, and this assumption decays like an observed rise.
     """
     if memory.at is None:
         return demanded.work_fast, float(observation.asked)
@@ -135,7 +137,8 @@ def updated_rise(
 
 
 def _smoothed(old: float, new: float, passed: float, constant: float, *, first: bool) -> float:
-    """An exponential mean, one look further."""
+    """The exponential moving average after `passed` seconds more; `constant`: its time constant in
+    seconds."""
     if first:
         return new
     return old + (1.0 - math.exp(-passed / constant)) * (new - old)

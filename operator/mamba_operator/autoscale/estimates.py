@@ -27,7 +27,7 @@ def updated_estimates(
     demanded: Demand,
     passed: float,
 ) -> AutoscalerMemory:
-    """The memory with one look more; times and recommendations are the caller's."""
+    """The memory after one more observation; the caller sets its times and recommendations."""
     load = observation.load
     memory = msgspec.structs.replace(memory, work_fast=demanded.work_fast, work_slow=demanded.work_slow)
     if load is None:
@@ -61,7 +61,7 @@ def _prompt(memory: AutoscalerMemory, load: EngineLoad) -> float:
 def _arrivals(
     memory: AutoscalerMemory, observation: Observation, costs: EngineCosts, load: EngineLoad, passed: float
 ) -> IntervalArrivals:
-    """What came since the last look, at what the correction says it costs."""
+    """Requests and work since the last observation, with costs scaled by the learned correction."""
     prompt = _prompt(memory, load) * costs.prompt_token
     prefill = costs.prefill(load)
     if load.engines:

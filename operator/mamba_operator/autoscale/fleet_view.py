@@ -72,15 +72,15 @@ class FleetView:
         gateways: Mapping[str, GatewayReport | None],
         woken: bool = False,
     ) -> Observation:
-        """One look.
+        """The observation made of one poll; rates are over the time since the poll before it.
 
         Args:
             at: seconds on any clock.
-            asked: engines that are asked for.
-            ready: by pod that may be sent requests, what it reports; None = it did not, or not lately.
-            pending: pods that were never ready yet.
-            gateways: by gateway pod that is ready, the same.
-            woken: a gateway has asked for an engine just now.
+            asked: number of engines in force.
+            ready: report of each pod that may be sent requests, by name; None = it did not answer.
+            pending: pods that have never been ready.
+            gateways: report of each ready gateway pod, by name; None = it did not answer.
+            woken: a gateway has asked for an engine that has not been started yet.
         """
         passed = at - self._at if self._at is not None else 0.0
         engines = {name: one for name, one in sorted(ready.items()) if one is not None}

@@ -1,6 +1,6 @@
-"""What the autoscaler shows of each deployment: at the operator's /metrics, and to who serves it elsewhere.
+"""Gauges of the autoscaler for each deployment: for the operator's /metrics and the external metrics API.
 
-What is not known is missing, never zero: an external autoscaler would take engines away for it.
+A value that is not known has no sample and is never 0: an external autoscaler would remove engines for a 0.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Sample:
 
 
 def samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sample]:
-    """What is known after a look."""
+    """The samples that are known after one observation."""
     load, traffic = observation.load, observation.traffic
     yield Sample("desired_engines", decision.target)
     yield Sample("capacity_engines", observation.ready)

@@ -1,7 +1,7 @@
-"""Keeps the external metrics API reachable: certificate, APIService, and where its Service leads.
+"""Registers the external metrics API: serving certificate, `caBundle` of its APIService, EndpointSlice.
 
-The operator that holds the lease tells the API server whom to trust (`caBundle` of the APIService) and where
-it is (an EndpointSlice of a Service without selector): one that stands by has no numbers.
+Only the operator that holds the lease has metrics, so it writes its own address into the EndpointSlice of a
+Service without selector. Failures are logged and retried; nothing here ends the operator.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class RegistrationSettings:
     valid_for: float = 7 * 86400.0
     """Of a certificate; another follows after half of it."""
     check_interval: float = 60.0
-    """Between two looks at what the cluster says of its API server, and at our registration."""
+    """Between two checks of the API server's front-proxy certificates and of our registration."""
     overlap: float = 15.0
     """For which both authorities are trusted before the new certificate is shown."""
 
@@ -97,7 +97,7 @@ class Registration:
         )
 
     async def _serve(self, proxy: FrontProxy) -> None:
-        """Until the API server proves itself otherwise."""
+        """Serve until the front-proxy certificates of the API server change."""
         settings, context = self._settings, proxy.context()
         show(context, self._certificate)
         api = server.ExternalMetrics(self._metrics, AccessReview(self._client), proxy, wall=self._wall)
@@ -116,7 +116,8 @@ class Registration:
                 await asyncio.sleep(settings.check_interval)
 
     async def _rotate(self, context: ssl.SSLContext) -> None:
-        """Another certificate: trusted first, shown then; the old authority is forgotten at last."""
+        """Rotate the certificate: trust the new authority, present the new certificate, drop the old
+        authority."""
         new = self._new_certificate()
         self._ca_bundle = self._certificate.authority + new.authority
         await self._register()

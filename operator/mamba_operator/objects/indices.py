@@ -17,7 +17,7 @@ from mamba_operator.objects.manifest import Key, Manifest, metadata
 LONGEST_WORD = 64
 """Longer texts are seldom the same in two objects."""
 CREATED_LIFETIME = 30.0
-"""Seconds for which a child that was made counts as being there without a watch showing it."""
+"""Seconds for which a created child counts as existing without a watch having shown it."""
 
 
 def owner_key(kind: Kind, body: Mapping[str, Any]) -> Key | None:
@@ -35,13 +35,13 @@ def index_id(kind: Kind) -> str:
 
 
 def indexed(kind: Kind, body: Mapping[str, Any]) -> dict[Key, Manifest]:
-    """What is kept of an object for as long as it is there; nothing when it is nobody's any more."""
+    """The index entry of an object; empty when it belongs to no MambaDeployment."""
     key = owner_key(kind, body)
     return {} if key is None else {key: compact(_without_managed_fields(kind, body))}
 
 
 def _without_managed_fields(kind: Kind, body: Mapping[str, Any]) -> Manifest:
-    """All of an object but who wrote which field."""
+    """The object without its managed fields."""
     meta = {name: value for name, value in metadata(body).items() if name != "managedFields"}
     return {**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta}
 
@@ -66,7 +66,7 @@ class Indices:
         self._by_id: Mapping[str, Any] = {}
         self._now = now
         self._created: dict[Key, dict[str, tuple[Kind, Manifest, float]]] = {}
-        """By uid: children that were made and that no watch has shown yet, each with the time of that."""
+        """By owner and uid: (kind, object, time of creation) of children that no watch has shown yet."""
         self.complete = False
         """Set with the first event: kopf hands none over before it has listed everything."""
 
@@ -75,7 +75,8 @@ class Indices:
         self._by_id = by_id
 
     def add_created(self, manifest: Manifest) -> None:
-        """The operator made this child: the next pass need not ask the cluster for what it was just told."""
+        """Add a child that the operator just created, so that the next pass need not read it from the
+        cluster."""
         kind = BY_NAME[manifest["kind"]]
         if kind not in WATCHED:
             return
@@ -89,15 +90,18 @@ class Indices:
             )
 
     def confirm(self, key: Key, manifest: Manifest) -> None:
-        """A watch has shown an object of `key`, or that it is gone: what it says counts from here on."""
+        """A watch has shown an object of `key`, or its deletion: from now on the index of the watch
+        decides."""
         created = self._created.get(key, {})
         created.pop(_uid(manifest), None)
         if not created:
             self._created.pop(key, None)
 
     def expire_unconfirmed(self) -> None:
-        """Let go of children that no watch has shown for so long that they are not believed in: one whose
-        owner went while its watch lost it is looked at by no pass, and would stay for ever."""
+        """Drop created children that no watch has shown within `CREATED_LIFETIME`.
+
+        A child whose owner was deleted while its watch was broken is read by no pass and would stay for ever.
+        """
         now = self._now()
         for key, created in list(self._created.items()):
             left = {uid: one for uid, one in created.items() if now - one[2] < CREATED_LIFETIME}
@@ -108,7 +112,7 @@ class Indices:
 
     @property
     def unconfirmed(self) -> int:
-        """Children that were made and that no watch has shown yet."""
+        """Number of created children that no watch has shown yet."""
         return sum(map(len, self._created.values()))
 
     def of(self, kind: Kind, key: Key) -> list[Manifest]:
@@ -119,7 +123,7 @@ class Indices:
         return sorted(found, key=lambda one: str(one["metadata"]["name"]))
 
     def _watched(self, kind: Kind, key: Key) -> list[Manifest]:
-        """Those that a watch has shown, in no order."""
+        """The objects that watches have shown, in no order."""
         index = self._by_id.get(index_id(kind)) or {}
         return list(index[key]) if key in index else []
 

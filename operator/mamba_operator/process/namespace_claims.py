@@ -1,7 +1,8 @@
-"""`NamespaceClaims`: of several releases that were told to serve a namespace one does, and the others say so.
+"""`NamespaceClaims`: of several releases that are configured for a namespace, only one reconciles it.
 
-A Lease in each namespace with MambaDeployments, held by all operators of a release in common. Called by the
-work queue in the place of the reconciler, which it lets look at nothing where another release acts.
+The claim is a Lease in each namespace with MambaDeployments, held by all operators of a release in common.
+Called by the work queue in place of the reconciler, which it calls only where this release holds the claim;
+elsewhere it reports the objects as left to the other release.
 """
 
 import asyncio
@@ -40,17 +41,20 @@ class Claim:
         self._lock = asyncio.Lock()
         self._renewed_at = float("-inf")
         self.valid_until = float("-inf")
-        """Up to when we may act, in seconds of the loop's clock."""
+        """Time of the loop's clock until which this release holds the claim; -inf = it does not."""
         self.other_holder: str | None = None
-        """Who holds it, where that is not us."""
+        """Release that holds the claim, where it is another one; None = this one, or not known yet."""
 
     @property
     def holds(self) -> bool:
-        """Whether we may act."""
+        """Whether this release holds the claim now."""
         return asyncio.get_running_loop().time() < self.valid_until
 
     async def acquire(self, period: float) -> bool:
-        """Whether we may act; asks the cluster where that is not known. Raises ClusterError."""
+        """Take the claim if nobody else holds it; returns whether this release holds it now.
+
+        `period`: seconds for which the last answer of the cluster is good. Raises ClusterError.
+        """
         async with self._lock:
             old = asyncio.get_running_loop().time() - self._renewed_at >= period
             if not self.holds and (old or self.other_holder is None):
@@ -58,7 +62,8 @@ class Claim:
             return self.holds
 
     async def renew(self, period: float) -> None:
-        """One look and one write at most; the next one comes in `period` seconds. Raises ClusterError."""
+        """Read the Lease, and write it at most once; the next renewal is in `period` seconds. Raises
+        ClusterError."""
         requested_at, duration = asyncio.get_running_loop().time(), LASTS * period
         acquired = await self._lease.step(duration)
         self._renewed_at, self.valid_until = (
@@ -81,7 +86,7 @@ class NamespaceClaims:
     def __init__(
         self, client: KubeClient, holder: str, work: Work, on_other_release: OnOtherRelease, exists: Exists
     ) -> None:
-        """`holder`: what the operators of a release call themselves in common."""
+        """`holder`: identity that all operators of this release share."""
         self._client, self._holder = client, holder
         self._work, self._on_other_release, self._exists = work, on_other_release, exists
         self._claims: dict[str, Claim] = {}

@@ -1,7 +1,7 @@
-"""`ServedNamespaces`: which of the namespaces that an operator was told it may serve at this moment.
+"""`ServedNamespaces`: which of the configured namespaces the operator may access at this moment.
 
-One that is gone takes the Role in it along, and a watch that is forbidden would keep all others from being
-handed over. Called by `main`, which starts its watches anew when the answer changes.
+A namespace that is deleted takes the Role in it along, and one forbidden watch would keep kopf from serving
+all others. Called by `main`, which restarts its watches when the answer changes.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ log = structlog.get_logger(__name__)
 
 
 class ServedNamespaces:
-    """Of one operator that was told namespaces; without any it serves the cluster and asks nothing."""
+    """Of one operator. Without configured namespaces it serves the whole cluster and probes nothing."""
 
     def __init__(self, client: KubeClient, configured: Sequence[str], period: float) -> None:
-        """`period`: seconds between two looks."""
+        """`period`: seconds between two probes."""
         self._client, self._configured, self._period = client, tuple(configured), period
         self._left_out: frozenset[str] = frozenset()
 
     async def first(self) -> tuple[str, ...]:
-        """Those that may be served; waits for one. Empty: the whole cluster."""
+        """The accessible namespaces, once there is at least one. Empty: the whole cluster."""
         while self._configured:
             if served := await self._probe():
                 return served
@@ -33,8 +33,10 @@ class ServedNamespaces:
         return ()
 
     async def wait_for_change(self, served: tuple[str, ...]) -> None:
-        """Returns when others may be served, one at least. Of one namespace alone nothing is asked: when
-        that goes there is nobody left whom its watch could harm."""
+        """Return when the accessible namespaces, at least one, differ from `served`.
+
+        A single configured namespace is not probed: its forbidden watch can harm no other.
+        """
         while True:
             await asyncio.sleep(self._period)
             if len(self._configured) > 1 and (now := await self._probe()) and now != served:

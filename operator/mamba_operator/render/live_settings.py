@@ -1,7 +1,7 @@
-"""Settings that running engines take over (`LIVE`), and which engine has to be told of a change. Pure.
+"""Settings that running engines take over (`LIVE`), and which engines have to be sent a change. Pure.
 
 New engines read them from the ConfigMap X-engine. Its annotation `tuned` has the time of the last change, so
-that only engines that may have started with others are told.
+that a change is sent only to engines that may have started before it.
 """
 
 import json
@@ -21,7 +21,7 @@ from mamba_planner.live_settings import LIVE
 MOUNT_LAG = 120.0
 """Seconds after a change in which the file that a pod mounts may still be the one before."""
 AGAIN = 5.0
-"""Seconds until an engine that did not take it is told again."""
+"""Seconds until an update that an engine did not accept is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,10 @@ def live_settings(
 def pending_updates(
     pods: Iterable[Manifest], tuned: LiveSettings, revision: str, sent: Mapping[str, str]
 ) -> tuple[SettingsUpdate, ...]:
-    """Ready engines of that revision that started before the change, less those that were `told` of it."""
+    """Updates for ready engines of the revision that started before the change and were not `sent` it.
+
+    `sent`: hash of the settings that each run of an engine accepted, as `Snapshot.sent_settings`.
+    """
     changed = parse_timestamp(tuned.changed) if tuned.changed is not None else None
     if changed is None:
         return ()

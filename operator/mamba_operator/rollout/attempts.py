@@ -1,8 +1,8 @@
-"""Which revision of the engines fails requests: what gateways count, and whether one fails more. Pure.
+"""Failed attempts of two revisions of the engines, and whether one fails significantly more. Pure.
 
-Gateways count each attempt at an engine as answered or failed, and leave out what clients did wrong or gave
-up. Two revisions are compared while both serve, never one with its own past: what troubles a whole cluster,
-or what a client sends, troubles both.
+Gateways count each attempt at an engine as answered or failed, without errors and cancellations of clients.
+Two revisions are compared while both serve, never one with its own past: trouble of the whole cluster, or
+with what a client sends, affects both.
 """
 
 import math
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 WINDOW = 600.0
-"""Seconds that count."""
+"""Seconds over which attempts are summed."""
 MIN_ATTEMPTS = 10
-"""Attempts of a revision below which nothing is said of it."""
+"""Fewest attempts of each revision for a comparison."""
 MIN_FAILING_SAMPLES = 3
-"""Looks that have to see failures: what passes within seconds is no property of a revision."""
+"""Fewest samples with failures: trouble that passes within seconds is no property of a revision."""
 MAX_P_VALUE = 1e-4
-"""Of so many failures on one side, were both alike, above which it may be chance."""
+"""Largest p-value at which the difference counts as significant."""
 MIN_RATE_RISE = 0.02
-"""Share of attempts that the new revision has to fail above what the old one does."""
+"""Least difference of the two failure rates, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Attempts:
     answered: float = 0.0
     failed: float = 0.0
     failing_samples: int = 0
-    """Looks that saw failures."""
+    """Samples in which at least one attempt failed."""
 
     @property
     def total(self) -> float:
@@ -66,12 +66,13 @@ class AttemptWindow:
     def observe(
         self, timestamp: float, revisions: Mapping[str, str], gateways: Mapping[str, AttemptsByEngine | None]
     ) -> bool:
-        """One look more. Returns whether it saw failures.
+        """Add one sample of the gateways' counters. Returns whether attempts have failed since the last one.
 
         Args:
-            at: seconds on a clock that nobody sets.
-            revisions: of each engine pod, by its name.
-            gateways: by pod, what it has counted; None = it did not answer, and the next look counts for two.
+            timestamp: seconds of a monotonic clock.
+            revisions: revision of each engine pod, by name.
+            gateways: counters by gateway pod; None = it did not answer, and its next sample covers both
+            times.
         """
         found: dict[str, Attempts] = {}
         for gateway, counts in gateways.items():
@@ -95,7 +96,7 @@ class AttemptWindow:
         return any(one.failed for one in found.values())
 
     def sums(self) -> Mapping[str, Attempts]:
-        """By revision, over the last looks."""
+        """Attempts by revision, over the last `WINDOW` seconds."""
         found: dict[str, Attempts] = {}
         for _, look in self._samples:
             for revision, one in look.items():

@@ -1,7 +1,7 @@
-"""Whether gateways show a key to engines, and whether engines ask for it. Pure; called by `plan`.
+"""Order in which authentication between gateways and engines is rolled out. Pure; called by `plan`.
 
-A gateway that shows none to an engine that asks would lose requests. So all gateways show it before the first
-engine asks, and go on until the last one does not ask any more.
+A gateway that presents no key to an engine that requires one would lose requests. So all gateways present the
+key before the first engine requires it, and go on until the last engine requires it no more.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from mamba_operator.render.engine_key import mounts_key
 
 @dataclass(frozen=True, slots=True)
 class KeyRollout:
-    """Which side uses the key now: gateways show it, engines ask for it."""
+    """Which sides are to use the key now."""
 
     presented: bool = False
-    """By gateways."""
+    """Gateways present it to engines."""
     required: bool = False
-    """By engines."""
+    """Engines require it."""
     blocked: bool = False
-    """Engines are to ask, and gateways are left that show none."""
+    """Engines are to require it and do not yet: some gateway pods still present none."""
 
 
 def key_rollout(
     authenticated: bool, engine: Manifest | None, gateway: Manifest | None, pods: Sequence[Manifest]
 ) -> KeyRollout:
-    """Who is to have it next.
+    """Who uses the key in the next step of the rollout.
 
     Args:
-        wanted: whether clients are asked for keys, and engines are to be out of reach for everybody else.
+        authenticated: whether the gateway requires API keys, so that engines must be out of reach directly.
         engine, gateway: the Deployments.
         pods: of the deployment; those that are on their way out still serve.
     """
@@ -50,7 +50,7 @@ def _all_present(gateway: Manifest | None, pods: Sequence[Manifest]) -> bool:
 
 
 def has_key(workload: Any) -> bool:
-    """Whether pods of a Deployment ask for the key, or show it."""
+    """Whether the pod template of a Deployment mounts the key."""
     try:
         return mounts_key(workload["spec"]["template"])
     except (KeyError, TypeError):

@@ -1,7 +1,8 @@
-"""`RolloutWatch`: while engines of two revisions run, asks gateways how requests fare with each.
+"""`RolloutWatch`: while engines of two revisions run, polls gateways for the failed attempts of each
+revision.
 
-Beside the reconcile passes, as the autoscaler: a gateway that does not answer delays none of them. It writes
-nothing; a pass decides with what was counted (`rollback`).
+Runs beside the reconcile passes: a gateway that does not answer delays none of them. Writes nothing; a pass
+decides by the counts (`rollback`).
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
 ATTEMPTS, ALWAYS_THERE = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"
 PERIOD = 5.0
-"""Seconds between two looks: several fall into the time for which a new engine serves beside an old one."""
+"""Seconds between two polls: several fall into the time in which a new engine serves beside an old one."""
 
 
 def read_attempts(text: str) -> dict[str, Attempts]:
@@ -43,8 +44,8 @@ class RolloutWatch:
     Args:
         indices: what the watches hold.
         read: gives the `/metrics` of a pod.
-        wake: told of which deployment an engine failed requests.
-        now: a clock that nobody sets.
+        wake: called with each deployment of which an engine failed requests.
+        now: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -55,18 +56,19 @@ class RolloutWatch:
         self._windows: dict[Key, AttemptWindow] = {}
 
     def attempts(self, key: Key) -> Mapping[str, Attempts]:
-        """By revision, how requests fared lately; empty where engines of one revision alone run."""
+        """Attempts of the last `WINDOW` seconds by revision; empty while all engines have the same
+        revision."""
         window = self._windows.get(key)
         return window.sums() if window is not None else {}
 
     async def run(self) -> None:
-        """Look for ever; ends only by cancellation."""
+        """Poll periodically; ends only by cancellation."""
         while True:
             await self.poll()
             await asyncio.sleep(PERIOD)
 
     async def poll(self) -> None:
-        """Once at every deployment with engines of two revisions, all at the same time."""
+        """Poll every deployment with engines of two revisions once, all concurrently."""
         rolling = {
             key: revisions
             for key in self._indices.keys(MAMBA_DEPLOYMENT)
@@ -78,7 +80,7 @@ class RolloutWatch:
         await run_concurrently(polls, "rollout_watch_broken")
 
     def _revisions(self, key: Key) -> Mapping[str, str]:
-        """Of each engine pod, one that drains included: it serves on for a while."""
+        """Revision of each engine pod by its name, draining pods included: they still serve."""
         found = ((name_of(pod), pod_revision(pod)) for pod in self._indices.of(POD, key) if is_engine(pod))
         return {name: revision for name, revision in found if revision is not None}
 

@@ -29,22 +29,22 @@ from mamba_operator.workload.measured_workload import (
 from mamba_operator.workload.workload_status import SELDOM, differs_clearly, recorded_workload
 
 PERIOD = 30.0
-"""Seconds between two looks: a window has sixty of them."""
+"""Seconds between two polls: a window has sixty of them."""
 FRESH = 3 * PERIOD
-"""Seconds after which what was measured last is no longer what is measured just now."""
+"""Seconds after which the last measurement no longer counts as current."""
 
 
 class _DeploymentTraffic:
-    """What is kept of one deployment between two looks."""
+    """State of one deployment that is kept between two polls."""
 
     def __init__(self, shown: MeasuredWorkload | None) -> None:
         self.window = window_of(shown) if shown is not None else TrafficWindow()
         self.counts: dict[str, EngineCounts] = {}
         self.polled_at: float | None = None
         self.answered_at: float | None = None
-        """When an engine last told how it had got on."""
+        """When counters of an engine could last be compared with earlier ones."""
         self.reported, self.woken_at = shown, float("-inf")
-        """What the last wake was for, and when that was."""
+        """The measurement that a pass was last woken for, and when."""
 
 
 class WorkloadWatch:
@@ -53,8 +53,8 @@ class WorkloadWatch:
     Args:
         indices: what the watches hold.
         read: gives the `/metrics` of a pod.
-        wake: told of which deployment other traffic was measured.
-        now: a clock that nobody sets.
+        wake: called with each deployment whose measured traffic changed clearly.
+        now: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -68,21 +68,21 @@ class WorkloadWatch:
         self._traffic: dict[Key, _DeploymentTraffic] = {}
 
     def measured(self, key: Key) -> MeasuredWorkload | None:
-        """What its engines measure just now."""
+        """The workload that the engines of a deployment measure; None while it is not current."""
         traffic = self._traffic.get(key)
         if traffic is None or traffic.answered_at is None or self._now() - traffic.answered_at > FRESH:
             return None
         return measured_workload(traffic.window)
 
     async def run(self) -> None:
-        """Look for ever; ends only by cancellation."""
+        """Poll periodically; ends only by cancellation."""
         while True:
             began = self._now()
             await self.poll()
             await asyncio.sleep(max(PERIOD - (self._now() - began), PERIOD / 10))
 
     async def poll(self) -> None:
-        """Once at every deployment, all at the same time."""
+        """Poll every deployment once, all concurrently."""
         owners = {
             key: found[0]
             for key in self._indices.keys(MAMBA_DEPLOYMENT)
@@ -117,13 +117,13 @@ class WorkloadWatch:
         traffic.window = advanced(traffic.window, traffic.counts, counts, passed)
         if traffic.counts.keys() & counts.keys():
             traffic.answered_at = now
-        # One that is silent for a while goes on from what it last said.
+        # An engine that does not answer once is compared with its last counters when it does again.
         kept = {pod: one for pod, one in traffic.counts.items() if pod in reports}
         traffic.polled_at, traffic.counts = now, {**kept, **counts}
 
 
 def _recorded(owner: Manifest) -> MeasuredWorkload | None:
-    """What another operator measured."""
+    """The measurement in the status, written by an earlier operator."""
     status = owner.get("status")
     text = status.get("workload") if isinstance(status, dict) else None
     try:

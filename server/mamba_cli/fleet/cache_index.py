@@ -1,4 +1,4 @@
-"""The prefix index of simulated gateways: asks the caches of simulated engines themselves."""
+"""`CacheIndex`: prefix index of simulated gateways that reads the caches of simulated engines directly."""
 
 from collections.abc import Mapping
 from typing import Literal, Protocol

@@ -14,7 +14,7 @@ from mamba_cli.fleet.workload import RequestStream
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Times in seconds of the simulation; `first` and `ended` are None until they are."""
+    """Times in seconds of the simulation; `first_token_at` and `ended_at` are None until then."""
 
     number: int
     arrived_at: float

@@ -1,4 +1,4 @@
-"""What a scaler is told of the fleet at one moment. Frozen."""
+"""`FleetSample`: the state of the fleet that an autoscaler gets at one moment. Frozen."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The events of a simulated fleet, in order of time: requests, steps, decisions, pods that come and go."""
+"""`Simulation`: discrete-event simulation of a fleet: requests, engine steps, scaling decisions, pods."""
 
 import heapq
 import itertools
@@ -93,7 +93,8 @@ class Simulation:
         self._order = itertools.count()
 
     def run(self, least_attainment: float | None = None) -> None:
-        """All requests to their ends; or, with `least_attainment`, until it is sure that less is attained."""
+        """Simulate until all requests have ended; or, with `least_attainment`, until it can no longer be
+        reached."""
         if least_attainment is not None:
             self._failure_budget = (1 - least_attainment) * len(self.requests)
         for _ in range(self.conditions.initial):
@@ -109,7 +110,7 @@ class Simulation:
 
     @property
     def given_up(self) -> bool:
-        """Too many have not got what they were promised for the rest to matter."""
+        """Whether so many requests have missed the SLO that `least_attainment` is out of reach."""
         return self._failed > self._failure_budget
 
     def _schedule(self, when: float, do: Callable[..., None], what: Any) -> None:
@@ -141,7 +142,7 @@ class Simulation:
             self._send(transit.request)
 
     def _share_cores(self) -> None:
-        """Those who are active now have the machine's cores."""
+        """Update the slowdown of engines and transits that share the cores of one machine."""
         if not self.conditions.machine.shared:
             return
         working = sum(pod.engine.step_run is not None for pod in self._alive.values())
@@ -240,7 +241,7 @@ class Simulation:
         self._update_endpoints()
 
     def _fail(self, pod: Pod) -> None:
-        """What it was answering is lost, what it had not begun to answer is sent to another."""
+        """Kill a pod: requests with a first token are lost, the others are sent to another engine."""
         if pod.phase == "gone":
             return
         wanted = pod.phase != "draining"
@@ -259,7 +260,7 @@ class Simulation:
             self._start()
 
     def _spot_notice(self, pod: Pod) -> None:
-        """Its machine goes: a new one is asked for, and it drains as far as there is time."""
+        """A spot notice: start a replacement and drain the pod until its machine is taken away."""
         if pod.phase in ("draining", "gone"):
             return
         self._start()

@@ -1,7 +1,8 @@
-"""What a simulated fleet is asked: a recorded trace at another scale, for longer, or with the shape of a day.
+"""`RequestStream`: requests of a simulation, from a recorded trace that is scaled, repeated or reshaped.
+Pure.
 
-The time between requests of a trace stays as it was, so bursts stay as sharp: more load is more users who ask
-at about the same moments, each with prefixes of their own. Deterministic by seed. Pure.
+The times between requests of the trace are kept, so bursts stay as sharp: more load is more users who send
+at about the same moments, each with prefixes of their own. Deterministic by seed.
 """
 
 import math

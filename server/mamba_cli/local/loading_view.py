@@ -64,8 +64,8 @@ class LoadingView:
             self._plain(name, stage, done, total)
 
     def _fit_to_width(self, name: str, stage: str, amount: str, done: int, total: int) -> tuple[str, str]:
-        """Name and stage, and the amount: a percentage where it does not fit. Of the name no more than there
-        is room for, and nothing where that would not tell it."""
+        """(name and stage, amount) that fit the width of the console: the amount becomes a percentage, then
+        the name is truncated, then left out."""
         room = self._console.width - _SPINNER_AND_TIME - len(stage)
         least = min(len(name), _SHORTEST_NAME)
         if amount and room - len(amount) < least:
@@ -79,7 +79,7 @@ class LoadingView:
         self._console.print(f"{name}: {stage} {_amount(stage, done, total)}".rstrip(), highlight=False)
 
     def print_line(self, text: str, style: str = "") -> None:
-        """A line that stays, above the bars."""
+        """Print a permanent line above the bars."""
         self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def finish(self, name: str) -> None:

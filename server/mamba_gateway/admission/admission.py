@@ -27,7 +27,7 @@ class EngineCapacity(Protocol):
 
 
 class OnRefused(Protocol):
-    """Told of each request that found no place: why, and the name of its key."""
+    """Called for each refused request with the cause ("full", "timeout") and the name of its key."""
 
     def __call__(self, cause: str, key: str) -> None: ...
 
@@ -53,7 +53,7 @@ class PermitRequest(msgspec.Struct, frozen=True):
 
 
 ANONYMOUS = PermitRequest()
-"""Where nothing is known of a request."""
+"""For a request of which nothing is known."""
 
 
 class Permit:
@@ -68,25 +68,26 @@ class Permit:
         self._sent = False
 
     def try_acquire(self) -> bool:
-        """Take it if it is free and nobody waits; `give_back` follows. False: `take` waits for it."""
+        """Acquire without waiting; True: `release` must follow. False: none is free or others wait,
+        `acquire` it."""
         self._acquired_at = self._admission.clock()
         return self._admission.try_acquire(self._claim)
 
     async def acquire(self) -> None:
-        """Wait for it, behind `take_free`; `give_back` follows, unless this raises."""
+        """Wait for the permit after `try_acquire` failed; `release` must follow, unless this raises."""
         requested_at = self._acquired_at
         await self._admission.acquire(self._claim)
         self._acquired_at = self._admission.clock()
         self.waited = self._acquired_at - requested_at
 
     def sent(self) -> None:
-        """The request is at an engine: from now on it is counted there."""
+        """The request was sent to an engine and is counted in that engine's load from now on."""
         if not self._sent:
             self._sent = True
             self._admission.unsent -= 1
 
     def release(self) -> None:
-        """The request is over."""
+        """The request has ended: free the permit."""
         if not self._sent:
             self.sent()
         self._admission.release(self._acquired_at)
@@ -100,7 +101,7 @@ class Permit:
         self.release()
 
     def used(self, tokens: float) -> None:
-        """What the request really took; its key pays the difference."""
+        """Tokens that the request really used; the difference to its estimate is charged to its key."""
         self._admission.charge(self._claim.key, tokens - self._claim.cost)
 
 
@@ -171,7 +172,7 @@ class Admission:
         return Permit(self, claim)
 
     def try_acquire(self, claim: PermitRequest) -> bool:
-        """Take a permit if one is free and nobody waits; `give_back` follows. False: `take` waits for one."""
+        """Take a permit without waiting; True: `release` must follow. False: none is free, or others wait."""
         if self._queue or self.in_flight >= self.max_in_flight or not self._has_capacity(claim.model):
             return False
         self._queue.serve(claim.key, claim.cost)
@@ -180,7 +181,7 @@ class Admission:
         return True
 
     async def acquire(self, claim: PermitRequest) -> None:
-        """Wait for a permit; `give_back` follows."""
+        """Wait for a permit; `release` must follow, unless this raises."""
         turn = asyncio.get_running_loop().create_future()
         entry = WaitingRequest(claim.key, claim.priority, claim.cost, claim.model, turn)
         self._queue.add(entry)
@@ -190,12 +191,12 @@ class Admission:
         await self._wait_for_turn(entry)
 
     def release(self, begin: float) -> None:
-        """A permit is free that was taken at a time."""
+        """Free a permit. `begin`: clock time at which it was acquired, in seconds."""
         self._release()
         self._service_seconds += 0.1 * (self.clock() - begin - self._service_seconds)
 
     def dispatch(self) -> None:
-        """Let go whose turn it is: something ended, or an engine has told how it is."""
+        """Grant permits to waiting requests: after a request ended, or a probe changed the capacity."""
         while (
             self.in_flight < self.max_in_flight and (entry := self._queue.pop(self._has_capacity)) is not None
         ):
@@ -204,7 +205,7 @@ class Admission:
             entry.turn.set_result(None)
 
     def charge(self, key: str, tokens: float) -> None:
-        """A key took so many tokens more than it paid for."""
+        """Charge a key for tokens beyond the estimate; negative = a refund."""
         self._queue.charge(key, tokens)
 
     async def idle(self) -> None:
@@ -239,7 +240,7 @@ class Admission:
             self._queue.remove(entry)
 
     def _shed(self) -> None:
-        # Who has the most waiting gives way: nobody can fill the queue for the others.
+        # The key with the longest queue loses a request: no key can fill the queue for the others.
         entry = self._queue.last_of_longest_flow()
         if entry is not None:
             self._queue.remove(entry)
@@ -258,7 +259,7 @@ class Admission:
         )
 
     def _retry_after(self) -> float:
-        # As many as run now can run at once, wherever the limit lies.
+        # The number in flight stands for the permits: the capacity of the engines may be the tighter limit.
         return retry_after(self.queued, max(1, self.in_flight), self._service_seconds)
 
 

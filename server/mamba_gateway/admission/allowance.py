@@ -85,5 +85,5 @@ def _filled(level: float, limit: int | None, passed: float) -> float:
 
 
 def seconds_until(level: float, target: float, limit: int) -> float:
-    """Until a bucket has come from `level` to `wanted`."""
+    """Seconds until a bucket is refilled from `level` to `target`, at `limit` per minute."""
     return max(0.0, (target - level) * MINUTE / limit)

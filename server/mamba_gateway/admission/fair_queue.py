@@ -23,11 +23,11 @@ class WaitingRequest:
     turn: asyncio.Future[None]
     """Done when it is its turn; with an error when it will never be."""
     removed: bool = False
-    """It was taken out."""
+    """It was removed from the queue."""
 
     @property
     def gone(self) -> bool:
-        """It waits no longer; a client that left is known by its turn first."""
+        """Whether it no longer waits; of a cancelled request only `turn` is done at first."""
         return self.removed or self.turn.done()
 
 
@@ -50,7 +50,7 @@ class FairQueue:
         self._weight = weight
         self._flows: dict[str, _Flow] = {}
         self._virtual_time = 0.0
-        """Tag of the flow that was served last."""
+        """Virtual time of start-time fair queueing: tag of the flow that was served last."""
         self._number = 0
         self._size = 0
 
@@ -72,7 +72,7 @@ class FairQueue:
         self._size += 1
 
     def remove(self, entry: WaitingRequest) -> None:
-        """It waits no longer; nothing is paid."""
+        """Remove a request without charging its flow."""
         if entry.removed:
             return
         entry.removed = True
@@ -83,7 +83,7 @@ class FairQueue:
         self._forget(entry.flow, flow)
 
     def serve(self, name: str, cost: float) -> None:
-        """A request that need not wait, since nobody does: its flow pays."""
+        """Charge a flow for a request that is served without queueing."""
         flow = self._flows.get(name)
         if flow is None:
             flow = self._flows[name] = _Flow(self._virtual_time)
@@ -94,7 +94,8 @@ class FairQueue:
             self._forget(name, flow)
 
     def pop(self, has_capacity: Callable[[str | None], bool]) -> WaitingRequest | None:
-        """Whose turn it is among those whose model has an engine with a place; its flow pays."""
+        """Remove and return the next request whose model has capacity, charging its flow; None = there is
+        none."""
         if not self._size:
             return None
         full_models = set[str | None]()
@@ -116,7 +117,8 @@ class FairQueue:
             self._forget(name, flow)
 
     def last_of_longest_flow(self) -> WaitingRequest | None:
-        """The request that would be served last of the flow with the most waiting: who makes room."""
+        """The request that would be served last in the longest flow: the one to shed when the queue is
+        full."""
         name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
         if name is None:
             return None
@@ -146,6 +148,6 @@ class FairQueue:
         return flow
 
     def _forget(self, name: str, flow: _Flow) -> None:
-        # What is behind the others anyway would be set to their tag when it comes back.
+        # A flow whose tag is behind would get the virtual time as its tag anyway when it comes back.
         if not flow.waiting and flow.tag <= self._virtual_time:
             del self._flows[name]

@@ -1,7 +1,8 @@
-"""Limits of single keys: lets a request in or says when to come back, and settles what it used at its end.
+"""`RateLimiter`: admits a request within the limits of its key or refuses it, and settles its usage at the
+end.
 
-Counted in Redis where there is one, and here as long as it is away, from what was known last. Knows names of
-keys, never keys.
+Limits are counted in Redis if there is one, and locally, from the last known state, while it is unreachable.
+Knows names of keys, never the keys.
 """
 
 import asyncio

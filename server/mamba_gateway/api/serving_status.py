@@ -60,7 +60,7 @@ class EngineStatusClient:
 
 
 class StatusEndpoint:
-    """Of one gateway. `ask` raises StatusUnavailable."""
+    """Of one gateway. `fetch` returns the status of an engine by its URL, or raises StatusUnavailable."""
 
     def __init__(
         self,

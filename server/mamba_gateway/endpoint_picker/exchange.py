@@ -1,4 +1,4 @@
-"""What the picker knows of one request by now, from its headers to the end of its answer."""
+"""`Exchange`: state of one request of the proxy, from its headers to the end of its response."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ class Exchange:
     share: BodyShare
     body: bytearray = field(default_factory=bytearray)
     body_ended: bool = True
-    """The body's last message said so; else trailers follow it."""
+    """The last body message ended the stream; False = trailers follow."""
     fields: RoutingFields = field(default_factory=RoutingFields)
     model: str = "unknown"
     """Label of its model."""
@@ -38,10 +38,10 @@ class Exchange:
     readable: bool = True
     """The answer comes as it is, not compressed."""
     limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """What the answer's headers say of the key's limits."""
+    """Rate-limit headers that are added to the response: (name, value) as bytes."""
 
     def response_headers(self) -> list[tuple[str, bytes]]:
-        """The same, as messages have them."""
+        """`limit_headers` as the messages of the proxy hold them: (name as text, value as bytes)."""
         return [(name.decode(), value) for name, value in self.limit_headers]
 
     def used(self, prompt_tokens: float) -> float:

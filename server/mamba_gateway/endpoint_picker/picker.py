@@ -193,7 +193,7 @@ class EndpointPicker:
         exchange.share.release()
 
     def _addresses(self, exchange: Exchange) -> list[str]:
-        """The chosen one, then the next best, each for the case that the one before cannot be reached."""
+        """Address of the chosen endpoint, then of the next cheapest ones as fallbacks of the proxy."""
         assert exchange.record is not None
         decision = exchange.record.decision
         others = decision.comparison.cheapest_first()
@@ -237,7 +237,7 @@ class EndpointPicker:
                 await write(messages.unchanged(kind))
 
     def _response_started(self, exchange: Exchange, message: ProcessingRequest) -> None:
-        """The answer's headers: the prompt is computed, and it is known by whom."""
+        """Handle the response headers: the prompt is computed, and they name the endpoint that served it."""
         assert exchange.record is not None
         assert exchange.cost is not None
         headers = dict(headers_of(message.response_headers.headers))

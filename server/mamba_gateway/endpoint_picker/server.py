@@ -41,13 +41,13 @@ class PickerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
     async def follow_readiness(self) -> None:
-        """Say for ever whether choices are welcome; ends only by cancellation."""
+        """Publish health whenever the pool changes; ends only by cancellation."""
         while True:
             await self._publish_health()
             await self._pool.changed()
 
     async def drain(self) -> None:
-        """Not ready from now on; streams go on."""
+        """Report not ready from now on; open streams go on."""
         self._draining = True
         await self._publish_health()
 

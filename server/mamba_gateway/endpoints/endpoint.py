@@ -43,14 +43,15 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     ejected: bool = False
     """It is left out, since requests failed there."""
     memory_seconds: float = 0.0
-    """Of a prompt that it has no room for, until it has; follows from the others."""
+    """Expected wait, in seconds, of a prompt that does not fit its memory now. Derived from the other
+    fields."""
     answered: int = 0
     """Attempts of this gateway that it answered whole, the mistakes of clients (4xx) aside."""
     failed: int = 0
     """Attempts of this gateway that failed there: 5xx, not reached, broken off, silent."""
     cost_terms: tuple[float, float, float, float] | None = None
-    """Its speed (tokens a second, what attention adds), the tokens before a prompt, and the seconds that its
-    answers cost one; None = it does not say all that. Follows from the others."""
+    """(tokens per second, attention ratio, queued prompt tokens, seconds of decoding per prompt), for
+    `CostComparison.totals`; None = not all of them are known. Derived from the other fields."""
 
     def __post_init__(self) -> None:
         running = max(1, self.running)

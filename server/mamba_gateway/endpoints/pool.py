@@ -84,9 +84,9 @@ class _EndpointRecord:
     speed: EngineSpeed | None = None
     """What it measured, as far as that is surely its own; None = nothing yet, or it does not say."""
     frozen: Endpoint | None = None
-    """As it is now; None = it has changed since it was last asked for."""
+    """Cached snapshot of the record; None = it has changed since."""
     base: Endpoint | None = None
-    """As it was, of which requests have changed numbers alone since; None = more has changed."""
+    """Earlier snapshot from which only request counts differ; None = more has changed."""
 
 
 class Pool:
@@ -105,7 +105,7 @@ class Pool:
         self._clock = clock
         self._tickets = itertools.count(1)
         self._doubts = False
-        """Some engine was left out and has not answered since."""
+        """Some endpoint was ejected and has not answered successfully since."""
         self._names: frozenset[str] | None = None
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
@@ -159,7 +159,7 @@ class Pool:
             self._invalidate(record)
 
     def begin(self, url: str, tokens: float = 0.0) -> int:
-        """One of our requests goes to it, with so many prompt tokens to compute. Returns its ticket."""
+        """A request with `tokens` prompt tokens to compute is sent to the endpoint. Returns its ticket."""
         ticket = next(self._tickets)
         if record := self._records.get(url):
             now = self._clock()
@@ -173,7 +173,7 @@ class Pool:
         return ticket
 
     def response_started(self, url: str, ticket: int, *, well: bool = True) -> None:
-        """The first byte of its answer is here: its prompt is computed. `well`: the answer is no failure."""
+        """The first byte of the response has arrived, so the prompt is computed. `well`: it is no failure."""
         if record := self._records.get(url):
             record.queue.answer(ticket)
             if well and (record.outlier.failures or record.outlier.doubted):
@@ -184,8 +184,8 @@ class Pool:
                 self._invalidate_counts(record)
 
     def end(self, url: str, ticket: int, *, failed: bool | None = None) -> None:
-        """One of our requests is through with it. `failed`: by its fault; None = that says nothing about it,
-        as where the client went away or made the mistake."""
+        """A request to the endpoint has ended. `failed`: whether the endpoint failed it; None = unknown, as
+        when the client cancelled it or made an error."""
         # An address that was removed and came back in between starts again at zero.
         if (record := self._records.get(url)) and (begun := record.sent_at.pop(ticket, None)) is not None:
             record.in_flight -= 1
@@ -224,7 +224,7 @@ class Pool:
         return self._names
 
     def reasons(self) -> dict[str, str]:
-        """Why each endpoint that is not ready is not: by name."""
+        """By name of each endpoint that is not ready: the reason."""
         return {
             record.target.name or url: record.suspect or _reason(record)
             for url, record in self._records.items()
@@ -270,7 +270,7 @@ class Pool:
 
 
 def _ready(record: _EndpointRecord) -> bool:
-    """By all but how its requests fared."""
+    """Readiness without regard to outlier ejection."""
     return record.target.ready and record.report.ready and not record.suspect
 
 
@@ -299,7 +299,7 @@ def _names(report: ProbeReport) -> frozenset[str] | None:
 
 
 def _with_counts(record: _EndpointRecord, base: Endpoint) -> Endpoint:
-    """What `_made` makes, where requests alone have come and gone since `base` was made."""
+    """As `_make_endpoint`, if only requests have begun and ended since `base` was made."""
     made = copy(base)
     force_setattr(made, "in_flight", record.in_flight)
     force_setattr(made, "service_seconds", record.service_seconds)

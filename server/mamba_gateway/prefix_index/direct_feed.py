@@ -1,7 +1,7 @@
-"""Keeps the gateway's copy of the prefix index up to date from the engines, where there is no Redis.
+"""`DirectFeed`: keeps the gateway's prefix index up to date by long-polling the engines, without Redis.
 
-One task for each target; an engine that is away, old, or somebody else's costs the others nothing. No request
-waits for it.
+One task per target, so an engine that is unreachable or of another kind does not affect the others. No
+request waits for it.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from mamba_prefix.prefix_index import PrefixIndex
 log = structlog.get_logger("mambaserve.gateway")
 
 WAIT_SECONDS = 20.0
-"""How long an engine that has nothing new keeps a question open."""
+"""Seconds for which an engine without changes holds a poll open."""
 MARGIN_SECONDS = 10.0
 PAUSE_SECONDS = 0.05
-"""Between two questions: what is asked seldom comes in larger pieces."""
+"""Seconds between two polls of an engine: changes are batched."""
 FORGET_SECONDS = 10.0
-"""How long an engine may fail to answer before what it had is forgotten: it may have started anew."""
+"""Seconds without an answer after which the entries of an engine are dropped: it may have restarted."""
 UNSUPPORTED_SECONDS = 60.0
-"""Until an engine that does not know the question is asked again."""
+"""Seconds until an engine without the endpoint is polled again."""
 
 
 class FeedUnavailable(Exception):
@@ -46,9 +46,9 @@ class DirectFeed:
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
         """By URL, with the name."""
         self._healthy: dict[str, bool] = {}
-        """Which targets that know the question answered it last time."""
+        """By URL of each engine with the endpoint: whether its last poll succeeded."""
         self._polled: set[str] = set()
-        """URLs whose engine has answered, or not, at least once."""
+        """URLs that have been polled at least once, successfully or not."""
         self._cancelled: set[asyncio.Task[None]] = set()
         """Cancelled, and not ended yet."""
 
@@ -67,7 +67,7 @@ class DirectFeed:
         self._update_state()
 
     def pause(self) -> None:
-        """Ask nobody any more, and leave what is known to another feed."""
+        """Stop polling and keep the entries of the index, which another feed takes over."""
         for _, task in self._tasks.values():
             task.cancel()
         self._cancelled.update(task for _, task in self._tasks.values())
@@ -146,7 +146,7 @@ class DirectFeed:
         return message
 
     def _apply(self, name: str, feed: Feed) -> None:
-        """Put in what came. Raises ForeignMessage for what does not follow what was there."""
+        """Apply a feed to the index. Raises ForeignMessage if a batch is missing."""
         if not self._index.admits(name):
             return
         if feed.snapshot is not None:

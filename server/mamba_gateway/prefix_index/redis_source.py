@@ -15,7 +15,7 @@ from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.store import Store
 
 PATIENT_FAILURES = 2
-"""Failures in a row until engines are asked: the first may be a moment's."""
+"""Failures of Redis in a row until the engines are polled: a single one may be transient."""
 
 
 class RedisSource:
@@ -43,7 +43,7 @@ class RedisSource:
             self._feed.set_targets(self._targets)
 
     def trouble(self) -> str | None:
-        """Why the index is not what it could be, for people; None: it is."""
+        """Why the index is degraded, as a message; None = it is not."""
         if self._reason is not None:
             return f"a gateway cannot use Redis: {self._reason}"
         known = self._index.engines().keys() | self._index.refused_engines

@@ -1,7 +1,8 @@
-"""Tells the operator while the Redis of the prefix index is missing, which makes it a condition.
+"""`IndexReporter`: reports to the operator that the Redis of the prefix index is unusable; it sets a
+condition.
 
-Not for a moment's failure; repeated, because a report that nobody repeats stops counting; taken back when it
-is over.
+A report is written only after several failed checks in a row, repeated because the operator lets reports
+expire, and removed when the trouble is over.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ log = structlog.get_logger("mambaserve.gateway")
 
 CHECK_SECONDS = 5.0
 MIN_FAILED_CHECKS = 3
-"""Times in a row that something has to be the matter before it is told."""
+"""Failed checks in a row before the first report."""
 CHECKS_PER_WRITE = 6
-"""Looks between two writes of one trouble."""
+"""Failed checks between two writes of the same report."""
 
 
 class IndexReporter:
-    """`trouble`: what is the matter now, None for nothing."""
+    """`trouble`: returns what is wrong now, None = nothing."""
 
     def __init__(
         self, note: OperatorNote, trouble: Callable[[], str | None], now: Callable[[], datetime]
@@ -34,7 +35,7 @@ class IndexReporter:
         self._written = False
 
     async def work(self) -> None:
-        """Look for ever; ends only by cancellation."""
+        """Check periodically; ends only by cancellation."""
         while True:
             try:
                 await self.check()
@@ -43,7 +44,7 @@ class IndexReporter:
             await asyncio.sleep(CHECK_SECONDS)
 
     async def check(self) -> None:
-        """Look once, and write what has to be. Raises ApiError, OSError, TimeoutError."""
+        """Check once, and write or remove the report if due. Raises ApiError, OSError, TimeoutError."""
         trouble = self._trouble()
         if trouble is None:
             self._failed_checks = 0

@@ -16,7 +16,7 @@ from mamba_gateway.settings import GatewaySettings
 async def endpoints_followed(
     settings: GatewaySettings, probed: Sink, prefixes: PrefixSource, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
-    """Keep the targets up to date; yields what to call while a request waits for an engine."""
+    """Keep the targets up to date for the length of the block; yields a function that requests a wake-up."""
     sink = _fan_out(probed, prefixes.set_targets)
     if settings.deployment is None:
         sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)

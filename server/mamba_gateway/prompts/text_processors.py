@@ -1,7 +1,7 @@
-"""Tokenizers of the models behind the gateway, fetched from the engines that serve them.
+"""`TextProcessors`: tokenizers of the served models, fetched from the engines.
 
-Each engine is asked once while it is ready, and again now and then; what is there already is not sent again.
-Without one, or with engines of another kind, requests are routed by load.
+The tokenizer of each ready engine is fetched once and refreshed periodically with a conditional request.
+Without one, as with engines of another kind, requests are routed by load.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from mamba_text.text_archive import MOST_PACKED_BYTES, load_text_side
 log = structlog.get_logger("mambaserve.gateway")
 
 REFRESH_SECONDS = 300.0
-"""Seconds between two looks at the tokenizer of an engine that stays ready."""
+"""Seconds until the tokenizer of a ready engine is refreshed."""
 RETRY_SECONDS = 30.0
-"""The same after a look that failed."""
+"""Seconds until a failed fetch is retried."""
 ROUND_SECONDS = 1.0
 """Seconds between two rounds."""
 FETCH_SECONDS = 20.0
 """Longest time one fetch may take."""
 MAX_UNUSED = 4
-"""Tokenizers that no ready engine has any more and that are kept all the same: a roll-out goes back, too."""
+"""Number of tokenizers kept although no ready engine has them: a roll-out may be rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Known:
     fingerprint: str = ""
     """Of the tokenizer that the engine has; "" = none that could be used."""
     refresh_at: float = 0.0
-    """When to ask the engine the next time."""
+    """Time of the gateway's clock, in seconds, at which the engine is queried next."""
 
 
 class TextProcessors:
@@ -65,7 +65,7 @@ class TextProcessors:
         self._texts: dict[str, ModelText] = {}
 
     def for_model(self, model: str | None) -> ModelText | None:
-        """That of most ready engines that serve `model`; None = not known, or not yet."""
+        """The tokenizer that most ready engines with `model` have; None = not known (yet)."""
         counts = Counter(
             known.fingerprint
             for endpoint in self._pool.snapshot()
@@ -76,11 +76,11 @@ class TextProcessors:
 
     @property
     def all_queried(self) -> bool:
-        """Whether each ready engine was asked, whatever it answered."""
+        """Whether every ready engine was queried at least once, whatever it answered."""
         return all(each.url in self._known for each in self._pool.snapshot() if each.ready)
 
     async def work(self) -> None:
-        """Keep up with the engines for ever; ends only by cancellation."""
+        """Refresh whenever the pool changes or a retry is due; ends only by cancellation."""
         while True:
             changed = asyncio.create_task(self._pool.changed())
             await self.refresh()
@@ -90,7 +90,7 @@ class TextProcessors:
                 await asyncio.sleep(ROUND_SECONDS)
 
     async def refresh(self) -> None:
-        """Ask each engine whose turn it is."""
+        """Query each ready engine that is due."""
         snapshot = self._pool.snapshot()
         ready = {endpoint.url for endpoint in snapshot if endpoint.ready}
         for url in self._known.keys() - ready:

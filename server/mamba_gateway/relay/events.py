@@ -1,7 +1,7 @@
-"""Server-sent events: keeps what is passed on aligned to event boundaries, and ends a broken stream.
+"""Server-sent events: aligns a relayed stream to event boundaries, and terminates a broken one.
 
-Nothing is parsed and no byte is changed. Only the part of an event that is not whole yet is held back, so
-that an error event can follow at any time without spoiling a half-sent one.
+Events are neither parsed nor changed. Only an incomplete event at the end is buffered, so that an error event
+can follow at any time without corrupting a half-sent one.
 """
 
 from mamba_edge.errors import ApiError
@@ -17,7 +17,7 @@ class EventAligner:
     def __init__(self) -> None:
         self._buffer = b""
         self._mid_event = False
-        """Part of an unfinished event is already out."""
+        """Part of an incomplete event has been passed on already."""
 
     def feed(self, chunk: bytes) -> bytes:
         """Bytes to pass on now; the rest waits for more."""
@@ -32,14 +32,14 @@ class EventAligner:
         return out
 
     def flush(self) -> bytes:
-        """What is held when the stream ended well."""
+        """The buffered rest of a stream that ended normally."""
         held, self._buffer = self._buffer, b""
         return held
 
     def terminate(self, error: ApiError) -> bytes:
-        """What ends a broken stream, as an engine ends one: the error event, then [DONE].
+        """Bytes that end a broken stream as an engine would: the error event, then [DONE].
 
-        A held partial event is dropped.
+        A buffered partial event is dropped.
         """
         self._buffer = b""
         return (b"\n\n" if self._mid_event else b"") + error.event() + DONE

@@ -1,6 +1,7 @@
-"""How many requests may be sent again: a share of those that came lately, and a few.
+"""`RetryBudget`: limits retries to a share of the recent requests plus a constant. Pure.
 
-Where everything fails, each request sent three times is the load that keeps it failing. Pure.
+Without it, a fleet that fails everything would get each request several times, and the load would keep it
+failing.
 """
 
 from collections import deque
@@ -8,11 +9,11 @@ from collections import deque
 from mamba_gateway.clock import Clock
 
 WINDOW = 10.0
-"""Seconds that are looked back on."""
+"""Seconds over which requests and retries are counted."""
 RETRY_RATIO = 0.2
-"""Of the requests in that time."""
+"""Retries allowed per request in the window."""
 MIN_RETRIES = 10
-"""Beyond the share: a gateway with little to do sends again, too."""
+"""Retries allowed in the window whatever the number of requests, so that an idle gateway can retry."""
 
 
 class RetryBudget:
@@ -24,19 +25,19 @@ class RetryBudget:
         self._retries: deque[float] = deque()
 
     def record_request(self) -> None:
-        """A request."""
+        """A request has arrived."""
         now, times = self._clock(), self._requests
         times.append(now)
         while times[0] <= now - WINDOW:
             times.popleft()
 
     def record_retry(self) -> None:
-        """One was sent again."""
+        """A request was retried."""
         self._retries.append(self._clock())
 
     @property
     def available(self) -> bool:
-        """One more may be."""
+        """Whether one more retry is allowed."""
         if len(self._retries) < MIN_RETRIES:
             return True
         self._expire()

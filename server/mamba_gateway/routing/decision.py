@@ -35,15 +35,15 @@ class NoCandidate(Enum):
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """Where a request goes, and all that was weighed for it."""
+    """The chosen endpoint and the comparison that it was chosen by."""
 
     index: int
-    """Of the chosen one in the comparison."""
+    """Index of the chosen endpoint in `comparison.endpoints`."""
     comparison: CostComparison
-    """Of all that passed the filters."""
+    """Costs of all endpoints that passed the filters."""
     reason: Reason
-    """only: there was no other; prefix: it can resume some of the prompt; home: all prompts of this new
-    beginning go there; load: the one that gets to it first."""
+    """only: the only candidate; prefix: it can resume part of the prompt; home: home engine of a prompt that
+    no engine has; load: it begins with the prompt first."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -81,7 +81,8 @@ def no_such_model(name: str | None, served: Sequence[str] = ()) -> str:
 
 
 def available(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-    """Filter: those that are ready and stay; where none does, those that go and still take requests."""
+    """Filter: ready endpoints that are not draining; if there are none, draining ones that are still
+    ready."""
     ready = tuple(endpoint for endpoint in endpoints if endpoint.ready)
     return tuple(endpoint for endpoint in ready if not endpoint.draining) or ready
 
@@ -96,7 +97,7 @@ def serving(endpoints: Iterable[Endpoint], model: str | None) -> tuple[Endpoint,
 
 
 def allowed(endpoints: Iterable[Endpoint], addresses: frozenset[str] | None) -> tuple[Endpoint, ...]:
-    """Filter: those that the proxy names by address or by host; without such a list, all."""
+    """Filter: endpoints whose address (host:port) or host is in `addresses`; None = all."""
     if addresses is None:
         return tuple(endpoints)
     return tuple(
@@ -111,7 +112,8 @@ def _host(address: str) -> str:
 
 
 def cheapest(totals: Sequence[float], rng: Random) -> int:
-    """Picker: the place of any of those with the lowest total, evenly. Raises ValueError without any."""
+    """Picker: index of a lowest total, ties broken uniformly at random. Raises ValueError if there are
+    none."""
     least = min(totals) + TIE
     best = [at for at, total in enumerate(totals) if total <= least]
     return best[0] if len(best) == 1 else rng.choice(best)
@@ -158,7 +160,7 @@ def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandida
 
 
 def drop_reasons(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, str]:
-    """Why each endpoint that was not weighed was not: by name."""
+    """By name of each endpoint that did not pass the filters: the reason."""
     reasons: dict[str, str] = {}
     known = tuple(snapshot)
     usable = {endpoint.url for endpoint in available(serving(known, request.model))}

@@ -1,7 +1,8 @@
-"""The router: puts together what is known of a prompt and of the engines, and remembers what it decided.
+"""`Router`: routes a request by the pool, the prefix index and its own recent decisions, and records
+decisions.
 
-The relay asks it once per attempt, tells it where the request went, and what the answer says was resumed. No
-I/O and no waiting: a decision takes well below a millisecond.
+Called by the relay once per attempt, which also reports where the request was sent and how many tokens the
+engine resumed. No I/O and no waiting: a decision takes well below a millisecond.
 """
 
 import time
@@ -20,9 +21,9 @@ from mamba_gateway.routing.scoring import EVEN, Cost, RoutingRequest, RoutingWei
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 
 SEEN_SECONDS = 600.0
-"""For so long an engine is taken to know a prompt that it was sent, and to be able to resume it."""
+"""Seconds for which an engine is assumed to be able to resume a prompt that it was sent."""
 BESIDE_INDEX_SECONDS = 60.0
-"""The same where an index that follows the engines would say if it does not."""
+"""The same while a prefix index follows the engines and would show the prompt."""
 
 
 class Router:

@@ -1,6 +1,6 @@
-"""A decision in words and numbers: who was weighed, with what result, who was left out, and why. Pure.
+"""Explains a routing decision: costs of the candidates, and why other endpoints were dropped. Pure.
 
-Made when somebody asks: a client by a header, an operator by `/v1/routing/decisions`.
+Rendered on demand: for a client that sends the explain header, and for `/v1/routing/decisions`.
 """
 
 import json
@@ -25,7 +25,7 @@ MAX_SHOWN = 16
 MOST_HEADER_BYTES = 4096
 """Of the header: proxies refuse larger ones."""
 MAX_RECORDS = 256
-"""Decisions that can be asked for later."""
+"""Number of recent decisions that are kept."""
 
 
 class RoutingRecord(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
     exact: bool
     """The prompt was tokenized; else its length is a guess from its bytes."""
     published: Depths = NOTHING
-    """What the index said of it, without what this gateway guesses."""
+    """What the prefix index knew of the prompt, without this gateway's own guesses."""
 
     def explained(self, most: int = MAX_SHOWN) -> dict[str, Any]:
         """As JSON; seconds are weighted ones."""
@@ -81,7 +81,8 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 
     def log_entry(self) -> dict[str, Any]:
-        """With when and for whom it was made."""
+        """The explanation with the time, the request id and the model: an entry of
+        `/v1/routing/decisions`."""
         at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
         return {
             "at": at,

@@ -1,8 +1,8 @@
-"""What a request would cost at each engine, in expected seconds until its first token. Pure.
+"""Cost of a request at each engine: expected seconds until its first token. Pure.
 
-One currency for all that speaks for or against an engine: the prompt tokens it has to compute, those before
-them, the wait for memory, the answers it is writing. An engine that reports nothing of its own is judged by
-the number of its requests.
+A cost adds up the time to compute the prompt tokens that cannot be resumed, the queued prompts before it, the
+wait for memory, and the slowdown by sequences that decode. An engine that reports no queue is estimated by
+its number of requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,26 +18,25 @@ from mamba_gateway.prompt_prefix import HOME_TOKENS
 from mamba_prefix.page_chain import mixed, mixed_one
 
 SECONDS_PER_REQUEST = 1.0
-"""What a request counts for at an engine that does not say how many tokens it has to compute."""
+"""Estimate for each request at an engine that does not report its queued prompt tokens."""
 ASSUMED_SHARE = 0.5
-"""Of a prompt that no engine knows, what others are assumed to share with it."""
+"""Share of a prompt unknown to all engines that later prompts are assumed to share with it."""
 RECOMPUTE_FACTOR = 4.0
-"""What work that is done twice costs, by the time it takes: it delays those behind it, its copy pushes out of
-memory what others would have resumed, and prompts that share it part ways from then on."""
+"""Cost of computing again what another engine has, as a multiple of the time it takes: it also delays queued
+requests, its copy evicts cache entries, and later prompts that share the prefix are split between engines."""
 RECOMPUTE_FACTOR_PER_WAITING = 2.0
-"""So much more for each request that waits at the engine that would do it: it delays all that come until the
-queue there is empty again. That takes longer than the queue is, since others come meanwhile: twice as long at
-half use."""
+"""Added to that factor for each request that waits at the engine: the work delays all requests that arrive
+until the queue is empty, which at half utilization takes twice as long as the queue itself."""
 JITTER = 0.1
-"""The part of the load that others make is old news: gateways read it higher by up to so much, each by a
-number of its own for each engine, so that they do not all send to the same one."""
+"""Load caused by other gateways is known from the last report only: it is scaled by a random factor from 1 to
+1 + JITTER for each engine, so that several gateways do not all pick the same one."""
 SMALL_POOL = 8
-"""Endpoints, up to which numbers by themselves are quicker than arrays."""
+"""Number of endpoints up to which Python integers are faster than arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingWeights:
-    """What the two sides count for; 0 = not at all."""
+    """Weights of the two parts of a cost; 0 = ignored."""
 
     prefix: float = 1.0
     """Of the time to compute the prompt."""
@@ -56,13 +55,16 @@ class RoutingRequest(msgspec.Struct, frozen=True):
     resumable: Mapping[str, int] = msgspec.field(default_factory=dict)
     """By name of the endpoint: tokens of the prompt that need not be computed there."""
     seen: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """The same of those that have its attention or were sent it lately, able to resume it or not."""
+    """By name of the endpoint: tokens whose attention pages it has, or that it was sent lately, whether or
+    not it could resume them."""
     home: int | None = None
-    """What prompts with the same beginning have in common; None = not known."""
+    """Hash of the beginning of the prompt, by which prompts unknown to all get a home engine; None = not
+    known."""
     authoritative: bool = True
-    """What is known is what engines said of themselves; False: a guess of this gateway's own."""
+    """`resumable` and `seen` come from a prefix index that follows the engines; False = they are this
+    gateway's own guess."""
     allowed_addresses: frozenset[str] | None = None
-    """Addresses (host:port, or a host alone) of the only ones that may be chosen; None = all may."""
+    """Addresses (host:port, or a host alone) that may be chosen, as the proxy restricts them; None = all."""
 
 
 class Cost(msgspec.Struct):
@@ -81,8 +83,8 @@ class Cost(msgspec.Struct):
     decode: float
     """For the answers that are being written."""
     apart: float = 0.0
-    """For computing again what another engine knows, several times the time that takes; or what others may
-    share with this prompt who go to the home of its beginning."""
+    """Penalty for computing again what another engine has, or, for a prompt that no engine has, what later
+    prompts may share with it at their home engine."""
 
     @property
     def total(self) -> float:
@@ -95,25 +97,26 @@ _EXACT = (1.0,)
 
 
 class CostComparison(msgspec.Struct):
-    """One request and the endpoints it may go to. What a choice needs is one number of each, and most of them
-    are asked for nothing else: `totals` makes the numbers alone, `costs` what they are made of."""
+    """One request and its candidate endpoints. A decision needs only the total of each, which `totals`
+    computes fast; `costs` breaks the totals down by cause."""
 
     endpoints: Sequence[Endpoint]
     request: RoutingRequest
     weights: RoutingWeights
     jitters: Sequence[float]
-    """What the load that others make is multiplied with, of each endpoint."""
+    """float per endpoint: factor for the load caused by other gateways."""
     median_speed: EngineSpeed
     known: Mapping[str, tuple[int, int]]
-    """By name, of those that know something of the prompt: tokens that they can resume, and have seen."""
+    """By name of each endpoint that has a part of the prompt: (tokens it can resume, tokens it has seen)."""
     most_seen: int
-    """Tokens of the prompt that one of them has seen, or that others are assumed to share with it."""
+    """Largest number of tokens of the prompt seen by one endpoint, or assumed to be shared by later
+    prompts."""
     recompute_factor: float
-    """What it costs to compute those once more, by the time it takes, at an engine where none waits."""
+    """Cost of computing those again at an engine without a queue, as a multiple of the time it takes."""
     recompute_factor_per_waiting: float
-    """So much more for each request that waits there."""
+    """Added to that factor for each request that waits at the engine."""
     home: str
-    """Name of the one that is not charged for what it is only assumed that others share; "" = none is."""
+    """Name of the home engine, which is not charged for the assumed sharing; "" = none."""
 
     @classmethod
     def of(
@@ -171,8 +174,8 @@ class CostComparison(msgspec.Struct):
         return Cost(endpoint, known, seen, compute, load * queue, load * memory, load * decode, apart)
 
     def totals(self) -> list[float]:
-        """The total of each cost, to the last bit, in a fraction of the time: this is what a decision waits
-        for."""
+        """The total cost of each endpoint in seconds, float[endpoints]; bit for bit `cost(i).total`, but much
+        faster, since every request waits for it."""
         tokens, most, home, known = self.request.prompt_tokens, self.most_seen, self.home, self.known
         prefix, load = self.weights.prefix, self.weights.load
         times, each, square, most_square = (
@@ -206,13 +209,13 @@ class CostComparison(msgspec.Struct):
         return [self.endpoints[at] for at in sorted(range(len(totals)), key=totals.__getitem__)]
 
     def cost_behind(self, address: str | None) -> Cost | None:
-        """Of the endpoint with this address; None: it was not weighed."""
+        """The cost at the endpoint with this address; None = it was no candidate."""
         found = (at for at, endpoint in enumerate(self.endpoints) if endpoint.address == address)
         return next(map(self.cost, found), None)
 
     @property
     def charges(self) -> bool:
-        """Some endpoint is charged for work that would be done twice."""
+        """Whether some endpoint is charged for recomputing what another one has."""
         if self.weights.prefix <= 0:
             return False
         return any(self._charged(endpoint.name) for endpoint in self.endpoints)
@@ -238,8 +241,8 @@ def _known(endpoints: Sequence[Endpoint], request: RoutingRequest) -> dict[str, 
 
 
 def home_of(endpoints: Sequence[Endpoint], key: int) -> Endpoint:
-    """Where prompts of this beginning go while no engine has it: the same for all who see these endpoints,
-    and for most keys the same when one of the endpoints leaves (rendezvous hashing)."""
+    """Home engine of prompts with the beginning `key`, by rendezvous hashing: the same in every gateway with
+    these endpoints, and unchanged for most keys when an endpoint leaves."""
     # Of many they are mixed at once, which for few takes longer.
     keys = [key ^ endpoint.key for endpoint in endpoints]
     many = len(keys) > SMALL_POOL
@@ -253,7 +256,7 @@ def _name(endpoint: Endpoint) -> str:
 
 
 def _usual_speed(endpoints: Sequence[Endpoint]) -> EngineSpeed:
-    """The median of those that measured themselves, for those that did not yet."""
+    """Median of the measured speeds, used for endpoints that have measured none yet."""
     known = [endpoint.speed for endpoint in endpoints if endpoint.speed is not None]
     if not known or len(known) == len(endpoints):
         return NOMINAL  # or nobody needs it

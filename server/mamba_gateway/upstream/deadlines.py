@@ -1,7 +1,7 @@
-"""Deadlines of one length: what many requests have each, over one timer of the loop.
+"""`Deadlines`: many timeouts of equal length over one timer of the event loop.
 
-Most requests end long before any of their limits. All limits of one kind are as long, so they fall due in the
-order in which they began: to begin and to end one is an entry of a dict, and no timer is wound.
+Most requests end long before their timeout. Timeouts of equal length expire in the order in which they began,
+so beginning and ending one is an insertion into and a removal from a dict, without a timer of its own.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, listener: DeadlineListener) -> float:
-        """Let it fall due after `seconds`, unless it ends before. It has not begun already. Returns the time
-        of the loop."""
+        """Start a timeout that calls `listener.expire` after `seconds` unless ended before. The listener must
+        have none running. Returns the loop's time."""
         self._began[listener] = now = self.loop.time()
         if self._timer is None:
             self._arm(self.seconds)
         return now
 
     def end(self, listener: DeadlineListener) -> None:
-        """It does not fall due any more. Of what did already, or never began, nothing happens."""
+        """Cancel the timeout of the listener; no effect if it has none."""
         self._began.pop(listener, None)
 
     def close(self) -> None:
-        """Nothing falls due any more."""
+        """Cancel all timeouts."""
         self._began.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -49,7 +49,7 @@ class Deadlines:
         self._timer = self.loop.call_later(seconds, self._on_time, context=contextvars.Context())
 
     def _on_time(self) -> None:
-        # The timer counts as wound until all are told: who begins meanwhile winds none of its own.
+        # The timer counts as armed until all have expired: `begin` must not arm another one meanwhile.
         left = 0.0
         try:
             while self._began:

@@ -1,6 +1,7 @@
-"""An end from outside to what a task does in a block: `asyncio.timeout`, for which somebody else has a clock.
+"""`Interrupt`: ends a block of a task from outside, as `asyncio.timeout` does, but without a timer of its
+own.
 
-Most requests end long before any of their limits: this costs them no timer and no coroutine.
+`Deadlines` and `SilenceWatch` call `expire`; a request that ends in time pays for no timer and no coroutine.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ class Interrupt:
     __slots__ = ("_cancelling", "_owner", "_task", "fired")
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
-        """`of`: the task that the block is in."""
+        """`task`: the one that runs the block."""
         self._owner = task
         self.fired = False
         self._task: asyncio.Task[Any] | None = None

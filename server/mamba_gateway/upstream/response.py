@@ -1,4 +1,5 @@
-"""Upstream response: the answer to one request, put by the upstream connection and taken by the relay."""
+"""`UpstreamResponse`: the response to one request, filled by the upstream connection and read by the
+relay."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from typing import Protocol
 from mamba_gateway.upstream.deadlines import Deadlines
 
 BUFFERED_BYTES = 128 * 1024
-"""Of an answer that wait for their reader; at more of them the socket is left alone until they are read."""
+"""Bytes of a body that may be buffered; above that reading from the socket is paused."""
 Pair = tuple[bytes, bytes]
 
 
@@ -53,11 +54,11 @@ class UpstreamResponse:
         self._error: Exception | None = None
         self._consumer: Callable[[bytes], bytes] | None = None
         self._forwardable = b""
-        """What `_take` gave back."""
+        """Bytes that the consumer returned."""
         self._waiter: asyncio.Future[None] | None = None
         self._waiting_since = 0.0
         self._limited = False
-        """The silence of the engine has a limit already."""
+        """An idle timeout of the engine is running already."""
         self._timer: asyncio.TimerHandle | None = None
         """For what is left of it behind the first time."""
 
@@ -76,8 +77,8 @@ class UpstreamResponse:
         return part
 
     def read_nowait(self) -> bytes | None:
-        """What `read` gives where it need not wait; None where it has to, until something has `happened`.
-        Raises what `read` raises."""
+        """As `read`, without waiting; None = nothing has arrived, await `wait` first. Raises as `read`
+        does."""
         if self._parts:
             return self._drain()
         if self._error is not None:
@@ -85,10 +86,10 @@ class UpstreamResponse:
         return b"" if self._connection is None else None
 
     async def consume(self, consumer: Callable[[bytes], bytes]) -> bytes:
-        """Give `take` what comes, in the moment in which it comes, until it gives bytes back.
+        """Call `consumer` with bytes as they arrive, until it returns bytes that it could not pass on itself.
 
-        Those are returned, at least one; empty at the end. What comes until the next call waits for it.
-        Raises what `read` and `take` raise.
+        Returns those bytes, at least one; empty at the end of the body. Bytes that arrive until the next call
+        are buffered. Raises what `read` and `consumer` raise.
         """
         self._consumer = consumer
         try:
@@ -107,7 +108,8 @@ class UpstreamResponse:
             self._consumer = None
 
     def wait(self) -> asyncio.Future[None]:
-        """Done when anything has happened: bytes, the end, room to write. For one who waits."""
+        """A future that completes with the next bytes, the end of the body, or room to write. For one
+        reader."""
         self._waiter = self._loop.create_future()
         if self._limited:
             self._waiting_since = self._loop.time()
@@ -130,12 +132,12 @@ class UpstreamResponse:
             self._connection.pause_reading()
 
     def read_done(self) -> None:
-        """All that was in one read of the socket is put."""
+        """One read of the socket has been `put` completely."""
         waits = self._waiter is not None and not self._waiter.done()
         if self._consumer is None or not waits or not self._parts:
             self.wake()
             return
-        # Whoever waits for it goes on waiting: a turn of the loop for each token costs a sixth more.
+        # Consumed here without waking the reader: a turn of the loop for each token costs a sixth more.
         self._waiting_since = self._loop.time()
         try:
             self._forwardable = self._consumer(self._drain())

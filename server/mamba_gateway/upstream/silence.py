@@ -1,7 +1,8 @@
-"""A look at an engine that says nothing: one that is busy says so at `/livez`, one that is wedged does not.
+"""Detects a hung engine during an attempt: after a period of silence `/livez` tells a busy one from a hung
+one.
 
-Around one attempt. As long as bytes come it costs a timer; nothing is asked before the silence has lasted,
-and what one attempt was told counts for all that go on at the engine.
+While bytes arrive it costs one timer. An engine is checked only after the period of silence, and one check
+serves all attempts that are under way at the engine.
 """
 
 import asyncio
@@ -16,16 +17,16 @@ from mamba_gateway.upstream.interrupt import Interrupt
 from mamba_gateway.upstream.response import ConnectionLost, IdleTimeout
 
 MOST_ENGINES = 1024
-"""That are remembered; the one that was asked longest ago goes first."""
+"""Number of engines whose last sign of life is kept; the oldest is dropped first."""
 
 
 class LivenessChecks:
-    """Of all engines: when each said last that it lives. An engine is asked one question at a time, whose
-    answer, awaited for `patience` seconds at most, is for all that want to know. Any answer below 500 is a
-    sign of life: engines of other kinds have no such route."""
+    """Liveness of all engines. At most one check of an engine runs at a time, for at most `timeout` seconds,
+    and all callers share its result. Any status below 500 counts as alive: other kinds of engines have no
+    `/livez`."""
 
     def __init__(self, connector: UpstreamConnector, timeout: float, seconds: float) -> None:
-        """`seconds`: how long an engine may be silent until it is asked."""
+        """`seconds`: how long an engine may be silent until it is checked."""
         self._connector, self._timeout = connector, timeout
         self.silence = Deadlines(connector.loop, seconds)
         self.loop = connector.loop
@@ -34,11 +35,11 @@ class LivenessChecks:
         self._waiting: dict[str, int] = {}
 
     def last_alive(self, base: str) -> float:
-        """When the engine was asked the last question that it answered, by the loop's clock; -inf = never."""
+        """Start of the last successful check of the engine, by the loop's clock; -inf = never."""
         return self._last_alive.get(base, -math.inf)
 
     async def check(self, base: str) -> bool:
-        """Whether the engine lives. Who is cancelled ends the question only if nobody else waits for it."""
+        """Whether the engine is alive. Cancelling the last caller that waits also cancels the check."""
         if (task := self._tasks.get(base)) is None:
             task = self._tasks[base] = asyncio.create_task(self._probe(base))
         self._waiting[base] = self._waiting.get(base, 0) + 1
@@ -68,13 +69,13 @@ class LivenessChecks:
 
 
 class SilenceWatch(Interrupt):
-    """Raises TimeoutError in its block, which is in `task`, once the engine was silent for as long as `signs`
-    say and does not say that it lives; then it has `fired`: the engine was given up."""
+    """Raises TimeoutError in its block, which runs in `task`, once the engine was silent for the period of
+    `checks` and then failed a check; `fired` is set then."""
 
     __slots__ = ("_base", "_check_task", "_checks", "_last_activity", "_loop", "_timer")
 
     def __init__(self, checks: LivenessChecks, base: str, task: asyncio.Task[Any]) -> None:
-        # What the base class does stands here again: each request comes through.
+        # Repeats the base class without a call: this runs for every request.
         self._owner, self._task, self._cancelling, self.fired = task, None, 0, False
         self._checks, self._base = checks, base
         self._loop = checks.loop
@@ -84,7 +85,7 @@ class SilenceWatch(Interrupt):
         """For what is left behind the first time."""
 
     def record_activity(self) -> None:
-        """Bytes came."""
+        """Bytes have arrived from the engine."""
         self._last_activity = self._loop.time()
 
     def __enter__(self) -> Self:
@@ -107,7 +108,7 @@ class SilenceWatch(Interrupt):
 
     def expire(self) -> None:
         """Its engine may have been silent for too long."""
-        # Another stream may have been told in between that the engine lives.
+        # A check by another attempt may have succeeded in between.
         left = (
             max(self._last_activity, self._checks.last_alive(self._base))
             + self._checks.silence.seconds

@@ -27,7 +27,7 @@ Logprobs = list[TokenLogprobs | None]
 
 @dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """What is new in one choice."""
+    """New output of one choice."""
 
     choice: int
     text: str
@@ -95,7 +95,7 @@ class ActiveRequest:
         self._unfinished = {request.request_id: request.n for request in requests}
         self.counts = TokenCounts(prompt=sum(len(request.token_ids) for request in requests))
         self._most_tokens: dict[str, int] = {}
-        """Most tokens of a finished sequence, by request."""
+        """By request id: most output tokens of a finished sequence."""
         self._started_at = 0.0
         self._failed = False
 

@@ -107,7 +107,7 @@ class ChatResponseBuilder:
         return responses.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
 
     def collect(self, update: ChoiceUpdate) -> None:
-        """Keep an update for `whole`."""
+        """Keep an update for `full`."""
         choice = self._choices[update.choice]
         read, finish = choice.read(update)
         choice.text.append(read.text)

@@ -63,7 +63,7 @@ class CompletionResponseBuilder:
         return responses.event(self._body([], usage))
 
     def collect(self, update: ChoiceUpdate) -> None:
-        """Keep an update for `whole`."""
+        """Keep an update for `full`."""
         self._add(update)
 
     def full(self, usage: UsageBody) -> bytes:

@@ -139,7 +139,7 @@ class GenerationEndpoints:
         send: Send,
         visible_special: frozenset[int] = frozenset(),
     ) -> None:
-        """`kept`: special tokens that the answer is read by."""
+        """`visible_special`: special tokens by which the response is parsed."""
         fields = scope["log_fields"]
         fields["answer"] = adds[0].request_id
         serving = self._serving

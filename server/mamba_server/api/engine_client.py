@@ -1,7 +1,7 @@
-"""The API process's view of the engine: starts it, watches over it, restarts it, routes what it says.
+"""`EngineClient`: starts, supervises and restarts the engine process, and routes its messages to requests.
 
-One per server. Every open request ends when the engine does: with an error, never in silence. It knows
-nothing of HTTP or text.
+One per server. When the engine process ends, every open request ends with an error. Knows nothing of HTTP or
+text.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from mamba_telemetry.logs import get_logger
 log = get_logger(__name__)
 
 LAST_WORDS_SECONDS = 0.5
-"""How long messages of an engine that ended may still be on their way."""
+"""Seconds for which messages of an engine that has ended may still arrive."""
 FATAL_EXIT_SECONDS = 5.0
-"""How long an engine that said Fatal may take to end by itself."""
+"""Seconds for which an engine that sent `Fatal` may take to exit."""
 
 
 class EngineClient:
@@ -127,7 +127,7 @@ class EngineClient:
     # Supervision.
 
     def loading(self, stage: str, done: int, total: int) -> None:
-        """Tell of work that has to be done before the engine can start; may be called from a thread."""
+        """Report the progress of work before the engine is ready; may be called from another thread."""
         self.state = EngineState(self._unready_phase, f"loading: {stage}", stage, done, total)
 
     async def run(self, settings_json: str) -> None:
@@ -155,7 +155,7 @@ class EngineClient:
                 return
 
     async def _live(self, settings_json: str) -> int | None:
-        """One incarnation, from start to end; its exit code, None when it hung."""
+        """Run one engine process to its end; returns its exit code, None if it hung and was killed."""
         self._fatal = None
         try:
             process = await EngineProcess.start(settings_json, self._command)
@@ -220,8 +220,8 @@ class EngineClient:
             self._route(message)
 
     async def _watch(self) -> None:
-        """Ends when a ready engine was silent for too long. Counts own wake-ups, so that a stall of this
-        process's loop is not held against the engine."""
+        """Return when a ready engine has sent nothing for `silence` seconds. Counts its own wake-ups rather
+        than time, so that a stall of this process's event loop does not count."""
         silent_seconds = 0.0
         tick = min(1.0, self._silence / 4)
         while silent_seconds < self._silence:

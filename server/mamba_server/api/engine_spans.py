@@ -1,7 +1,7 @@
-"""The engine's share of a request's trace, made from what its deltas tell. Times are the engine's own.
+"""`EngineSpans`: the engine's spans of a request, made from the timings in its deltas (the engine's clock).
 
-The engine process knows of no exporter: it tells when each piece ran, and the spans are made here. Used by
-`ActiveRequest`; of a request that is not recorded nothing is noted.
+The engine process has no exporter: it reports when each prefill piece ran, and the spans are made here, in
+the API process. Used by `ActiveRequest`; a request that is not recorded costs nothing.
 """
 
 import time
@@ -18,7 +18,7 @@ class _SequenceProgress:
     """Of one sequence."""
 
     idle_since: float
-    """When it was last known to have been computed; before that, when it was handed over."""
+    """End of its last computation known so far; at first the time of submission."""
     prefill_started: bool = False
     preemptions: int = 0
     first_at: float = 0.0
@@ -46,12 +46,12 @@ class EngineSpans:
                 self._sequences[request.request_id, index] = _SequenceProgress(now)
 
     def traceparent(self, request: AddRequest) -> str:
-        """What the engine links by; "" = it need not note anything."""
+        """The `traceparent` that is sent to the engine; "" = the request is not recorded."""
         span = self._requests.get(request.request_id)
         return "" if span is None else self._trace.traceparent(span)
 
     def record(self, delta: SequenceDelta, tokens: int) -> None:
-        """A delta came, of which `tokens` count."""
+        """Record a delta, of which `tokens` tokens count."""
         progress = self._sequences.get((delta.request_id, delta.index))
         if progress is None or progress.finished:
             return
@@ -95,7 +95,7 @@ class EngineSpans:
             span.finish(max((each.last_at for each in of_request), default=0.0) or now)
 
     def failed(self, code: str) -> None:
-        """The request ended with an error, "" = one of the client's: what was not done by then failed."""
+        """The request ended with an error (`code` "" = of the client): fail the spans that had not ended."""
         for span in self._requests.values():
             reasons = span.attributes.get(names.FINISH_REASONS, ())
             if code and (not span.end or (isinstance(reasons, tuple) and "error" in reasons)):

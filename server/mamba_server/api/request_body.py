@@ -26,7 +26,7 @@ from mamba_telemetry.logs import get_logger
 log = get_logger(__name__)
 
 MAX_WARNED = 256
-"""Names of unknown fields that are remembered."""
+"""Number of names of unknown fields that are remembered."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -110,14 +110,14 @@ def require_json(content_type: str | None, encoding: str | None = None) -> None:
 
 
 class UnknownFields:
-    """Fields that nobody reads are ignored, and said to be: each once, since clients send them every time."""
+    """Logs a warning for unknown fields of requests, once for each name, since clients repeat them."""
 
     def __init__(self, known: frozenset[str]) -> None:
         self._known = known
         self._warned: set[str] = set()
 
     def warn(self, fields: dict[str, Any]) -> None:
-        """Warn of those that were not told of yet."""
+        """Log those unknown fields that have not been logged yet."""
         if len(fields) > len(self._known) + MAX_WARNED:
             fields = dict.fromkeys(itertools.islice(fields, len(self._known) + MAX_WARNED))
         unknown = [name[:64] for name in fields if name not in self._known]

@@ -1,7 +1,7 @@
-"""Admission: which waiting sequence starts in this step, and whether the memory will do for it.
+"""`Admission`: which waiting sequences start in a step, limited by memory and planning time.
 
-Memory as it is decides how many run: a sequence starts if its first piece can be had now and if all that run
-are expected to fit until they end. Part of the scheduler, and pure like it.
+A sequence starts if memory for its first piece is available now and if it and all running sequences are
+expected to fit until they end. Part of the scheduler, and pure like it.
 """
 
 from collections import deque
@@ -20,13 +20,13 @@ from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepe
 from mamba_server.engine.start_budget import StartBudget
 
 MAX_DEFERRED = 64
-"""Waiting sequences that one step may put off for the prefix of another."""
+"""Waiting sequences that one step may defer until another one has computed their shared prefix."""
 MAX_STARTED = 8
 """Sequences that start in one step, whatever time they take."""
 HALF_A_PAGE = 0.5
-"""What of the last page of a sequence is left over at its end, on average."""
+"""Average unused share of the last page of a sequence, in pages."""
 FORECAST_STEPS = 16
-"""Steps after which a forecast that refused somebody is made again although nobody left."""
+"""Steps after which a refused forecast is repeated although no sequence has ended."""
 
 
 @dataclass(slots=True)
@@ -55,19 +55,19 @@ class Admission:
     leading: list[Sequence] = field(default_factory=list)
     """Running sequences whose prefill may still leave checkpoints."""
     _arrived: deque[Sequence] = field(default_factory=deque)
-    """Who has not been compared with those that lead."""
+    """New sequences that have not been compared with the leading prefills."""
     _departures: int = 0
-    """Sequences that ended or were preempted so far."""
+    """Number of sequences that have ended or been preempted."""
     _refused_memory: tuple[int, ...] | None = None
-    """Memory when the arena refused somebody."""
+    """`_memory()` at the last admission that the arena refused; retried only when it differs."""
     _refused_by_forecast: tuple[int, ...] | None = None
-    """Who was there when the forecast refused somebody."""
+    """`_membership()` at the last admission that the forecast refused; retried only when it differs."""
     _open: bool = False
     _step: int = 0
     _started: int = 0
     _deferred: int = 0
     _matches: dict[tuple[str, int], Match] = field(default_factory=dict)
-    """What was found in this step for those who wait."""
+    """Cache matches of waiting sequences in this step."""
     _forecast: MemoryForecast | None = None
 
     @property
@@ -97,10 +97,11 @@ class Admission:
     def next(
         self, budget: int, *, before: Turn | None = None, short: Sequence | None = None
     ) -> tuple[Sequence, int] | None:
-        """Who starts, with its memory and the tokens of its first piece (at most `budget`); None = nobody.
+        """Start the next sequence: (sequence with its memory, tokens of its first piece, at most `budget`),
+        or None if none can start.
 
-        `before`: only flows that come before that turn. `short`: a prefill that waits for memory; nobody who
-        ranks after it starts.
+        `before`: only flows that come before that turn. `short`: a prefill that waits for memory; no sequence
+        that ranks after it starts.
         """
         # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
         while self._open and self.cache.admitted < self.limits.max_running and self._has_start_budget():
@@ -135,7 +136,7 @@ class Admission:
         return None
 
     def _has_start_budget(self) -> bool:
-        """Whether planning this step stays short with one more that starts."""
+        """Whether the time to plan this step allows one more start."""
         return self._started < MAX_STARTED and (self.budget is None or self.budget.allows())
 
     def arrived(self, sequence: Sequence) -> None:
@@ -169,7 +170,7 @@ class Admission:
         return sequence.prompt_logprobs is not None and not sequence.prompt_done
 
     def _defer_arrived(self) -> None:
-        """Who came since the last step is compared before the prefills of others pass what they share."""
+        """Compare new sequences with running prefills before these pass the end of the shared prefix."""
         if not self.leading:
             self._arrived.clear()
         while self._arrived and self._deferred < MAX_DEFERRED:
@@ -178,7 +179,8 @@ class Admission:
                 self._defers_to_leader(sequence)
 
     def _defers_to_leader(self, sequence: Sequence, match: Match | None = None) -> bool:
-        """Whether much of its prompt is being computed for somebody else, so that it had better wait."""
+        """Defer the sequence if a running prefill is computing at least a chunk of its prompt; whether it
+        did."""
         if sequence.deferred or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
             return False
         awaited = deepest(
@@ -205,7 +207,7 @@ class Admission:
     # --- memory --------------------------------------------------------------------------------------
 
     def _memory(self) -> tuple[int, ...]:
-        """What an admission that was refused for want of memory waits to see changed."""
+        """State on which an admission depends that the arena refused."""
         arena, tree = self.cache.arena, self.cache.tree
         return (
             arena.free_slots,
@@ -219,7 +221,7 @@ class Admission:
         )
 
     def _membership(self) -> tuple[int, ...]:
-        """What an admission that the forecast refused waits to see changed."""
+        """State on which an admission depends that the forecast refused."""
         return (
             self._departures,
             len(self.waiting),
@@ -313,7 +315,7 @@ class Admission:
             self.cache.counters.misses[cause] += 1
 
     def _seen_before(self, sequence: Sequence, match: Match) -> int:
-        """Tokens of its prompt that came by before, whether or not anything of them is kept."""
+        """Tokens of its prompt that an earlier sequence had, whether or not they are still cached."""
         allocation = sequence.allocation
         assert allocation is not None
         seen = allocation.sighting.shared if allocation.sighting is not None else 0

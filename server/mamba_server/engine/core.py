@@ -1,4 +1,4 @@
-"""The engine core: admit, schedule, run, commit. One call of `step` is one beat.
+"""`EngineCore`: admit, schedule, run, commit; one iteration per call of `step`.
 
 Owns the sequences and the two launched steps that may be in flight; knows nothing of processes, sockets or
 text. The runner does the device work behind `StepRunner`; the clock is a parameter.
@@ -37,7 +37,7 @@ from mamba_server.wire import (
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the device made of one step. Row i belongs to the i-th sampling sequence of the schedule.
+    """Result of one step. Row i belongs to the i-th sampling sequence of the schedule.
 
     `tokens`: int32[L]; `logprobs[i]`: of sampled token i, or None; `prompt_logprobs[k]`: of the tokens after
     the rows of piece k, or nothing.
@@ -77,7 +77,7 @@ class _LaunchedStep:
 
 
 FAILURES_IN_A_ROW = 3
-"""Failed steps with no good one between them after which the device counts as lost."""
+"""Consecutive failed steps after which the device counts as lost."""
 
 
 class EngineCore:
@@ -114,7 +114,8 @@ class EngineCore:
         self.failed_steps = 0
         self.last_error = ""
         self.device_error = ""
-        """Why the device will not run another step; then all has ended, and the process should."""
+        """Why the device can run no further step, "" = it can. Then all requests have ended and the process
+        must."""
         self._failures = 0
         self._stream = stream
         self._runner = runner
@@ -124,11 +125,11 @@ class EngineCore:
         self.clock = clock
         self._pace = pace
         self._last_step_end = 0.0
-        """When the step that is being committed was over."""
+        """End of the step that was committed last, by `clock`."""
         self._next_order = 0
         self._launched: deque[_LaunchedStep] = deque()
         self._deltas: list[SequenceDelta] = []
-        """What the next `step` tells."""
+        """Deltas that the next `step` returns."""
 
     # --- what comes in -------------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits, is in flight or is to be told."""
+        """No sequence runs or waits, no step is in flight, and no delta is pending."""
         return self.scheduler.idle and not self._launched and not self.cache.retiring and not self._deltas
 
     def step(self) -> list[SequenceDelta]:
@@ -369,7 +370,7 @@ class EngineCore:
             self.sequences.pop(sequence.request_id, None)
 
     def _fail(self, schedule: Schedule, error: BaseException) -> None:
-        """The device work of a step failed: its sequences end with an error, nothing of them is cached."""
+        """End the sequences of a step whose device work failed; nothing of them is cached."""
         self.failed_steps += 1
         self._failures += 1
         self.last_error = f"{type(error).__name__}: {error}"

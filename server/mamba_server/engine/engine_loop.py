@@ -1,7 +1,7 @@
-"""Process 2: sockets on one side, the engine core on the other.
+"""`EngineLoop`: main loop of the engine process: receives messages, steps the core, sends its results.
 
-Reads messages between steps, sends deltas after each, statistics twice a second. Ends when told, when its
-parent is gone, or with `Fatal` when it cannot start.
+Messages are read between two steps, deltas are sent after each step, statistics twice a second. Ends with
+`Shutdown`, when the parent process is gone, or with `Fatal` when the engine cannot start.
 """
 
 import time
@@ -36,7 +36,7 @@ STATS_SECONDS = 0.5
 CHANGES_SECONDS = 0.05
 """Between two messages about checkpoints."""
 MOST_MESSAGES = 32
-"""Taken in between two steps: a burst of thousands must not stop the answers that are being written."""
+"""Messages handled between two steps: a burst of thousands must not stall the running sequences."""
 
 
 class EngineSockets:
@@ -58,7 +58,7 @@ class EngineSockets:
         self._push.send(self._encode(message))
 
     def receive(self, timeout: float) -> list[ToEngine]:
-        """What has come, a few at most; waits up to `timeout` seconds for the first."""
+        """Up to `MOST_MESSAGES` messages; waits at most `timeout` seconds for the first."""
         out: list[ToEngine] = []
         if timeout > 0 and not self._pull.poll(int(timeout * 1000)):
             return out
@@ -94,13 +94,14 @@ class EngineLoop:
         self._next_stats = 0.0
         self._maintenance = CacheMaintenance(core.cache, clock)
         self._idle_reported = True
-        """Nothing has come in since the statistics of the idle engine were sent."""
+        """The statistics of the idle engine were sent, and no message has arrived since."""
         self._ledger_calls: list[AdminCall] = []
-        """Looks at the ledger that wait for their answer."""
+        """Pending `ledger` calls."""
         self._next_changes = 0.0
 
     def run(self, ready: Ready) -> None:
-        """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong, DeviceLost."""
+        """Serve until `Shutdown`. Raises LedgerViolation if the memory accounting is inconsistent,
+        DeviceLost."""
         self._port.send(ready)
         stalled = False
         while True:
@@ -154,7 +155,8 @@ class EngineLoop:
             self._send_stats()
 
     def _answer_ledger_calls(self) -> None:
-        """An idle engine recounts first; of a busy one they are the numbers that it keeps, at this moment."""
+        """Answer pending `ledger` calls: an idle engine recounts first, a busy one reports its running
+        counts."""
         for call in self._ledger_calls:
             self._port.send(self._admin.answer(call, recounted=self._maintenance.recounted))
         self._ledger_calls.clear()

@@ -1,8 +1,8 @@
-"""Whether the memory will do for all that run and one more, until they end. Pure arithmetic over pages.
+"""`MemoryForecast`: whether all running sequences and one more will fit until they end. Pure, in pages.
 
-Sequences grow by a token a step until their expected end and then give back what they hold, so what is
-needed is greatest just before one of them ends; it is worked out at each of these moments (as in Gong et al.,
-"Past-Future Scheduler", ASPLOS 2025). Slots count as the pages that fit into their slabs.
+Sequences grow by a token per step until their expected end and then free what they hold, so the demand peaks
+just before one of them ends; it is computed at each of these moments (as in Gong et al., "Past-Future
+Scheduler", ASPLOS 2025). Slots count as the pages that fit into their slabs.
 """
 
 from collections.abc import Iterable
@@ -13,18 +13,18 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class SequenceGrowth:
-    """What a sequence will take and give back, in pages but for `left`."""
+    """Memory that one sequence will take and free."""
 
     tokens_left: int
     """Tokens until its expected end."""
     prompt_pages: float
-    """What it takes before it grows: of a prompt that is not computed yet."""
+    """Pages that it still takes for its prompt, before it grows."""
     held_pages: int
-    """What it has by now and gives back at its end."""
+    """Pages that it holds now and frees at its end."""
 
 
 class MemoryForecast:
-    """`free`: pages that are free or can be made so by eviction now; `running`: who holds the others."""
+    """`free`: pages that are free or evictable now; `running`: the running sequences."""
 
     def __init__(self, free: int, page_size: int, running: Iterable[SequenceGrowth]) -> None:
         self._free = free
@@ -33,9 +33,10 @@ class MemoryForecast:
         self._growth = sum(self._final_growth(each) for each in self._running)
 
     def admits(self, newcomer: SequenceGrowth) -> bool:
-        """Whether `newcomer` fits beside those that run until each of them ends; then it is one of them."""
+        """Whether `newcomer` fits beside the running sequences until each ends; if so it counts as
+        running."""
         most = self._growth + self._final_growth(newcomer)
-        # First as if nobody left.
+        # First an upper bound, as if no sequence ended.
         if most > self._free and self._peak([*self._running, newcomer]) > self._free:
             return False
         self._running.append(newcomer)

@@ -102,7 +102,7 @@ class WaitingQueue:
         self._list(flow)
 
     def remove(self, sequence: Sequence) -> None:
-        """It starts, or its client is gone."""
+        """Remove a sequence that starts or was aborted."""
         self._count -= 1
         if sequence.deferred:
             for held in self._deferred.values():
@@ -114,14 +114,15 @@ class WaitingQueue:
         self._resort(flow)
 
     def defer(self, sequence: Sequence, awaited: AwaitedCheckpoint) -> None:
-        """Put `sequence` off until the checkpoint `awaited` is there, or will never be."""
+        """Defer `sequence` until the checkpoint `awaited` exists or is no longer coming."""
         self.remove(sequence)
         sequence.deferred = True
         self._deferred.setdefault(awaited, []).append(sequence)
         self._count += 1
 
     def release(self) -> bool:
-        """Whose checkpoint is no longer coming takes its old place again; whether there is one."""
+        """Requeue deferred sequences whose checkpoint exists or is no longer coming; whether there were
+        any."""
         due = [each for each in self._deferred if not each.coming]
         for awaited in due:
             for sequence in self._deferred.pop(awaited):
@@ -130,12 +131,13 @@ class WaitingQueue:
         return bool(due)
 
     def turn(self, sequence: Sequence) -> Turn:
-        """When the flow of `sequence`, which is being computed, comes again."""
+        """Turn of the flow of `sequence`, which is being prefilled."""
         flow = self._flow(sequence)
         return flow.start, flow.key
 
     def pick(self, resumable: Callable[[Sequence], int], before: Turn | None = None) -> Sequence | None:
-        """Who starts next, of the flows that come `before`; `resumable`: tokens that need no computing."""
+        """The sequence to start next, of the flows `before` that turn; `resumable`: tokens that it can
+        resume."""
         unready: list[Flow] = []
         picked: Sequence | None = None
         while self._turns:

@@ -1,8 +1,8 @@
-"""How long the starts of one step may take to plan: whoever would overrun waits for the next step.
+"""`StartBudget`: limits the time to plan the starts of one step; a start over budget waits for the next step.
 
-Every start is matched, weighed and given memory by Python code while answers of others wait for their next
-token. What that takes depends on prompt, cache and machine, so it is measured: the next start is expected to
-take as long as most of the last few did. The first of a step always goes, so nobody waits for ever.
+Matching a prompt and allocating its memory is Python code that delays the next token of all running
+sequences. How long it takes depends on prompt, cache and machine, so it is measured: the next start is
+expected to take the median of the last few. The first start of a step is always allowed, so none starves.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class StartBudget:
         self._started = 0
 
     def begin(self, *, answering: bool) -> None:
-        """The starts of a new step come next. `answering`: somebody's next token waits for them."""
+        """Begin the budget of a new step. `answering`: some sequence is decoding and waits for the step."""
         now = self._clock()
         self._seconds = MOST_SECONDS
         if answering:
