@@ -190,7 +190,7 @@ class Operator:
         self._end_last = [recording, watching]
         release = f"{own_namespace(settings)}/{settings.lease}"
         claims = NamespaceClaims(
-            self._client, release, reconciler, reconciler.record_other_release,
+            self._client, release, reconciler, reconciler.record_skipped,
             exists=lambda key: bool(indices.of(MAMBA_DEPLOYMENT, key)),
         )  # fmt: skip
         coroutines = [

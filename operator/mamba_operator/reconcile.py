@@ -131,8 +131,8 @@ class Reconciler:
         """The indices of `key` may be out of date: its next pass reads everything from the cluster."""
         self._stale.add(key)
 
-    def rejected(self, key: Key, reason: str, message: str) -> None:
-        """Says at the object why it is rejected alone, where its status may be another operator's."""
+    def record_skipped(self, key: Key, reason: str, message: str) -> None:
+        """Record an event on an object that is not reconciled here; its status may be another release's."""
         for owner in self._indices.of(MAMBA_DEPLOYMENT, key):
             self.events.record(pending_event(owner, EventContent("Warning", reason, message), self._now()))
 

@@ -26,8 +26,8 @@ LASTS = 4.0
 """Times the period of its renewals that a claim lasts."""
 Work = Callable[[Key], Awaitable[float | None]]
 LEFT_TO_ANOTHER = "LeftToAnother"
-OnOtherRelease = Callable[[Key, str, str], None]
-"""Takes an object that is left alone, the reason in a word, and the sentence about it."""
+OnSkipped = Callable[[Key, str, str], None]
+"""Called with an object that is left alone, the reason of the event, and its message."""
 Exists = Callable[[Key], bool]
 """Whether there still is such an object."""
 
@@ -84,14 +84,14 @@ class NamespaceClaims:
     """Of one operator that acts; `run` has to run beside it."""
 
     def __init__(
-        self, client: KubeClient, holder: str, work: Work, on_other_release: OnOtherRelease, exists: Exists
+        self, client: KubeClient, holder: str, work: Work, on_skipped: OnSkipped, exists: Exists
     ) -> None:
         """`holder`: identity that all operators of this release share."""
         self._client, self._holder = client, holder
-        self._work, self._on_other_release, self._exists = work, on_other_release, exists
+        self._work, self._on_skipped, self._exists = work, on_skipped, exists
         self._claims: dict[str, Claim] = {}
-        self._left_to: dict[Key, str] = {}
-        """What was said of each object that is left alone."""
+        self._reported: dict[Key, str] = {}
+        """By object that is left alone: the message that was reported last."""
 
     async def __call__(self, key: Key) -> float | None:
         """Does the work, or leaves it to another and looks again later, as long as the object is there.
@@ -107,31 +107,31 @@ class NamespaceClaims:
         except NotFound:
             # A namespace that went is nobody's; a pass finds nothing there, and that was the last one.
             self._claims.pop(key.namespace, None)
-            self._left_to.pop(key, None)
+            self._reported.pop(key, None)
             return await self._work(key)
         except ClusterError as error:
             log.warning("namespace_not_claimed", namespace=key.namespace, error=str(error))
             if isinstance(error, Forbidden):
                 # The status may be another's: nobody but an event can tell of it at the object.
                 said = f"The operator may not ask whose the namespace is, and serves nothing in it: {error}"
-                self._tell(key, Reason.FORBIDDEN, said)
+                self._report_skipped(key, Reason.FORBIDDEN, said)
             raise
         if mine:
-            self._left_to.pop(key, None)
+            self._reported.pop(key, None)
             return await self._work(key)
         if not self._exists(key):
-            self._left_to.pop(key, None)
+            self._reported.pop(key, None)
             return None
         if claim.other_holder is not None:
             said = f"Left by the operator {self._holder} to {claim.other_holder}, which serves the namespace"
-            self._tell(key, LEFT_TO_ANOTHER, said)
+            self._report_skipped(key, LEFT_TO_ANOTHER, said)
         return self._period
 
-    def _tell(self, key: Key, reason: str, said: str) -> None:
-        """Once, until something else is to be said."""
-        if self._left.get(key) != said:
-            self._left[key] = said
-            self._told(key, reason, said)
+    def _report_skipped(self, key: Key, reason: str, message: str) -> None:
+        """Report it once, until the message changes."""
+        if self._reported.get(key) != message:
+            self._reported[key] = message
+            self._on_skipped(key, reason, message)
 
     async def run(self) -> None:
         """Renew what is held until cancelled, one namespace after the other."""

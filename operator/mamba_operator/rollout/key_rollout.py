@@ -38,7 +38,9 @@ def key_rollout(
     """
     living = [pod for pod in pods if not has_ended(pod)]
     if not authenticated:
-        return KeyRollout(presented=has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living))
+        return KeyRollout(
+            presented=has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living)
+        )
     gateways = [pod for pod in living if is_gateway(pod)]
     required = engine is None or has_key(engine) or _all_present(gateway, gateways)
     return KeyRollout(presented=True, required=required, blocked=not required)
