@@ -119,7 +119,7 @@ def test_the_gateway_lets_nothing_pass(gateway: Gateway, requests: list[RawReque
     before = gateway.upstream.requests
     assert_refused(requests, exchange(gateway.url, [each.raw for each in requests]))
     assert gateway.upstream.requests == before
-    assert not any(MARK in each for each in gateway.upstream.seen)
+    assert not any(MARK in each for each in gateway.upstream.connections)
     assert gateway.process.poll() is None
 
 

@@ -93,7 +93,7 @@ def answers(api: Api) -> None:
             api.engine.delta("ab", of=len(api.engine.requests) - 1, finish_reason="stop")
 
     api.engine.process.react = react
-    api.engine.says(wire.Ready(READY.vocab_size, 4096, READY.eos_token_ids, READY.plan))
+    api.engine.send(wire.Ready(READY.vocab_size, 4096, READY.eos_token_ids, READY.plan))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -50,14 +50,14 @@ def makes(api: Api) -> None:
         match message:
             case wire.AdminCall(call_id, verb):
                 body = {"plan": PLAN, "requests": {"requests": [RUNNING]}}[verb]
-                api.engine.says(wire.AdminReply(call_id, 200, body))
+                api.engine.send(wire.AdminReply(call_id, 200, body))
             case wire.AddRequest():
                 of = len(api.engine.requests) - 1
                 api.engine.delta("green ", of=of, cached_tokens=7 if of else 0)
                 api.engine.delta("tea", of=of, finish_reason="stop")
 
     api.engine.process.react = react
-    api.engine.says(numbers(live=2, cached=3))
+    api.engine.send(numbers(live=2, cached=3))
 
 
 def numbers(*, live: int, cached: int) -> wire.EngineStats:
@@ -135,7 +135,7 @@ async def test_through_a_gateway_it_shows_engines_and_chats_with_what_was_resume
             first, second = api.engine.requests
             # The second turn brought the first, and the first answer, along.
             assert len(second.token_ids) > len(first.token_ids) + len("green tea")
-            api.engine.says(numbers(live=0, cached=5))
+            api.engine.send(numbers(live=0, cached=5))
             await page.until(f"/live 0.*cached 5/s.test({text_of('engines')})")
         finally:
             stop.set()

@@ -47,7 +47,7 @@ async def life(plane: ControlPlane) -> AsyncIterator[Life]:
     async with connected(await load_access(str(plane.kubeconfig))) as server:
         made = Life(server, Key(namespace, "nano"))
         await made.make(rollout={"minReadyTime": "0s"})
-        await made.rest()
+        await made.settle()
         yield made
 
 
@@ -76,7 +76,9 @@ async def test_gateways_find_each_engine_once_by_an_address_of_that_family(
     [pod] = await life.until(lambda: life.pods("engine"))
     place_on_a_node(plane, pod)
     addresses = BOTH[-len(families(plane)) :]
-    await life.says(pod, phase="Running", podIP=addresses[0]["ip"], podIPs=addresses, conditions=[READY])
+    await life.set_pod_status(
+        pod, phase="Running", podIP=addresses[0]["ip"], podIPs=addresses, conditions=[READY]
+    )
     selector = "kubernetes.io/service-name=nano-engine"
 
     async def found() -> list[str]:

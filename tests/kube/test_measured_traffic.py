@@ -98,13 +98,13 @@ class World:
         await self.life.make(**given)
         [pod] = await self.life.until(lambda: self.life.pods("engine"))
         address = self.engine.address
-        await self.life.says(
+        await self.life.set_pod_status(
             pod, phase="Running", podIP=address, podIPs=[{"ip": address}], conditions=[READY]
         )
         await self.life.ready("gateway")
         await self.life.becomes("Ready", "Serving")
 
-    async def looks(self, count: int) -> None:
+    async def polls(self, count: int) -> None:
         """So often the operator looks, and passes until there is nothing to do."""
         for _ in range(count):
             self.now += timedelta(minutes=MINUTES)
@@ -115,7 +115,7 @@ class World:
                 index_id(POD): {self.life.key: await self.life.pods("engine")},
             })  # fmt: skip
             await self.watch.poll()
-            await self.life.rest()
+            await self.life.settle()
 
     async def workload(self) -> Manifest:
         found: Manifest = ((await self.life.owner()).get("status") or {}).get("workload") or {}
@@ -123,7 +123,7 @@ class World:
 
     async def until_announced(self, most: int = 20) -> str:
         for _ in range(most):
-            await self.looks(1)
+            await self.polls(1)
             if (found := await self.life.condition("Planned"))[1] == "StrategyAnnounced":
                 return found[2]
         raise AssertionError(f"nothing was announced: {await self.workload()}")
@@ -164,7 +164,7 @@ async def test_engines_that_report_traffic_are_told_the_strategy_for_it_and_no_p
     assert shown["proposed"]["takesEffect"] in said
     assert (world.engine.told, await world.strategy()) == ([], "NoBuffer")
 
-    await world.looks(3)
+    await world.polls(3)
     assert world.engine.told == ["ExtraBufferLazy"]
     assert await world.strategy() == "ExtraBufferLazy"
     assert (await world.life.owner())["status"]["strategy"] == "ExtraBufferLazy"
@@ -172,7 +172,7 @@ async def test_engines_that_report_traffic_are_told_the_strategy_for_it_and_no_p
     assert (await world.life.condition("Ready"))[:2] == ("True", "Serving")
 
     writes = world.life.struck.writes
-    await world.looks(3)
+    await world.polls(3)
     assert world.life.struck.writes == writes, "what is as it was is written no more"
 
 
@@ -183,14 +183,14 @@ async def test_an_operator_that_starts_anew_between_announcement_and_change_carr
     takes_effect = (await world.workload())["proposed"]["takesEffect"]
 
     world.restart()
-    await world.life.rest()
+    await world.life.settle()
     assert (await world.workload())["proposed"]["takesEffect"] == takes_effect
-    await world.looks(3)
+    await world.polls(3)
 
     assert world.engine.told == ["ExtraBufferLazy"]
     assert await world.serves() == before
     world.restart()
-    await world.looks(2)
+    await world.polls(2)
     assert await world.strategy() == "ExtraBufferLazy"
     assert set(world.engine.told) == {"ExtraBufferLazy"}, "told once more by who does not know, and no other"
 
@@ -198,7 +198,7 @@ async def test_an_operator_that_starts_anew_between_announcement_and_change_carr
 async def test_what_is_pinned_to_the_declared_workload_shows_traffic_and_follows_none(world: World) -> None:
     await world.begin(workloadSource="Declared")
     before = await world.serves()
-    await world.looks(14)
+    await world.polls(14)
 
     shown = await world.workload()
     assert shown["promptTokens"] == 16_000
@@ -211,9 +211,9 @@ async def test_to_pin_what_was_changed_takes_it_back_and_replaces_no_pod(world: 
     await world.begin()
     before = await world.serves()
     await world.until_announced()
-    await world.looks(3)
+    await world.polls(3)
     await world.life.change(workloadSource="Declared")
-    await world.life.rest()
+    await world.life.settle()
 
     assert world.engine.told == ["ExtraBufferLazy", "NoBuffer"]
     assert await world.strategy() == "NoBuffer"

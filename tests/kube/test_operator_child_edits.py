@@ -93,7 +93,7 @@ async def test_a_restart_of_the_engines_by_hand_goes_on_where_every_gpu_is_taken
 
     [new] = await life.until(added)
     no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": NO_GPU}
-    await life.says(new, phase="Pending", conditions=[{**no_room, "lastTransitionTime": LONG_AGO}])
+    await life.set_pod_status(new, phase="Pending", conditions=[{**no_room, "lastTransitionTime": LONG_AGO}])
 
     async def gone() -> bool:
         return [metadata(one)["uid"] for one in await life.pods("engine")] == [metadata(new)["uid"]]

@@ -71,17 +71,17 @@ async def test_a_model_that_only_engines_know_has_a_row_that_says_as_much(
 
 async def test_the_states_on_the_way_to_serving(life: Life) -> None:
     await life.make(replicas=2, scaling={"minReplicas": 2, "maxReplicas": 2}, rollout={"minReadyTime": "0s"})
-    assert not await life.calm()
+    assert not await life.pass_is_idle()
     assert await life.condition("Progressing") == ("True", "RollingOut", "engines asked for: 2")
 
     first, second = await life.until(lambda: two(life))
-    await life.says(first, phase="Running")
+    await life.set_pod_status(first, phase="Running")
     assert "1 of 2 engines load the model" in await life.becomes("Progressing", "LoadingModel")
 
-    await life.says(first, phase="Running", conditions=[READY])
+    await life.set_pod_status(first, phase="Running", conditions=[READY])
     assert "1 of at least 2" in await life.becomes("Available", "BelowMinimum")
 
-    await life.says(second, phase="Running", conditions=[READY])
+    await life.set_pod_status(second, phase="Running", conditions=[READY])
     assert "no gateway answers yet" in await life.becomes("Available", "GatewayNotReady")
 
     await life.ready("gateway")
@@ -170,7 +170,9 @@ async def test_a_strategy_that_does_not_fit_what_runs_is_refused_with_the_engine
 ) -> None:
     await life.make(rollout={"minReadyTime": "0s"}, stateCache={"strategy": "NoBuffer"})
     [pod] = await life.until(lambda: life.pods("engine"))
-    await life.says(pod, phase="Running", podIP="10.9.8.7", podIPs=[{"ip": "10.9.8.7"}], conditions=[READY])
+    await life.set_pod_status(
+        pod, phase="Running", podIP="10.9.8.7", podIPs=[{"ip": "10.9.8.7"}], conditions=[READY]
+    )
     await life.ready("gateway")
     await life.becomes("Ready", "Serving")
     await life.change(stateCache={"strategy": "ExtraBufferLazy"})
@@ -204,7 +206,7 @@ async def test_a_rule_that_the_role_lacks_is_named(plane: ControlPlane, namespac
         life = Life(server, Key(namespace, "nano"))
         await life.make()
         for _ in range(3):
-            await life.calm()
+            await life.pass_is_idle()
 
         status, reason, message = await life.condition("Degraded")
     assert (status, reason) == ("True", "Forbidden")

@@ -31,14 +31,14 @@ Story = Callable[[Life], Awaitable[int]]
 async def made_and_changed(life: Life) -> int:
     """Two engines and two gateways, budgets, keys; then another image and strategy, and one of each."""
     await life.make(replicas=2, gateway={"replicas": 2, "auth": {"secretRef": {"name": "keys"}}})
-    await life.rest()
+    await life.settle()
     await life.change(
         replicas=1,
         gateway={"replicas": 1},
         engine={"image": "registry.test/engine:2"},
         stateCache={"strategy": "NoBuffer"},
     )
-    await life.rest()
+    await life.settle()
     return 0
 
 
@@ -48,7 +48,7 @@ async def downloaded(life: Life) -> int:
     loaders = await life.until(lambda: life.pods("loader"))
     ended = {"exitCode": 0, "message": REPORT.text(), "reason": "Completed"}
     container = {"name": "loader", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
-    await life.says(
+    await life.set_pod_status(
         loaders[0], phase="Succeeded", containerStatuses=[{**container, "state": {"terminated": ended}}]
     )
     await life.until(lambda: life.child(DEPLOYMENT, f"{life.key.name}-engine"))
@@ -143,7 +143,7 @@ async def test_an_object_that_goes_while_its_children_are_made_leaves_none_howev
         async def struck(at: int, blow: Blow) -> None:
             life = Life(server, Key(namespace, f"x{at}-{blow.name[0].lower()}"), at, blow, removed=True)
             await life.make(model={"uri": "hf://org/model", "cache": {"size": "40Gi"}})
-            await life.rest()
+            await life.settle()
             went.append(life.struck.struck)
 
         await many([struck(at, blow) for at in range(10) for blow in blows(at)])

@@ -34,7 +34,7 @@ async def test_a_loader_that_may_make_no_pod_is_told_after_a_minute(plane: Contr
     await life.until(lambda: jobs(life))
     await life.becomes("Progressing", "DownloadingModel")
 
-    life.at(lambda: datetime.now(UTC) + timedelta(minutes=2))
+    life.set_clock(lambda: datetime.now(UTC) + timedelta(minutes=2))
 
     async def told() -> bool:
         _, reason, message = await life.condition("Degraded")
@@ -60,7 +60,7 @@ async def test_a_download_counts_when_the_loader_has_ended_though_a_sidecar_keep
     await life.make(model=CACHED)
     [pod] = await life.until(lambda: life.pods("loader"))
 
-    await life.says(pod, **beside_a_sidecar(0, REPORT.text()))
+    await life.set_pod_status(pod, **beside_a_sidecar(0, REPORT.text()))
 
     await life.until(lambda: life.pods("engine"))
     await life.becomes("Planned", "PlanComputed")
@@ -71,7 +71,7 @@ async def test_a_download_that_failed_beside_a_sidecar_is_told(life: Life) -> No
     await life.make(model=CACHED)
     [pod] = await life.until(lambda: life.pods("loader"))
 
-    await life.says(pod, **beside_a_sidecar(1, "the Hub is away"))
+    await life.set_pod_status(pod, **beside_a_sidecar(1, "the Hub is away"))
 
     assert "the Hub is away" in await life.becomes("Degraded", "DownloadFailed")
     [job] = await jobs(life)

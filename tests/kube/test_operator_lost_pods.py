@@ -41,7 +41,7 @@ async def fails(life: Life, component: names.Component, status: dict[str, Any]) 
         return [one for one in await life.pods(component) if one["status"]["phase"] == "Pending"]
 
     [pod] = await life.until(pending)
-    await life.says(pod, **status)
+    await life.set_pod_status(pod, **status)
     [following] = await life.until(pending)
     assert metadata(following)["name"] != metadata(pod)["name"]
     return following
@@ -57,14 +57,14 @@ async def test_pods_that_nodes_refuse_or_evict_one_after_the_other_are_told_with
 ) -> None:
     await life.make(rollout={"minReadyTime": "0s"})
     await fails(life, component, status)
-    await life.rest()
+    await life.settle()
     assert (await life.condition("Degraded"))[1] == "AsExpected", "one is no trouble: another takes its place"
 
     following = await fails(life, component, status)
 
     assert says in await life.becomes("Degraded", "PodsFailed")
     assert (await life.condition("Ready"))[:2] == ("False", "PodsFailed")
-    await life.says(following, phase="Running", conditions=[READY])
+    await life.set_pod_status(following, phase="Running", conditions=[READY])
     assert await life.becomes("Degraded", "AsExpected"), "the next one is ready, and the rest are records"
 
 
@@ -72,10 +72,10 @@ async def test_a_node_that_is_gone_is_told_instead_of_an_engine_that_loads_or_dr
     plane: ControlPlane, life: Life
 ) -> None:
     node, later = f"n-{life.key.namespace}", timedelta()
-    life.at(lambda: datetime.now(UTC) + later)
+    life.set_clock(lambda: datetime.now(UTC) + later)
     await life.make(rollout={"minReadyTime": "0s"})
     [pod] = await life.until(lambda: life.pods("engine"))
-    await life.says(pod, phase="Running", conditions=[READY, {**READY, "type": "ContainersReady"}])
+    await life.set_pod_status(pod, phase="Running", conditions=[READY, {**READY, "type": "ContainersReady"}])
     await life.ready("gateway")
     await life.becomes("Ready", "Serving")
     with a_node(plane, node):

@@ -37,7 +37,7 @@ async def test_a_profile_of_the_operators_settings_reaches_the_pods_and_an_unkno
         life = Life(server, Key(namespace, "nano"))
         life.profiles = profiles(ours=OURS)
         await life.make(memory={}, resources={"profile": "ours"})
-        await life.rest()
+        await life.settle()
 
         assert (await life.owner())["spec"]["resources"] == {"profile": "ours"}
         asked = {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "1"}
@@ -55,7 +55,7 @@ async def test_a_profile_of_the_operators_settings_reaches_the_pods_and_an_unkno
         assert await pod(life) == ({"pool": "ours"}, {**asked, "memory": "8Gi"})
 
         await life.change(resources={"profile": "cpu-small", "cpu": "1"}, memory={"deviceMemory": "40Gi"})
-        await life.rest()
+        await life.settle()
         assert await pod(life) == ({}, {"cpu": "1", "memory": "4Gi"})
 
 

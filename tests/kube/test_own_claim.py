@@ -30,21 +30,21 @@ async def test_one_form_of_the_cache_becomes_the_other_and_back(plane: ControlPl
             return len([one for one in found if "deletionTimestamp" not in one["metadata"]])
 
         await life.make(model={"uri": URI, "config": nano_config(), "cache": {"claimName": "mine"}})
-        await life.rest()
+        await life.settle()
         assert await cache_of_engines() == ("mine", 1)
         assert await jobs() == 0
         assert await life.child(CLAIM, "nano-model") is None
         assert (await life.condition("Planned"))[1] == "PlanComputed"
 
         await life.change(model={"cache": {"claimName": None, "size": "40Gi"}})
-        await life.rest()
+        await life.settle()
         assert await jobs() == 1
         assert await life.child(CLAIM, "nano-model") is not None
         # Engines that have their copy go on until the new volume has one, too.
         assert await life.child(DEPLOYMENT, "nano-engine") is not None
 
         await life.change(model={"cache": {"claimName": "mine", "size": None}})
-        await life.rest()
+        await life.settle()
         assert await cache_of_engines() == ("mine", 1)
         assert await jobs() == 0
         assert await life.child(CLAIM, "nano-model") is not None

@@ -55,7 +55,7 @@ def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
         trial = driven(seed, strategy, overlap=overlap)
         steps += trial.core.step_number
         counters = trial.cache.counters
-        seen.update({f"asked {site.name}": count for site, count in trial.arena.asked.items()})
+        seen.update({f"asked {site.name}": count for site, count in trial.arena.requested.items()})
         seen.update({f"refused {site.name}": count for site, count in trial.arena.refused.items()})
         seen.update(
             preempted=trial.core.scheduler.counters.preemptions, failed=trial.core.failed_steps,

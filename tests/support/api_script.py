@@ -38,12 +38,12 @@ class ApiScript(ApiServer):
     def __init__(self, *answers: Answer | Exception) -> None:
         self.timeout = 30.0
         self.answers = list(answers)
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.times: list[float] = []
         self.given: list[Answer] = []
 
     async def open(self, method: str, path: str, **more: Any) -> Any:
-        self.asked.append({"method": method, "path": path, **more})
+        self.requests.append({"method": method, "path": path, **more})
         self.times.append(asyncio.get_running_loop().time())
         if not self.answers:
             await asyncio.Event().wait()

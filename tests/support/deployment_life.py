@@ -20,29 +20,29 @@ POD = {"app.kubernetes.io/instance": "nano", "app.kubernetes.io/managed-by": "ma
 class Life:
     """A cluster, its operator, and a hand that plays controllers and users."""
 
-    def __init__(self, of: Manifest) -> None:
-        self.cluster = FakeCluster(of)
+    def __init__(self, owner: Manifest) -> None:
+        self.cluster = FakeCluster(owner)
         self.now = NOW
         self.latest_decision: LatestDecision | None = None
         self.attempts: dict[str, Attempts] = {}
-        self._again = Reconciler(
+        self._reconciler = Reconciler(
             self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, token=lambda: TOKEN,
             resync=lambda: 300.0, latest_decision=lambda _: self.latest_decision,
             attempts=lambda _: self.attempts,
         )  # fmt: skip
-        self._told: dict[str, int] = {}
+        self._event_counts: dict[str, int] = {}
 
-    async def look(self, **after: float) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    async def reconcile(self, **after: float) -> tuple[dict[str, tuple[str, str]], list[str]]:
         """Conditions after one pass, and the reasons of the events that it posted."""
         self.now += timedelta(**after)
-        self.again_in = await self._again(KEY)
-        await self._again.events.flush()
+        self.requeue_after = await self._reconciler(KEY)
+        await self._reconciler.events.flush()
         status = self.cluster.find("MambaDeployment", "nano")["status"]
         events = {key[2]: one for key, one in self.cluster.objects.items() if key[0] == "Event"}
         fresh = sorted(
-            one["reason"] for name, one in events.items() if one["count"] != self._told.get(name, 0)
+            one["reason"] for name, one in events.items() if one["count"] != self._event_counts.get(name, 0)
         )
-        self._told = {name: one["count"] for name, one in events.items()}
+        self._event_counts = {name: one["count"] for name, one in events.items()}
         return {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}, fresh
 
     def spec(self, generation: int, **spec: Any) -> None:
@@ -83,7 +83,7 @@ class Life:
 
 async def served() -> Life:
     life = Life(fitting_owner())
-    await life.look()
+    await life.reconcile()
     life.controllers(engines=1)
-    await life.look()
+    await life.reconcile()
     return life

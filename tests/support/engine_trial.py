@@ -94,11 +94,11 @@ class EngineTrial:
             Scheduler(self.cache, limits), stream, self.runner,
             overlap=setup.overlap, eos_token_ids=frozenset({0}),
         )  # fmt: skip
-        self.wanted: dict[tuple[str, int], tuple[list[int], SamplingParams]] = {}
+        self.submitted: dict[tuple[str, int], tuple[list[int], SamplingParams]] = {}
         self.got: dict[tuple[str, int], list[int]] = {}
         self.ended: dict[tuple[str, int], str] = {}
         self.count = 0
-        self.told = ChangeLog("trial", wall=lambda: 0.0)
+        self.change_log = ChangeLog("trial", wall=lambda: 0.0)
         """What the prefix index was told."""
         self._checks = 0
 
@@ -118,7 +118,7 @@ class EngineTrial:
             AddRequest(name, prompt, params, n=n, priority=priority, cache_salt=salt, turn_boundary=boundary)
         )
         if rejected is None:
-            self.wanted.update({(name, index): (prompt, params) for index in range(n)})
+            self.submitted.update({(name, index): (prompt, params) for index in range(n)})
         self.check()
         return rejected is None
 
@@ -126,7 +126,7 @@ class EngineTrial:
         if self.core.sequences:
             name = self.rng.choice(list(self.core.sequences))
             self.core.abort(AbortRequest(name))
-            for key in self.wanted:
+            for key in self.submitted:
                 if key[0] == name:
                     self.ended.setdefault(key, "abort")
         self.check()
@@ -218,30 +218,30 @@ class EngineTrial:
                 assert node.produced_step <= self.arena.completed, "O7"
         self._checks += 1
         if self._checks % 8 == 0:
-            self._check_told()
+            self._check_change_log()
 
     def hear(self) -> PrefixChanges | None:
         """What the prefix index is told now."""
         said = self.core.tree_changes.take()
         if said is not None:
-            before = set(self.told.depths) if not said.cleared else set()
+            before = set(self.change_log.depths) if not said.cleared else set()
             gained = set(entries_of(said.gained)["hash"].tolist())
             lost = set(hashes_of(said.lost).tolist())
             assert not gained & before, "told twice"
             assert lost <= before, "a loss of what was never told"
-            pages = set(self.told.pages) if not said.cleared else set()
+            pages = set(self.change_log.pages) if not said.cleared else set()
             pages_gained, pages_lost = (
                 set(hashes_of(each).tolist()) for each in (said.pages_gained, said.pages_lost)
             )
             assert not pages_gained & pages, "told twice"
             assert pages_lost <= pages, "a loss of what was never told"
-            self.told.take(
+            self.change_log.take(
                 said.epoch, cleared=said.cleared, gained=said.gained, lost=said.lost,
                 pages_gained=said.pages_gained, pages_lost=said.pages_lost,
             )  # fmt: skip
         return said
 
-    def _check_told(self) -> None:
+    def _check_change_log(self) -> None:
         """Whoever heard all of it knows the checkpoints and the pages of the tree, by the hashes of their
         texts."""
         self.hear()
@@ -261,8 +261,8 @@ class EngineTrial:
                 if node.slot:
                     depths[int(hashes[-1])] = node.depth
                 reached.update(hashes[rungs(above, above + len(hashes)) - above - 1].tolist())
-        assert self.told.depths == depths
-        assert self.told.pages == reached
+        assert self.change_log.depths == depths
+        assert self.change_log.pages == reached
         if node is not None and hashes is not None:
             assert hashes[-1] == chain.hashes(tree.key_of(node), node.salt)[-1], (
                 "another hash of the whole text"
@@ -289,7 +289,7 @@ class EngineTrial:
         return self.core.step_number
 
     def _check_answers(self) -> None:
-        for key, (prompt, params) in self.wanted.items():
+        for key, (prompt, params) in self.submitted.items():
             tokens = self.got.get(key, [])
             stop = frozenset() if params.ignore_eos else frozenset({0})
             alone = oracle(prompt, params.max_tokens, stop)

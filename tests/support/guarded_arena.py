@@ -16,12 +16,12 @@ class GuardedArena(Arena):
     ) -> None:
         super().__init__(slabs, pages_per_slab, self._injected)
         self.refuse = refuse or (lambda _: False)
-        self.asked: Counter[AllocationSite] = Counter()
+        self.requested: Counter[AllocationSite] = Counter()
         self.refused: Counter[AllocationSite] = Counter()
         self.in_flight: dict[int, tuple[set[int], np.ndarray]] = {}
 
     def _injected(self, site: AllocationSite) -> bool:
-        self.asked[site] += 1
+        self.requested[site] += 1
         if self.refuse(site):
             self.refused[site] += 1
             return True

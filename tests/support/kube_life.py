@@ -93,7 +93,7 @@ class Life:
             profiles=self.profiles,
         )
 
-    def at(self, now: Callable[[], datetime]) -> None:
+    def set_clock(self, now: Callable[[], datetime]) -> None:
         """The clock of this operator and of those after it."""
         self._now = now
         self.restart()
@@ -116,7 +116,7 @@ class Life:
         uid = str(metadata(await self.owner()).get("uid"))
         await self.kube.delete(MAMBA_DEPLOYMENT, self.key.namespace, self.key.name, uid)
 
-    async def calm(self) -> bool:
+    async def pass_is_idle(self) -> bool:
         """Whether one pass, of a new operator if that one dies, fails in nothing and writes nothing."""
         before = self.struck.writes
         try:
@@ -131,13 +131,13 @@ class Life:
     async def until(self, done: Callable[[], Awaitable[Any]]) -> Any:
         """Pass after pass, until one is calm and `done` is true after it."""
         for number in range(PASSES):
-            if await self.calm() and (found := await done()):
+            if await self.pass_is_idle() and (found := await done()):
                 return found
             await asyncio.sleep(0.0 if number < 4 else 0.2)
         said, struck = (await self.owner()).get("status"), self.struck.struck or "nothing"
         raise AssertionError(f"{self.key} does not come to rest, {struck} was struck: {said}")
 
-    async def rest(self) -> None:
+    async def settle(self) -> None:
         async def always() -> bool:
             return True
 
@@ -149,7 +149,7 @@ class Life:
         )
         return await self.kube.list(POD, self.key.namespace, selector=selector)
 
-    async def says(self, pod: Manifest, **status: Any) -> None:
+    async def set_pod_status(self, pod: Manifest, **status: Any) -> None:
         """What a kubelet writes."""
         path = POD.path(self.key.namespace, metadata(pod)["name"], "status")
         await self._server.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
@@ -163,7 +163,7 @@ class Life:
     async def ready(self, component: names.Component) -> None:
         """The pods of the component answer."""
         for pod in await self.until(lambda: self.pods(component)):
-            await self.says(pod, phase="Running", conditions=[READY])
+            await self.set_pod_status(pod, phase="Running", conditions=[READY])
 
     async def condition(self, kind: str) -> tuple[str, str, str]:
         """Status, reason and message."""

@@ -54,16 +54,16 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         with selectors.DefaultSelector() as selector:
-            return self._look(selector, 0)
+            return self._poll(selector, 0)
 
     def wait(self, timeout: float | None = None) -> int:
         with selectors.DefaultSelector() as selector:
-            code = self._look(selector, timeout)
+            code = self._poll(selector, timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return code
 
-    def _look(self, selector: selectors.BaseSelector, timeout: float | None) -> int | None:
+    def _poll(self, selector: selectors.BaseSelector, timeout: float | None) -> int | None:
         if self.returncode is None:
             selector.register(self._ended, selectors.EVENT_READ)
             if selector.select(timeout):

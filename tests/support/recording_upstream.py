@@ -21,13 +21,18 @@ class RecordingUpstream(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Connection)
-        self.seen: list[bytearray] = []
+        self.connections: list[bytearray] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     @property
     def requests(self) -> list[bytes]:
         """All that came and is none of a gateway's own questions: heads with their bodies."""
-        return [part for each in list(self.seen) for part in _requests(bytes(each)) if not _is_question(part)]
+        return [
+            part
+            for each in list(self.connections)
+            for part in _requests(bytes(each))
+            if not _is_question(part)
+        ]
 
 
 def _requests(raw: bytes) -> Iterator[bytes]:
@@ -55,7 +60,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         came = bytearray()
-        self.server.seen.append(came)
+        self.server.connections.append(came)
         answered = 0
         with contextlib.suppress(OSError):
             while part := self.request.recv(1 << 16):

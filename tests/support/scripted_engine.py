@@ -54,23 +54,23 @@ class Engine:
         if ready:
             self.client._route(READY)
 
-    def told(self, kind: type) -> list[Any]:
+    def messages(self, kind: type) -> list[Any]:
         """The messages of one kind that the engine got."""
         return [message for message in self.process.sent if isinstance(message, kind)]
 
     @property
     def requests(self) -> list[wire.AddRequest]:
-        return self.told(wire.AddRequest)
+        return self.messages(wire.AddRequest)
 
-    def has(self, count: int) -> bool:
+    def has_requests(self, count: int) -> bool:
         """Whether it got so many requests."""
         return len(self.requests) >= count
 
     @property
     def aborted(self) -> list[str]:
-        return [message.request_id for message in self.told(wire.AbortRequest)]
+        return [message.request_id for message in self.messages(wire.AbortRequest)]
 
-    def says(self, *messages: wire.FromEngine) -> None:
+    def send(self, *messages: wire.FromEngine) -> None:
         """The engine sends."""
         for message in messages:
             self.client._route(message)
@@ -79,12 +79,12 @@ class Engine:
         """New tokens for the `of`-th request the engine got."""
         ids = ids_of(token_ids) if isinstance(token_ids, str) else list(token_ids)
         delta = wire.SequenceDelta(self.requests[of].request_id, index, ids, **more)
-        self.says(wire.Outputs([delta]))
+        self.send(wire.Outputs([delta]))
 
     def rejects(self, status: int, code: str, *, of: int = 0, retry_after: float | None = None) -> None:
         """The engine refuses the `of`-th request."""
         request_id = self.requests[of].request_id
-        self.says(
+        self.send(
             wire.RequestRejected(request_id, status, "server_error", code, "the engine's words", retry_after)
         )
 

@@ -167,7 +167,7 @@ async def test_a_stop_string_tells_the_engine_once_and_what_comes_late_changes_n
         [update] = await drained(run)
         api.engine.delta(" four", finish_reason="length")
     kept = len(ids_of("one two"))
-    assert api.engine.told(wire.StopSequence) == [wire.StopSequence("r0", 0, kept)]
+    assert api.engine.messages(wire.StopSequence) == [wire.StopSequence("r0", 0, kept)]
     assert (update.text, update.finish_reason, len(update.token_ids)) == ("one ", "stop", kept)
     assert run.counts.completion == kept
     assert api.finished() == {"stop": 1}
@@ -181,7 +181,7 @@ async def test_a_stop_string_in_the_last_tokens_needs_no_word_to_the_engine() ->
         api.engine.delta("one two", finish_reason="length")
         [update] = await drained(run)
     assert (update.text, update.finish_reason) == ("one ", "stop")
-    assert api.engine.told(wire.StopSequence) == []
+    assert api.engine.messages(wire.StopSequence) == []
 
 
 async def test_one_choice_that_stopped_does_not_stop_the_other() -> None:
@@ -194,7 +194,7 @@ async def test_one_choice_that_stopped_does_not_stop_the_other() -> None:
         api.engine.delta("other", index=1, finish_reason="length")
         rest = [update async for update in updates]
     assert [(update.choice, update.text, update.first) for update in rest] == [(1, "other", True)]
-    assert [message.index for message in api.engine.told(wire.StopSequence)] == [0]
+    assert [message.index for message in api.engine.messages(wire.StopSequence)] == [0]
     assert api.finished() == {"stop": 1, "length": 1}
     assert_left_nothing(api)
 

@@ -183,12 +183,12 @@ async def test_a_gateway_that_counts_gets_the_usage_in_a_comment_and_nobody_else
 
 async def test_before_the_engine_is_ready_a_request_is_told_how_far_it_is() -> None:
     api = Api(ready=False)
-    api.engine.says(wire.Progress("weights", 3, 10))
+    api.engine.send(wire.Progress("weights", 3, 10))
     asked = await post(api).done()
     assert (asked.status, asked.error["code"]) == (503, "not_ready")
     assert "weights" in asked.error["message"]
     assert asked.headers["retry-after"] == "2"
-    api.engine.says(READY)
+    api.engine.send(READY)
     api.serving.text = None
     asked = await post(api).done()
     assert (asked.status, asked.error["message"]) == (503, "the tokenizer is not loaded yet")

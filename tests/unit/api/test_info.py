@@ -53,7 +53,7 @@ async def test_the_model_is_listed_before_it_is_loaded_and_its_length_after() ->
     api = Api(ready=False)
     [card] = (await ask(api.app, "GET", "/v1/models").done()).json["data"]
     assert (card["id"], card["max_model_len"]) == ("tiny", None)
-    api.engine.says(READY)
+    api.engine.send(READY)
     assert (await ask(api.app, "GET", "/v1/models/tiny").done()).json["max_model_len"] == 128
 
 
@@ -101,7 +101,7 @@ async def test_a_strategy_is_in_force_when_the_engine_agreed() -> None:
     api = Api()
     heard: list[str] = []
     api.serving.on_strategy = heard.append
-    api.engine.process.react = lambda message: api.engine.says(
+    api.engine.process.react = lambda message: api.engine.send(
         wire.AdminReply(message.call_id, 200, {"said": message.body})  # type: ignore[union-attr]
     )
     answer = await admin(api, "PUT", "strategy", {"strategy": "NoBuffer"})
@@ -116,7 +116,7 @@ async def test_what_the_engine_refuses_is_told_as_every_error_and_not_in_force(
     api = Api()
     heard: list[str] = []
     api.serving.on_strategy = heard.append
-    api.engine.process.react = lambda message: api.engine.says(
+    api.engine.process.react = lambda message: api.engine.send(
         wire.AdminReply(message.call_id, status, {"message": "19 more slots"})  # type: ignore[union-attr]
     )
     answer = await admin(api, "PUT", "strategy", {"strategy": "NoBuffer"})
@@ -165,9 +165,9 @@ async def test_an_operation_the_engine_does_not_answer_is_given_up_and_its_late_
     with pytest.raises(AdminTimeout, match=r"'plan' within 0\.02 s") as caught:
         await engine.client.admin("plan", {}, timeout=0.02)
     assert (caught.value.status, caught.value.code) == (504, "engine_timeout")
-    [call] = engine.told(wire.AdminCall)
-    engine.says(wire.AdminReply(call.call_id, 200, {"late": True}))
-    engine.process.react = lambda message: engine.says(
+    [call] = engine.messages(wire.AdminCall)
+    engine.send(wire.AdminReply(call.call_id, 200, {"late": True}))
+    engine.process.react = lambda message: engine.send(
         wire.AdminReply(message.call_id, 200, {"of": message.call_id})  # type: ignore[union-attr]
     )
     reply = await engine.client.admin("ledger", {})
@@ -177,7 +177,7 @@ async def test_an_operation_the_engine_does_not_answer_is_given_up_and_its_late_
 async def test_the_end_of_the_engine_ends_an_operation_under_way() -> None:
     api = Api()
     asked = ask(api.admin, "GET", "/admin/ledger")
-    await until(lambda: api.engine.told(wire.AdminCall))
+    await until(lambda: api.engine.messages(wire.AdminCall))
     api.engine.dies()
     await asked.done()
     assert (asked.status, asked.error["code"]) == (503, EngineLost.code)

@@ -41,7 +41,7 @@ class Answering:
                 finish_reason="length" if number else None,
                 prompt_logprobs=None if number or message.params.prompt_logprobs < 0 else prompt,
             )  # fmt: skip
-            self.api.engine.says(wire.Outputs([delta]))
+            self.api.engine.send(wire.Outputs([delta]))
 
     async def serve(self, path: str, body: dict[str, object], count: int) -> None:
         for _ in range(count):

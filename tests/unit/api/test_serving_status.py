@@ -30,7 +30,7 @@ def answering(api: Api, **bodies: dict[str, Any]) -> None:
     def react(message: wire.ToEngine) -> None:
         if isinstance(message, wire.AdminCall):
             found = bodies.get(message.verb)
-            api.engine.says(wire.AdminReply(message.call_id, 200 if found else 404, found or {}))
+            api.engine.send(wire.AdminReply(message.call_id, 200 if found else 404, found or {}))
 
     api.engine.process.react = react
 
@@ -46,7 +46,7 @@ async def status_of(api: Api) -> Any:
 async def test_an_engine_tells_its_memory_by_owner_what_it_resumed_and_why_not_more() -> None:
     api = Api()
     answering(api, requests={"requests": [RUNNING]}, plan={"strategy": "ExtraBuffer", "ledger": []})
-    api.engine.says(STATS)
+    api.engine.send(STATS)
     engine = await status_of(api)
     assert (engine["status"], engine["model"], engine["running"], engine["waiting"]) == (
         "ready",
@@ -88,7 +88,7 @@ async def test_before_the_engine_is_ready_it_tells_how_far_it_is() -> None:
 
 async def test_an_engine_that_died_is_shown_without_the_numbers_of_the_dead() -> None:
     api = Api()
-    api.engine.says(STATS)
+    api.engine.send(STATS)
     api.engine.dies()
     engine = await status_of(api)
     assert (engine["status"], engine["slots"], engine["running"]) == ("restarting", {}, None)
@@ -98,7 +98,7 @@ async def test_an_engine_that_died_is_shown_without_the_numbers_of_the_dead() ->
 async def test_an_engine_in_a_long_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mamba_server.api.serving_status.ASKING_SECONDS", 0.0)
     api = Api()
-    api.engine.says(STATS)
+    api.engine.send(STATS)
     engine = await status_of(api)
     assert (engine["requests"], engine["running"], engine["plan"]) == (None, 2, {"strategy": "NoBuffer"})
 
@@ -108,7 +108,7 @@ async def test_many_pages_ask_the_engine_once() -> None:
     answering(api, requests={"requests": []}, plan={"strategy": "NoBuffer"})
     for _ in range(3):
         await status_of(api)
-    assert [call.verb for call in api.engine.told(wire.AdminCall)] == ["requests", "plan"]
+    assert [call.verb for call in api.engine.messages(wire.AdminCall)] == ["requests", "plan"]
 
 
 async def test_it_wants_a_key_where_keys_are_set_and_the_page_does_not(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ USER = [{"role": "user", "content": "x"}]
 def calling(template: str = HERMES) -> Api:
     """A server whose context has room for tools."""
     api = Api(template=template)
-    api.engine.says(msgspec.structs.replace(READY, max_model_len=2048))
+    api.engine.send(msgspec.structs.replace(READY, max_model_len=2048))
     return api
 
 
@@ -36,7 +36,7 @@ async def answered(api: Api, *parts: str, finish: str = "stop", **fields: Any) -
     """The answer to a request with a tool, when the model writes `parts`."""
     body = {"messages": USER, "tools": [ADD], "max_tokens": 20, **fields}
     asked = Asked(api.app, "POST", "/v1/chat/completions").whole(body)
-    await until(lambda: api.engine.has(1) or asked.status)
+    await until(lambda: api.engine.has_requests(1) or asked.status)
     if not asked.status:
         for place, part in enumerate(parts):
             api.engine.delta(part, finish_reason=finish if place == len(parts) - 1 else None)
@@ -148,7 +148,7 @@ async def test_markers_that_are_special_tokens_are_read_and_other_special_tokens
     ]  # fmt: skip
     body = {"messages": USER, "tools": [ADD], "max_tokens": 20}
     asked = Asked(api.app, "POST", "/v1/chat/completions").whole(body)
-    await until(lambda: api.engine.has(1))
+    await until(lambda: api.engine.has_requests(1))
     api.engine.delta(ids, finish_reason="stop")
     message = (await asked.done()).json["choices"][0]["message"]
     assert message["content"] == "a"

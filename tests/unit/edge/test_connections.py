@@ -86,7 +86,7 @@ def prompt(text: str = "x", **fields: object) -> bytes:
 async def finish_all(api: Api, count: int) -> None:
     """Answer the requests the engine gets, in order."""
     for number in range(count):
-        await until(partial(api.engine.has, number + 1))
+        await until(partial(api.engine.has_requests, number + 1))
         api.engine.delta(f"answer{number}", of=number, finish_reason="length")
 
 

@@ -30,7 +30,7 @@ class Engine:
         self.log.start("model", 4)
         self.status = 200
         self.body: bytes | None = None
-        self.asked = 0
+        self.requests = 0
         self.keys: list[str | None] = []
         self.url = ""
 
@@ -47,7 +47,7 @@ class Engine:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self.asked += 1
+        self.requests += 1
         self.keys.append(request.headers.get("Authorization"))
         if self.status != 200:
             return web.Response(status=self.status)
@@ -118,9 +118,9 @@ async def test_it_follows_from_the_first_answer_on(engine: Engine, following: Fo
 async def test_an_idle_engine_is_asked_a_few_times_a_minute(engine: Engine, following: Following) -> None:
     following.feed.set_targets([Target(engine.url, "pod")])
     await until(lambda: following.has(engine), 5)
-    before = engine.asked
+    before = engine.requests
     await asyncio.sleep(60)
-    assert engine.asked - before <= 4
+    assert engine.requests - before <= 4
 
 
 async def test_what_can_be_resumed_is_said_in_tokens_and_never_the_whole_prompt(
@@ -214,7 +214,7 @@ async def test_an_engine_of_another_make_is_asked_once_a_minute(
     engine.status = status
     following.feed.set_targets([Target(engine.url, "pod")])
     await asyncio.sleep(UNSUPPORTED_SECONDS * 2.5)
-    assert engine.asked == 3
+    assert engine.requests == 3
     assert following.index.state == "following"
 
 

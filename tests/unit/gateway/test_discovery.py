@@ -98,6 +98,6 @@ async def test_the_slices_of_the_engine_service_are_handed_on_as_they_change() -
     await asyncio.gather(watching, return_exceptions=True)
     # That there are none is something to tell: it differs from not knowing.
     assert seen == [[], [("a", False)], [("a", True)]]
-    [asked, _] = script.asked
+    [asked, _] = script.requests
     assert asked["path"] == "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices"
     assert asked["query"] == {"labelSelector": "kubernetes.io/service-name=nano-engine"}

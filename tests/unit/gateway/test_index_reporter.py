@@ -28,7 +28,7 @@ class Story:
 
     @property
     def written(self) -> list[str | None]:
-        return [each["body"]["data"][names.INDEX_TROUBLE_KEY] for each in self.script.asked]
+        return [each["body"]["data"][names.INDEX_TROUBLE_KEY] for each in self.script.requests]
 
 
 @in_virtual_time

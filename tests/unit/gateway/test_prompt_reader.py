@@ -90,7 +90,7 @@ async def test_tools_that_are_offered_are_in_the_prompt_at_both_ends(choice: str
         "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
     )
     api = Api(template=template)
-    api.engine.says(msgspec.structs.replace(READY, max_model_len=2048))
+    api.engine.send(msgspec.structs.replace(READY, max_model_len=2048))
     side = api.serving.text
     assert side is not None
     text = ModelText(side, SegmentCache(side.tokenizer))

@@ -21,7 +21,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.status, self.data, self.fingerprint = 200, ARCHIVE.data, ARCHIVE.fingerprint
-        self.asked: list[tuple[str | None, str | None]] = []
+        self.requests: list[tuple[str | None, str | None]] = []
         self.sent = 0
 
     async def start(self) -> None:
@@ -36,7 +36,7 @@ class Engine:
         await self._runner.cleanup()
 
     async def _page(self, request: web.Request) -> web.Response:
-        self.asked.append((request.headers.get("Authorization"), request.headers.get("If-None-Match")))
+        self.requests.append((request.headers.get("Authorization"), request.headers.get("If-None-Match")))
         tag = {"ETag": f'"{self.fingerprint}"'}
         if self.status == 200 and tag["ETag"] in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers=tag)
@@ -86,11 +86,11 @@ async def test_the_tokenizer_is_sent_once_and_the_other_engines_only_say_that_th
     assert text.processor.tokenizer.encode("hello")
     assert gateway.texts.for_model("another model") is None
     assert sorted(engine.sent for engine in engines) == [0, 1]
-    assert [len(engine.asked) for engine in engines] == [1, 1]
-    assert {asked[0] for engine in engines for asked in engine.asked} == {"Bearer backend-key"}
+    assert [len(engine.requests) for engine in engines] == [1, 1]
+    assert {asked[0] for engine in engines for asked in engine.requests} == {"Bearer backend-key"}
     gateway.now += REFRESH_SECONDS
     await gateway.texts.refresh()
-    assert [len(engine.asked) for engine in engines] == [2, 2]
+    assert [len(engine.requests) for engine in engines] == [2, 2]
     assert gateway.texts.for_model("m") is text
 
 
@@ -128,10 +128,10 @@ async def test_without_a_usable_tokenizer_there_is_none_and_it_is_asked_for_agai
     await gateway.texts.refresh()
     await gateway.texts.refresh()
     assert gateway.texts.for_model("m") is None
-    assert len(engine.asked) == 1
+    assert len(engine.requests) == 1
     gateway.now += REFRESH_SECONDS if how == "404" else RETRY_SECONDS
     await gateway.texts.refresh()
-    assert len(engine.asked) == 2
+    assert len(engine.requests) == 2
 
 
 async def test_tokenizers_that_nobody_has_any_more_are_let_go(
@@ -143,9 +143,9 @@ async def test_tokenizers_that_nobody_has_any_more_are_let_go(
         engine.fingerprint = f"f{number}"
         gateway.now += REFRESH_SECONDS
         await gateway.texts.refresh()
-    engine.asked.clear()
+    engine.requests.clear()
     gateway.now += REFRESH_SECONDS
     await gateway.texts.refresh()
-    [(_, offered)] = engine.asked
+    [(_, offered)] = engine.requests
     assert offered is not None
     assert len(offered.split(", ")) == MAX_UNUSED + 1

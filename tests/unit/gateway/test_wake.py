@@ -72,7 +72,7 @@ def test_a_write_that_fails_does_not_keep_the_next_request_from_waking(failure: 
 async def test_only_the_deployment_s_own_wake_request_is_written_with_the_time() -> None:
     script = ApiScript(Answer(200, b"{}"))
     await waker(script).wake()
-    [asked] = script.asked
+    [asked] = script.requests
     assert (asked["method"], asked["content_type"]) == ("PATCH", "application/merge-patch+json")
     assert asked["path"] == "/api/v1/namespaces/models/configmaps/nano-wake"
     assert asked["body"] == {"data": {names.WAKE_KEY: "2026-01-02T03:04:05+00:00"}}

@@ -41,7 +41,7 @@ async def follow(script: ApiScript, seen: Seen, seconds: float) -> None:
 
 def versions(script: ApiScript) -> list[str | None]:
     """From which version each watch started; None: a list."""
-    return [asked["query"].get("resourceVersion") for asked in script.asked]
+    return [asked["query"].get("resourceVersion") for asked in script.requests]
 
 
 @in_virtual_time
@@ -50,7 +50,7 @@ async def test_a_list_is_followed_by_a_watch_from_its_version() -> None:
     script = ApiScript(listed("7", item("a"), item("b")), watched(line("DELETED", item("a", "8")), hold=True))
     await follow(script, seen, 1)
     assert seen.tellings == [["a", "b"], ["b"]]
-    first, second = script.asked
+    first, second = script.requests
     assert first["query"] == {"labelSelector": "app=x"}
     assert second["query"]["resourceVersion"] == "7"
     assert (second["query"]["watch"], second["query"]["allowWatchBookmarks"]) == ("true", "true")
@@ -204,14 +204,14 @@ async def test_a_server_whose_every_watch_is_stale_is_not_asked_without_pause() 
     answers = [answer for _ in range(1000) for answer in (listed("1"), watched(GONE))]
     script = ApiScript(*answers)
     await follow(script, Seen(), 10)
-    assert 10 < len(script.asked) < 100
+    assert 10 < len(script.requests) < 100
 
 
 @in_virtual_time
 async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_pause() -> None:
     script = ApiScript(listed("1"), *(watched() for _ in range(1000)))
     await follow(script, Seen(), 10)
-    assert len(script.asked) <= 10 / SHORTEST_WATCH + 2
+    assert len(script.requests) <= 10 / SHORTEST_WATCH + 2
 
 
 @in_virtual_time

@@ -44,8 +44,8 @@ class World:
     def __init__(self, desired: int, *pods: Manifest, **scaling: Any) -> None:
         of = fitting_owner(scaling={"minReplicas": 1, "maxReplicas": 8, **scaling})
         of["status"] = {"scaling": {"desired": desired, "start": 1}}
-        self.said: dict[str, str | None] = {}
-        self.asked: list[str] = []
+        self.reports: dict[str, str | None] = {}
+        self.polled: list[str] = []
         self.woken: list[Key] = []
         self.now = 0.0
         self.by_id: dict[str, dict[Key, list[Manifest]]] = {
@@ -60,10 +60,10 @@ class World:
         )  # fmt: skip
 
     async def _read(self, address: str) -> str | None:
-        self.asked.append(address)
-        return self.said.get(address)
+        self.polled.append(address)
+        return self.reports.get(address)
 
-    async def look(self, times: int = 1) -> int:
+    async def poll(self, times: int = 1) -> int:
         for _ in range(times):
             await self.autoscaler.poll()
             self.now += 10
@@ -78,9 +78,9 @@ class World:
 
 async def test_crowded_engines_get_more_beside_them_and_the_decision_is_recorded() -> None:
     world = World(2, pod("a"), pod("b"), pod("door", "gateway"))
-    world.said = {"a": BUSY, "b": BUSY, "door": DOOR}
+    world.reports = {"a": BUSY, "b": BUSY, "door": DOOR}
 
-    target = await world.look()
+    target = await world.poll()
 
     decided = world.autoscaler.latest_decision(KEY)
     assert decided is not None
@@ -94,19 +94,19 @@ async def test_crowded_engines_get_more_beside_them_and_the_decision_is_recorded
 
 async def test_quiet_engines_are_given_up_after_the_delay_once_the_number_at_the_start_is_forgotten() -> None:
     world = World(3, pod("a"), pod("b"), pod("c"), pod("door", "gateway"), scaleDownDelay="100s")
-    world.said = {"a": QUIET, "b": QUIET, "c": QUIET, "door": DOOR}
+    world.reports = {"a": QUIET, "b": QUIET, "c": QUIET, "door": DOOR}
 
-    assert await world.look(20) == 3
-    assert await world.look(30) == 2
-    assert await world.look(60) == 1
+    assert await world.poll(20) == 3
+    assert await world.poll(30) == 2
+    assert await world.poll(60) == 1
 
 
 @pytest.mark.parametrize("silent", ["a", "b", "c"])
 async def test_one_engine_that_does_not_answer_keeps_them_all(silent: str) -> None:
     world = World(3, pod("a"), pod("b"), pod("c"), pod("door", "gateway"), scaleDownDelay="100s")
-    world.said = {"a": QUIET, "b": QUIET, "c": QUIET, "door": DOOR, silent: None}
+    world.reports = {"a": QUIET, "b": QUIET, "c": QUIET, "door": DOOR, silent: None}
 
-    assert await world.look(30) == 3
+    assert await world.poll(30) == 3
 
 
 async def test_only_pods_that_may_serve_are_asked() -> None:
@@ -115,14 +115,14 @@ async def test_only_pods_that_may_serve_are_asked() -> None:
         pod("door", "gateway"),
     )  # fmt: skip
 
-    await world.look()
+    await world.poll()
 
-    assert sorted(world.asked) == ["a", "door"]
+    assert sorted(world.polled) == ["a", "door"]
 
 
 async def test_where_somebody_else_decides_numbers_are_shown_and_not_carried_out() -> None:
     world = World(1, pod("a"), pod("b"), pod("door", "gateway"))
-    world.said = {"a": BUSY, "b": BUSY, "door": DOOR}
+    world.reports = {"a": BUSY, "b": BUSY, "door": DOOR}
     [of] = world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY]
     of["spec"] |= {"replicas": 2, "scaling": {"mode": "External", "maxReplicas": 8}}
     del of["status"]["scaling"]
@@ -143,14 +143,14 @@ async def test_where_somebody_else_decides_numbers_are_shown_and_not_carried_out
 async def test_what_is_known_of_a_part_alone_is_not_shown() -> None:
     """Another autoscaler would give up the engines of which nothing is known."""
     world = World(2, pod("a"), pod("b"), pod("door", "gateway"))
-    world.said = {"a": BUSY, "b": BUSY, "door": DOOR}
-    await world.look()
+    world.reports = {"a": BUSY, "b": BUSY, "door": DOOR}
+    await world.poll()
     # Rates are means; after one look there are none yet.
     assert world.metric("demand_engines", unit="slots") is not None
     assert world.metric("demand_engines", unit="prefill") is None
 
-    world.said["b"] = None
-    await world.look()
+    world.reports["b"] = None
+    await world.poll()
 
     assert world.metric("reporting_engines") == 1
     for unknown in ("pool_usage", "waiting_requests"):
@@ -161,9 +161,9 @@ async def test_what_is_known_of_a_part_alone_is_not_shown() -> None:
 
 async def test_waiting_requests_are_not_shown_while_a_gateway_is_silent() -> None:
     world = World(1, pod("a"), pod("door", "gateway"))
-    world.said = {"a": BUSY, "door": None}
+    world.reports = {"a": BUSY, "door": None}
 
-    await world.look()
+    await world.poll()
 
     assert world.metric("waiting_requests") is None
     assert world.metric("pool_usage") == 0.95
@@ -171,7 +171,7 @@ async def test_waiting_requests_are_not_shown_while_a_gateway_is_silent() -> Non
 
 async def test_a_number_that_people_write_is_left_alone_and_forgotten() -> None:
     world = World(1, pod("a"))
-    await world.look()
+    await world.poll()
     assert world.metric("desired_engines") is not None
     [of] = world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY]
     world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY] = [{**of, "spec": {**of["spec"], "scaling": {}}}]
@@ -193,17 +193,17 @@ async def test_an_object_is_read_once_for_each_version_that_watches_hold(
     held = world.by_id[index_id(MAMBA_DEPLOYMENT)]
     [of] = held[KEY]
 
-    await world.look(3)
+    await world.poll(3)
     assert read == [of]
 
     held[KEY] = [{**of, "status": {"scaling": {"desired": 2, "start": 1}}}]
-    assert await world.look(3) == 2
+    assert await world.poll(3) == 2
     assert len(read) == 2
 
     del held[KEY]
     await world.autoscaler.poll()
     held[KEY] = [of]
-    assert await world.look() == 1
+    assert await world.poll() == 1
     assert len(read) == 3, "nothing is kept of an object that is gone"
 
 
@@ -219,7 +219,7 @@ async def test_one_deployment_that_breaks_does_not_keep_others_from_being_looked
     of["status"] = {"scaling": {"desired": 1}}
     world.by_id[index_id(MAMBA_DEPLOYMENT)] = {other: [of], **world.by_id[index_id(MAMBA_DEPLOYMENT)]}
     world.by_id[index_id(POD)][other] = [broken]
-    world.said = {"a": QUIET, "door": DOOR}
+    world.reports = {"a": QUIET, "door": DOOR}
 
-    assert await world.look() == 1
+    assert await world.poll() == 1
     assert world.autoscaler.latest_decision(other) is None

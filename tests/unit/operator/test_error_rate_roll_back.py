@@ -54,7 +54,7 @@ class Rolling:
         assert address == "door", "engines are asked by others"
         return None if self.counted is None else gateway_text(in_flight=0, attempts=self.counted)
 
-    async def looks(self, *counted: Counts | None) -> None:
+    async def polls(self, *counted: Counts | None) -> None:
         for one in counted:
             self.life.now += timedelta(seconds=5)
             self.counted = one
@@ -66,7 +66,7 @@ async def rolling() -> Rolling:
     life = await served()
     old = label_of(engine(life))
     life.spec(4, **OTHER)
-    await life.look()
+    await life.reconcile()
     new = label_of(engine(life))
     assert old is not None
     assert new is not None
@@ -91,19 +91,19 @@ def failing(look: int) -> Counts:
 async def test_a_revision_that_fails_requests_is_taken_back_while_the_old_one_serves() -> None:
     run = await rolling()
     life = run.life
-    await run.looks(*(failing(look) for look in range(MIN_FAILING_SAMPLES)))
-    await life.look()
+    await run.polls(*(failing(look) for look in range(MIN_FAILING_SAMPLES)))
+    await life.reconcile()
     assert label_of(engine(life)) == run.new, "too few looks"
-    await run.looks(failing(MIN_FAILING_SAMPLES))
+    await run.polls(failing(MIN_FAILING_SAMPLES))
     assert KEY in run.woken
-    _, events = await life.look()
+    _, events = await life.reconcile()
     assert label_of(engine(life)) == run.old
     assert "RolledBack" in events
 
     life.cluster.objects.pop(("Pod", "models", "new"))
     life.controllers(engines=1)
     life.attempts = {}
-    conditions, _ = await life.look(minutes=5)
+    conditions, _ = await life.reconcile(minutes=5)
     assert label_of(engine(life)) == run.old, "it is noted, whatever is counted later"
     assert conditions["Ready"] == ("True", "Serving")
     assert conditions["Degraded"] == ("True", "RolledBack")
@@ -132,22 +132,22 @@ async def test_a_revision_that_fails_requests_is_taken_back_while_the_old_one_se
 )
 async def test_a_roll_out_goes_on_where_nothing_is_shown_against_it(counted: list[Counts | None]) -> None:
     run = await rolling()
-    await run.looks(*counted)
-    await run.life.look()
+    await run.polls(*counted)
+    await run.life.reconcile()
     assert label_of(engine(run.life)) == run.new
 
 
 async def test_a_paused_roll_out_stays_where_it_is() -> None:
     run = await rolling()
     run.life.spec(5, rollout={"pause": True}, **OTHER)
-    await run.looks(*(failing(look) for look in range(10)))
-    await run.life.look()
+    await run.polls(*(failing(look) for look in range(10)))
+    await run.life.reconcile()
     assert label_of(engine(run.life)) == run.new
 
 
 async def test_nobody_is_asked_while_one_revision_runs_and_what_was_counted_is_forgotten() -> None:
     run = await rolling()
-    await run.looks(*(failing(look) for look in range(MIN_FAILING_SAMPLES + 1)))
+    await run.polls(*(failing(look) for look in range(MIN_FAILING_SAMPLES + 1)))
     assert run.watch.attempts(KEY)
     run.by_id[index_id(PODS)][KEY] = [run.pods[1], run.pods[2]]
     run.counted = None
@@ -162,5 +162,5 @@ async def test_a_deployment_that_cannot_be_looked_at_keeps_no_other_from_being()
     run = await rolling()
     run.by_id[index_id(MAMBA_DEPLOYMENT)] = {BROKEN: [{}], KEY: [{}]}
     run.by_id[index_id(PODS)][BROKEN] = [{**one, "status": 7} for one in run.pods]
-    await run.looks(*(failing(look) for look in range(MIN_FAILING_SAMPLES + 1)))
+    await run.polls(*(failing(look) for look in range(MIN_FAILING_SAMPLES + 1)))
     assert run.watch.attempts(KEY)[run.new].failed

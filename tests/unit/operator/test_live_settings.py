@@ -27,11 +27,11 @@ class Engines:
     """What engines answer, and what they were asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, str, dict[str, Any]]] = []
         self.answers: dict[str, tuple[int, str]] = {}
 
     async def put(self, address: str, token: str, body: Mapping[str, Any]) -> tuple[int, str]:
-        self.asked.append((address, token, dict(body)))
+        self.requests.append((address, token, dict(body)))
         return self.answers.get(address, (200, "{}"))
 
 
@@ -118,7 +118,7 @@ async def test_a_change_of_strategy_is_told_to_each_ready_engine_and_replaces_no
     await world.passes()
 
     token = OPERATORS.token(UID)
-    assert world.engines.asked == [("10.0.0.1", token, LAZY), ("10.0.0.2", token, LAZY)]
+    assert world.engines.requests == [("10.0.0.1", token, LAZY), ("10.0.0.2", token, LAZY)]
     assert world.template == template
     config = world.cluster.find("ConfigMap", "nano-engine")
     assert config is not None
@@ -141,7 +141,7 @@ async def test_engines_are_told_what_changed(change: dict[str, Any]) -> None:
     world.change(**change)
     await world.passes()
 
-    assert [body for _, _, body in world.engines.asked] == [{**DEFAULTS, **change}]
+    assert [body for _, _, body in world.engines.requests] == [{**DEFAULTS, **change}]
 
 
 @pytest.mark.parametrize("change", [{"minCheckpointDepth": 64}, {"stateDtype": "float16"}])
@@ -153,18 +153,18 @@ async def test_what_engines_cannot_take_over_replaces_their_pods(change: dict[st
     await world.passes()
 
     assert world.template["metadata"]["labels"][names.LABEL_REVISION] != revision
-    assert world.engines.asked == []
+    assert world.engines.requests == []
 
 
 async def test_nobody_is_told_before_anything_changed_nor_twice() -> None:
     world = await served(1)
     world.again = world.operator()
     await world.passes()
-    assert world.engines.asked == [], "a restart of the operator is no change"
+    assert world.engines.requests == [], "a restart of the operator is no change"
 
     world.change(strategy="ExtraBufferLazy")
     await world.passes(6)
-    assert len(world.engines.asked) == 1
+    assert len(world.engines.requests) == 1
 
 
 async def test_an_operator_that_restarts_after_a_change_tells_it_once_more() -> None:
@@ -175,7 +175,7 @@ async def test_an_operator_that_restarts_after_a_change_tells_it_once_more() -> 
     world.again = world.operator()
     await world.passes()
 
-    assert [body for _, _, body in world.engines.asked] == [LAZY, LAZY]
+    assert [body for _, _, body in world.engines.requests] == [LAZY, LAZY]
 
 
 async def test_engines_that_are_not_ready_are_told_when_they_are_and_later_ones_have_read_it() -> None:
@@ -186,11 +186,13 @@ async def test_engines_that_are_not_ready_are_told_when_they_are_and_later_ones_
     world.engine(3, created=(NOW + timedelta(seconds=600)).isoformat())
     world.engine(4, **{names.LABEL_REVISION: "an older one"})
     await world.passes()
-    assert [address for address, _, _ in world.engines.asked] == ["10.0.0.2"], "its file may have been older"
+    assert [address for address, _, _ in world.engines.requests] == ["10.0.0.2"], (
+        "its file may have been older"
+    )
 
     world.engine(1)
     await world.passes()
-    assert [address for address, _, _ in world.engines.asked] == ["10.0.0.2", "10.0.0.1"]
+    assert [address for address, _, _ in world.engines.requests] == ["10.0.0.2", "10.0.0.1"]
 
 
 async def test_a_container_that_starts_again_is_told_again() -> None:
@@ -203,7 +205,7 @@ async def test_a_container_that_starts_again_is_told_again() -> None:
 
     await world.passes()
 
-    assert len(world.engines.asked) == 2
+    assert len(world.engines.requests) == 2
 
 
 async def test_a_refusal_is_a_condition_with_its_numbers_until_the_engine_takes_it() -> None:

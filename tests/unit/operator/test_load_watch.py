@@ -29,8 +29,8 @@ class World:
 
     def __init__(self, *pods: Manifest) -> None:
         self.pods = list(pods)
-        self.said: dict[str, str | None] = {}
-        self.asked: list[str] = []
+        self.reports: dict[str, str | None] = {}
+        self.polled: list[str] = []
         self.woken: list[Key] = []
         indices = Indices()
         indices.take(
@@ -39,14 +39,14 @@ class World:
         self.watch = LoadWatch(indices, self._read, self.woken.append)
 
     async def _read(self, address: str) -> str | None:
-        self.asked.append(address)
-        return self.said.get(address)
+        self.polled.append(address)
+        return self.reports.get(address)
 
 
 async def test_a_loader_that_gets_further_wakes_its_deployment_and_one_that_does_not_wakes_nobody() -> None:
     world = World(pod("a"))
     for done, woken in ((1, 1), (1, 1), (7, 2)):
-        world.said["a"] = text(done, 10)
+        world.reports["a"] = text(done, 10)
         await world.watch.poll()
         assert world.watch.progress(KEY) == {"a": (done, 10)}
         assert world.woken == [KEY] * woken
@@ -56,12 +56,12 @@ async def test_a_loader_that_gets_further_wakes_its_deployment_and_one_that_does
 async def test_only_loaders_that_run_are_asked() -> None:
     world = World(pod("waits", phase="Pending"), pod("done", phase="Succeeded"), pod("door", "gateway"))
     await world.watch.poll()
-    assert (world.asked, world.woken) == ([], [])
+    assert (world.polled, world.woken) == ([], [])
 
 
 async def test_what_was_told_goes_with_the_pod() -> None:
     world = World(pod("a"))
-    world.said["a"] = text(1, 10)
+    world.reports["a"] = text(1, 10)
     await world.watch.poll()
     world.pods.clear()
     await world.watch.poll()
@@ -71,7 +71,7 @@ async def test_what_was_told_goes_with_the_pod() -> None:
 @pytest.mark.parametrize("said", [None, "nonsense {", "", text(0, 0), text(1, float("nan"))])
 async def test_a_loader_that_tells_nothing_is_one_whose_log_is_to_be_read(said: str | None) -> None:
     world = World(pod("a"))
-    world.said["a"] = said
+    world.reports["a"] = said
     await world.watch.poll()
     assert (world.watch.progress(KEY), world.woken) == ({}, [])
 
@@ -85,7 +85,7 @@ async def test_an_engine_that_downloads_before_it_starts_is_asked() -> None:
     filling = pod("fills", "engine", phase="Pending")
     filling["status"]["initContainerStatuses"] = [{"name": names.LOADER_CONTAINER, "state": {"running": {}}}]
     world = World(filling, pod("starts", "engine", phase="Pending"))
-    world.said["fills"] = text(1, 10)
+    world.reports["fills"] = text(1, 10)
     await world.watch.poll()
-    assert world.asked == ["fills"]
+    assert world.polled == ["fills"]
     assert world.watch.progress(KEY) == {"fills": (1, 10)}

@@ -21,7 +21,7 @@ class Release:
 
     def __init__(self, cluster: FakeCluster, name: str) -> None:
         self.passes: list[float] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.exists = True
         self.claims = NamespaceClaims(cluster, name, self._work, self._say, lambda _: self.exists)
         self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self.claims.run())]
@@ -31,7 +31,7 @@ class Release:
         return 5.0
 
     def _say(self, _: Key, reason: str, said: str) -> None:
-        self.said.append(f"{reason}: {said}")
+        self.messages.append(f"{reason}: {said}")
 
     async def _look(self) -> None:
         while True:
@@ -64,10 +64,10 @@ async def test_one_release_serves_and_the_other_says_so_once() -> None:
 
     assert len(first.passes) >= 190
     assert second.passes == []
-    [said] = second.said
+    [said] = second.messages
     assert said.startswith("LeftToAnother: ")
     assert "a/mambaserve-operator" in said
-    assert first.said == []
+    assert first.messages == []
     await first.end()
     await second.end()
 
@@ -151,7 +151,7 @@ def test_whose_namespace_cannot_be_asked_is_served_by_nobody(error: ClusterError
         said = [
             "Forbidden: The operator may not ask whose the namespace is, and serves nothing in it: no rule"
         ]
-        assert release.said == (said if isinstance(error, Forbidden) else [])
+        assert release.messages == (said if isinstance(error, Forbidden) else [])
         cluster.fault = lambda *_: None
         await asyncio.sleep(20)
         assert release.passes

@@ -54,8 +54,8 @@ class World:
         self.told = told_by_engine(self.children)
         self.owner = with_status(self.owner, self.children)
         self.pods = [self.pod("a")]
-        self.said: str | None = json.dumps(TOLD)
-        self.asked: list[tuple[str, str]] = []
+        self.reply: str | None = json.dumps(TOLD)
+        self.requests: list[tuple[str, str]] = []
         self.woken: list[Key] = []
         self.now = 0.0
         self._indices = Indices()
@@ -71,7 +71,7 @@ class World:
             "status": {"phase": "Running", "podIP": name, "conditions": [condition]},
         }
 
-    async def look(self) -> ReportedPlan | None:
+    async def poll(self) -> ReportedPlan | None:
         deployments = [one for one in self.children if one["kind"] == "Deployment"]
         self._indices.take(
             {
@@ -84,31 +84,31 @@ class World:
         return self.watch.reported(KEY)
 
     async def _get(self, address: str, token: str) -> str | None:
-        self.asked.append((address, token))
-        return self.said
+        self.requests.append((address, token))
+        return self.reply
 
 
 async def test_an_engine_that_answers_is_asked_with_its_token_and_wakes_its_deployment_once() -> None:
     world = World()
 
-    assert await world.look() == world.told
-    assert (world.asked, world.woken) == ([("a", f"token of {UID}")], [KEY])
+    assert await world.poll() == world.told
+    assert (world.requests, world.woken) == ([("a", f"token of {UID}")], [KEY])
 
-    await world.look()
-    assert len(world.asked) == 1
+    await world.poll()
+    assert len(world.requests) == 1
 
     world.now = AGAIN
-    await world.look()
-    assert (len(world.asked), len(world.woken)) == (2, 1)
+    await world.poll()
+    assert (len(world.requests), len(world.woken)) == (2, 1)
 
 
 async def test_a_changed_object_is_asked_about_at_once_and_another_plan_wakes() -> None:
     world = World()
-    await world.look()
+    await world.poll()
     world.owner["metadata"]["generation"] += 1
-    world.said = json.dumps({**TOLD, "strategy": "NoBuffer"})
+    world.reply = json.dumps({**TOLD, "strategy": "NoBuffer"})
 
-    told = await world.look()
+    told = await world.poll()
 
     assert told is not None
     assert told.plan.strategy == "NoBuffer"
@@ -132,26 +132,26 @@ async def test_nobody_is_asked_where_no_engine_has_the_plan_that_is_missing(
     world = World()
     change(world)
 
-    assert await world.look() is None
-    assert (world.asked, world.woken) == ([], [])
+    assert await world.poll() is None
+    assert (world.requests, world.woken) == ([], [])
 
 
 @pytest.mark.parametrize("said", [None, "", "{", "[]", json.dumps({**TOLD, "strategy": "Unheard"})])
 async def test_what_is_no_plan_is_no_news_and_takes_nothing_back(said: str | None) -> None:
     world = World()
-    first = await world.look()
-    world.said, world.now = said, AGAIN
+    first = await world.poll()
+    world.reply, world.now = said, AGAIN
 
-    assert await world.look() == first
+    assert await world.poll() == first
     assert len(world.woken) == 1
 
 
 async def test_what_was_told_goes_with_the_object() -> None:
     world = World()
-    await world.look()
+    await world.poll()
     world.owner.pop("status")
 
-    assert await world.look() is None
+    assert await world.poll() is None
 
 
 def test_a_plan_that_an_engine_told_is_shown_and_changes_no_child() -> None:

@@ -56,7 +56,7 @@ async def broken(spec: dict[str, Any] | None = None) -> tuple[Life, str, str]:
     life = await served()
     before, label = image(life), label_of(engine(life))
     life.spec(4, **(BROKEN if spec is None else spec))
-    await life.look()
+    await life.reconcile()
     return life, before, str(label)
 
 
@@ -70,17 +70,17 @@ async def test_a_new_pod_that_cannot_start_is_taken_back_and_all_is_served(
     surge(life, containerStatuses=[said])
     failed = label_of(engine(life))
 
-    await life.look(seconds=30)
+    await life.reconcile(seconds=30)
     assert image(life) == BROKEN["engine"]["image"], "a registry may come a moment late"
-    assert life.again_in == 30.0
-    _, events = await life.look(seconds=30)
+    assert life.requeue_after == 30.0
+    _, events = await life.reconcile(seconds=30)
     assert image(life) == before
     assert label_of(engine(life)) == label
     assert "RolledBack" in events or "RollingOut" not in events
 
     life.cluster.objects.pop(("Pod", "models", "new"))
     life.controllers(engines=1)
-    conditions, events = await life.look(seconds=1)
+    conditions, events = await life.reconcile(seconds=1)
     assert conditions["Ready"] == ("True", "Serving")
     assert conditions["Progressing"] == ("False", "RolledBack")
     assert conditions["Degraded"] == ("True", "RolledBack")
@@ -90,17 +90,17 @@ async def test_a_new_pod_that_cannot_start_is_taken_back_and_all_is_served(
     assert status["rollout"]["readyRevision"] == label
     assert status["rollout"]["failedRevision"] == failed
     assert status["rollout"]["reason"] == reason
-    assert (await life.look(hours=1))[1] == [], "nothing is tried again by itself"
+    assert (await life.reconcile(hours=1))[1] == [], "nothing is tried again by itself"
     assert image(life) == before
 
 
 async def test_the_progress_deadline_takes_back_what_never_became_ready() -> None:
     life, before, _ = await broken()
     surge(life, conditions=[UNSCHEDULABLE])
-    await life.look(minutes=20)
+    await life.reconcile(minutes=20)
     assert image(life) == BROKEN["engine"]["image"], "a node may still come"
     deadline_is_over(life)
-    await life.look()
+    await life.reconcile()
     assert image(life) == before
 
 
@@ -108,20 +108,20 @@ async def test_the_settings_go_back_with_the_pods() -> None:
     life = await served()
     before = life.cluster.find("ConfigMap", "nano-engine")["data"]
     life.spec(4, engine={"maxRunningRequests": 3})
-    await life.look()
+    await life.reconcile()
     assert life.cluster.find("ConfigMap", "nano-engine")["data"] != before
     surge(life, containerStatuses=[CRASH])
-    await life.look(minutes=2)
+    await life.reconcile(minutes=2)
     assert life.cluster.find("ConfigMap", "nano-engine")["data"] == before
 
 
 async def rolled_back() -> tuple[Life, str]:
     life, before, _ = await broken()
     surge(life, containerStatuses=[CRASH])
-    await life.look(minutes=2)
+    await life.reconcile(minutes=2)
     life.cluster.objects.pop(("Pod", "models", "new"))
     life.controllers(engines=1)
-    await life.look()
+    await life.reconcile()
     assert image(life) == before
     return life, before
 
@@ -129,18 +129,18 @@ async def rolled_back() -> tuple[Life, str]:
 async def test_a_corrected_spec_is_rolled_out_and_can_itself_be_gone_back_to() -> None:
     life, _ = await rolled_back()
     life.spec(5, engine={"image": "registry.test/engine:mended"})
-    await life.look()
+    await life.reconcile()
     assert image(life) == "registry.test/engine:mended"
     assert names.ANNOTATION_FAILED_REVISION not in engine(life)["metadata"]["annotations"]
     life.controllers(engines=1)
-    conditions, _ = await life.look()
+    conditions, _ = await life.reconcile()
     assert conditions["UpToDate"] == ("True", "UpToDate")
     assert not life.cluster.find("MambaDeployment", "nano")["status"]["rollout"]["failedRevision"]
 
     life.spec(6, **BROKEN)
-    await life.look()
+    await life.reconcile()
     surge(life, containerStatuses=[CRASH])
-    await life.look(minutes=2)
+    await life.reconcile(minutes=2)
     assert image(life) == "registry.test/engine:mended"
 
 
@@ -148,23 +148,23 @@ async def test_undoing_the_change_replaces_no_pod() -> None:
     life, _ = await rolled_back()
     template = engine(life)["spec"]["template"]
     life.spec(5)
-    await life.look()
+    await life.reconcile()
     assert engine(life)["spec"]["template"] == template
     life.controllers(engines=1)
-    assert (await life.look())[0]["UpToDate"] == ("True", "UpToDate")
+    assert (await life.reconcile())[0]["UpToDate"] == ("True", "UpToDate")
 
 
 async def test_the_same_spec_is_tried_again_when_a_restart_is_asked_for() -> None:
     life, _ = await rolled_back()
     life.restart("again")
-    await life.look()
+    await life.reconcile()
     assert image(life) == BROKEN["engine"]["image"]
 
 
 async def test_engines_that_crash_after_they_were_ready_stay_what_they_are() -> None:
     life, _, _ = await broken()
     life.controllers(engines=1)
-    await life.look()
+    await life.reconcile()
     life.pod("new", containerStatuses=[CRASH])
     pod = life.cluster.find("Pod", "new")
     pod["metadata"] |= {
@@ -173,16 +173,16 @@ async def test_engines_that_crash_after_they_were_ready_stay_what_they_are() -> 
     }
     life.cluster.put(pod)
     life.controllers(engines=0)
-    await life.look(hours=1)
+    await life.reconcile(hours=1)
     assert image(life) == BROKEN["engine"]["image"]
 
 
 async def test_a_first_revision_that_fails_has_nothing_to_go_back_to() -> None:
     life = Life(fitting_owner(**BROKEN))
-    await life.look()
+    await life.reconcile()
     surge(life, containerStatuses=[PULL])
     life.controllers(engines=0)
-    conditions, _ = await life.look(hours=1)
+    conditions, _ = await life.reconcile(hours=1)
     assert conditions["Degraded"] == ("True", "ImagePullFailed")
     assert image(life) == BROKEN["engine"]["image"]
 
@@ -190,7 +190,7 @@ async def test_a_first_revision_that_fails_has_nothing_to_go_back_to() -> None:
 async def test_scaling_goes_on_after_a_roll_back() -> None:
     life, before = await rolled_back()
     life.spec(5, replicas=3, scaling={"mode": "External"}, **BROKEN)
-    await life.look()
+    await life.reconcile()
     assert engine(life)["spec"]["replicas"] == 3
     assert image(life) == before
 
@@ -199,7 +199,7 @@ async def test_a_paused_roll_out_stays_where_it_is() -> None:
     life, _, _ = await broken()
     life.spec(5, rollout={"pause": True}, **BROKEN)
     surge(life, containerStatuses=[CRASH])
-    await life.look(minutes=5)
+    await life.reconcile(minutes=5)
     assert image(life) == BROKEN["engine"]["image"]
 
 
@@ -221,11 +221,11 @@ async def test_whichever_write_fails_the_end_is_the_same(failing: int) -> None:
     life.cluster.fault = strike
     for _ in range(2):
         with contextlib.suppress(OperatorError):
-            await life.look(minutes=2)
+            await life.reconcile(minutes=2)
     assert struck
     life.cluster.objects.pop(("Pod", "models", "new"))
     life.controllers(engines=1)
-    conditions, _ = await life.look()
+    conditions, _ = await life.reconcile()
     assert conditions["Degraded"] == ("True", "RolledBack")
     assert (image(life), label_of(engine(life))) == (before, label)
     kept = [one for one in life.cluster.objects if one[0] == "ConfigMap"]
@@ -238,5 +238,5 @@ async def test_a_damaged_record_is_no_revision_and_is_mended_when_engines_are_re
     cluster: FakeCluster = life.cluster
     kept = cluster.find("ConfigMap", "nano-last-ready")
     cluster.put({**kept, "data": {"revision.json": text}})
-    await life.look()
+    await life.reconcile()
     assert cluster.find("ConfigMap", "nano-last-ready")["data"] == kept["data"]

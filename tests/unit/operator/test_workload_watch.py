@@ -47,7 +47,7 @@ class World:
         self.asked.append(address)
         return None if address in self.silent else self.engines[address].text()
 
-    async def looks(
+    async def polls(
         self, count: int, *, requests: int = 20, prompt: int = 1000, shared: float | None = 0.5
     ) -> None:
         for _ in range(count):
@@ -66,10 +66,10 @@ class World:
 )
 async def test_traffic_is_measured_whoever_decides_on_the_number_of_engines(scaling: dict[str, Any]) -> None:
     world = World(pod("a"), pod("b"), scaling=scaling)
-    await world.looks(3)
+    await world.polls(3)
     assert world.watch.measured(KEY) is None, "too few"
 
-    await world.looks(10)
+    await world.polls(10)
 
     found = world.watch.measured(KEY)
     assert found is not None
@@ -82,38 +82,38 @@ async def test_only_engines_that_serve_are_asked() -> None:
         pod("a"), pod("loads", ready=False), pod("ends", deletionTimestamp="2026-01-02T12:00:00Z"),
         pod("door", "gateway"),
     )  # fmt: skip
-    await world.looks(1)
+    await world.polls(1)
 
     assert world.asked == ["a"]
 
 
 async def test_what_no_engine_tells_any_more_is_soon_not_measured() -> None:
     world = World(pod("a"))
-    await world.looks(30)
+    await world.polls(30)
     assert world.watch.measured(KEY) is not None
 
     world.silent = {"a"}
-    await world.looks(int(FRESH / PERIOD) - 1)
+    await world.polls(int(FRESH / PERIOD) - 1)
     assert world.watch.measured(KEY) is not None
-    await world.looks(2)
+    await world.polls(2)
     assert world.watch.measured(KEY) is None
 
 
 async def test_requests_during_a_silence_count_and_those_of_an_engine_that_went_are_left() -> None:
     world = World(pod("a"), pod("b"))
-    await world.looks(1)
+    await world.polls(1)
     world.silent = {"a"}
-    await world.looks(20)
+    await world.polls(20)
     world.silent = set()
-    await world.looks(1)
+    await world.polls(1)
     both = world.watch.measured(KEY)
     assert both is not None
     assert both.requests > 700
 
     world.pods = [pod("b")]
-    await world.looks(1)
+    await world.polls(1)
     world.pods = [pod("a"), pod("b")]
-    await world.looks(1, requests=0)
+    await world.polls(1, requests=0)
     after = world.watch.measured(KEY)
     assert after is not None
     assert after.requests < both.requests + 30, "nobody knows over which time it counted"
@@ -121,7 +121,7 @@ async def test_requests_during_a_silence_count_and_those_of_an_engine_that_went_
 
 async def test_another_operator_goes_on_with_what_is_shown() -> None:
     world = World(pod("a"))
-    await world.looks(40)
+    await world.polls(40)
     before = world.watch.measured(KEY)
     shown = workload_status(None, before, NOW)
     assert before is not None
@@ -129,7 +129,7 @@ async def test_another_operator_goes_on_with_what_is_shown() -> None:
     world.owner["status"] = {"workload": shown.manifest()}
 
     world.restart()
-    await world.looks(2)
+    await world.polls(2)
 
     after = world.watch.measured(KEY)
     assert after is not None
@@ -141,30 +141,30 @@ async def test_another_operator_goes_on_with_what_is_shown() -> None:
 async def test_a_status_that_somebody_broke_is_begun_anew(status: Any) -> None:
     world = World(pod("a"))
     world.owner["status"] = status
-    await world.looks(30)
+    await world.polls(30)
 
     assert world.watch.measured(KEY) is not None
 
 
 async def test_only_what_matters_wakes_and_seldom() -> None:
     world = World(pod("a"))
-    await world.looks(16)
+    await world.polls(16)
     assert world.woken == []
-    await world.looks(3)
+    await world.polls(3)
     assert world.woken == [KEY], "the first that there is to show"
 
     world.woken.clear()
     steady = int(4 * SELDOM / PERIOD)
-    await world.looks(steady)
+    await world.polls(steady)
     assert len(world.woken) <= 2, "more requests, the same traffic"
     world.woken.clear()
-    await world.looks(int(SELDOM / PERIOD) * 3, prompt=9000)
+    await world.polls(int(SELDOM / PERIOD) * 3, prompt=9000)
     assert 1 <= len(world.woken) <= 3
 
 
 async def test_a_deployment_that_went_is_forgotten_and_one_that_breaks_keeps_no_other() -> None:
     world = World(pod("a"))
-    await world.looks(30)
+    await world.polls(30)
     world.pods = []
     world.indices.take({index_id(MAMBA_DEPLOYMENT): {}, index_id(POD): {}})
     await world.watch.poll()
