@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 BLOCK = 32
-LEAST = 1e-36
+LEAST = 1.5e-36
 """Of a block's largest: what is smaller counts as zero."""
 
 

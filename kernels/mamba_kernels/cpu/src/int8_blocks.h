@@ -25,7 +25,7 @@ struct Int8Inputs {
 };
 
 // Below it a block's scale would be no normal number: what is smaller counts as zero.
-constexpr float kLeastOfBlock = 1e-36f;
+constexpr float kLeastOfBlock = 1.5e-36f;
 
 // The first `count` of a block's inputs; the others are zero. A block in which one is no number has no scale either.
 template <typename T>
