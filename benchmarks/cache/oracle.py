@@ -71,7 +71,7 @@ class Oracle:
         self.number = -1
         self._places: dict[int, KnownCheckpoint] = {}
 
-    def seen(self, token_ids: Tokens, salt: str) -> tuple[KnownMatch, list[KnownCheckpoint]]:
+    def observe(self, token_ids: Tokens, salt: str) -> tuple[KnownMatch, list[KnownCheckpoint]]:
         """The next request; also the places on its path that are cached: their next use is another now."""
         self.number += 1
         path = self.history.paths[self.number]
@@ -81,11 +81,11 @@ class Oracle:
         known = (self._places.get(prefix) for prefix in path)
         return KnownMatch(ends, tip), [place for place in known if place and place.node]
 
-    def mark(self, sighting: KnownMatch, depth: int, place: object, turn: int = 0) -> KnownCheckpoint:
+    def ghost_at(self, sighting: KnownMatch, depth: int, place: object, turn: int = 0) -> KnownCheckpoint:
         """The place at page `depth` of the request that came last."""
         return self._at(self.history.paths[self.number][depth - 1], depth)
 
-    def answered(self, sighting: KnownMatch, token_ids: Tokens, salt: str) -> KnownCheckpoint | None:
+    def observe_answer(self, sighting: KnownMatch, token_ids: Tokens, salt: str) -> KnownCheckpoint | None:
         """Beyond the prompt nothing is known."""
         depth = len(token_ids) // self.history.block
         path = self.history.paths[self.number]
@@ -117,5 +117,5 @@ def foretold(cache: StateCache, history: PrefixHistory) -> StateCache:
     """`cache`, but its estimates of returns are the truth."""
     oracle = Oracle(history)
     cache.donation.ghosts = oracle  # type: ignore[assignment]
-    cache.tree.eviction.foresee(oracle, cache.arena.pages_per_slab)  # type: ignore[arg-type]
+    cache.tree.eviction.use_forecast(oracle, cache.arena.pages_per_slab)  # type: ignore[arg-type]
     return cache

@@ -66,11 +66,11 @@ MUTANTS = (
     ),
     Mutant(
         "eviction begins although it cannot be enough", CACHE + "reclaimer.py",
-        "and self._can_make(slots, pages):", "and True:",
+        "and self._can_make_room(slots, pages):", "and True:",
     ),
     Mutant(
         "a row is never given back", CACHE + "state_cache.py",
-        "        self.batch.give_back(allocation.row)\n", "",
+        "        self.batch.remove(allocation.row)\n", "",
     ),
     Mutant(
         "a row is given to another before the last step of its sequence", CACHE + "state_cache.py",
@@ -124,7 +124,7 @@ MUTANTS = (
     ),
     Mutant(
         "pages that no checkpoint reaches are spared for ever", CACHE + "reclaimer.py",
-        "eviction.checkpoint() or eviction.bare()", "eviction.checkpoint()",
+        "eviction.pop_checkpoint() or eviction.pop_bare_node()", "eviction.pop_checkpoint()",
     ),
     Mutant(
         "all pages that no checkpoint reaches go at once", CACHE + "reclaimer.py",

@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "what came to NaN is donated", ENGINE + "core.py",
-        "                self.cache.condemn(allocation)\n", "                pass\n",
+        "                self.cache.discard_results(allocation)\n", "                pass\n",
         ("tests/unit/engine/test_core.py",),
     ),
     Mutant(

@@ -169,7 +169,7 @@ class Arena:
             if free:
                 heapq.heappush(self._partial, (len(free), slab))
         pages = np.array(out, np.int32)
-        self._hand(pages, PageOwner.FREE, PageOwner.SEQUENCE)
+        self._count_users(pages, PageOwner.FREE, PageOwner.SEQUENCE)
         return pages
 
     def _fullest_partial(self) -> int:
@@ -201,9 +201,9 @@ class Arena:
     def give_pages_to_tree(self, pages: Pages) -> None:
         if self.pages_per_slab:
             self._expect(pages, PageOwner.SEQUENCE)
-            self._hand(pages, PageOwner.SEQUENCE, PageOwner.TREE)
+            self._count_users(pages, PageOwner.SEQUENCE, PageOwner.TREE)
 
-    def _hand(self, pages: Pages, before: int, after: int) -> None:
+    def _count_users(self, pages: Pages, before: int, after: int) -> None:
         self.page_owner[pages] = after
         self.pages_by_owner[before] -= len(pages)
         self.pages_by_owner[after] += len(pages)
@@ -244,7 +244,7 @@ class Arena:
             return
         self._expect(pages, owner)
         if fence > self.completed:
-            self._hand(pages, owner, PageOwner.FENCED)
+            self._count_users(pages, owner, PageOwner.FENCED)
             self._fenced_pages.append((fence, pages))
         else:
             self._return_pages(pages, owner)
@@ -276,7 +276,7 @@ class Arena:
         self._free_slabs.append(slot)
 
     def _return_pages(self, pages: Pages, owner: int) -> None:
-        self._hand(pages, owner, PageOwner.FREE)
+        self._count_users(pages, owner, PageOwner.FREE)
         touched: set[int] = set()
         for page in pages.tolist():
             slab = page // self.pages_per_slab

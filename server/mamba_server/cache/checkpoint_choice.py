@@ -48,7 +48,7 @@ class CheckpointChooser:
         placed = place(
             prompt,
             match.resumable,
-            self._parting(match, branches, sighting),
+            self._branch_depths(match, branches, sighting),
             turn_boundary,
             self.tree.page_size,
             self.track_interval,
@@ -57,9 +57,11 @@ class CheckpointChooser:
         placement = Placement(self._deep_enough(placed.required), self._deep_enough(placed.optional))
         if self.ghosts is None or sighting is None:
             return CheckpointChoice(placement)
-        return self._worth_it(self.ghosts, sighting, placement, match, branches)
+        return self._worthwhile(self.ghosts, sighting, placement, match, branches)
 
-    def _parting(self, match: Match, branches: Sequence[int], sighting: GhostMatch | None) -> Sequence[int]:
+    def _branch_depths(
+        self, match: Match, branches: Sequence[int], sighting: GhostMatch | None
+    ) -> Sequence[int]:
         """Depths at which other prompts part from this one, most important first."""
         if sighting is None:
             return (match.kv_depth, *branches)
@@ -76,7 +78,7 @@ class CheckpointChooser:
         )
         return (*branches, shared, *(depth for _, depth in known))
 
-    def _worth_it(
+    def _worthwhile(
         self,
         ghosts: GhostTree,
         sighting: GhostMatch,
@@ -90,11 +92,11 @@ class CheckpointChooser:
         places = [(depth, CheckpointKind.END, 0) for depth in required]
         places += [(depth, CheckpointKind.GRID, rank) for rank, depth in enumerate(reversed(optional))]
         marked = {
-            depth: ghosts.mark(sighting, depth // page_size, place, rank) for depth, place, rank in places
+            depth: ghosts.ghost_at(sighting, depth // page_size, place, rank) for depth, place, rank in places
         }
         left = {depth: ghost for depth, ghost in marked.items() if ghost is not None}
         chosen = {depth: left.pop(depth) for depth in sure if depth in left}
-        least = eviction.least()
+        least = eviction.lowest_worth()
         while left:
             best, most = 0, -1.0
             for depth, ghost in left.items():

@@ -69,11 +69,11 @@ class Donation:
         ghost, sighting = None, allocation.sighting
         if self.ghosts is not None and slot and sighting is not None:
             if count <= sighting.tip.depth:
-                ghost = self.ghosts.mark(
+                ghost = self.ghosts.ghost_at(
                     sighting, count, CheckpointKind.GRID if guess else CheckpointKind.END
                 )
             else:
-                ghost = self.ghosts.answered(sighting, token_ids, allocation.salt)
+                ghost = self.ghosts.observe_answer(sighting, token_ids, allocation.salt)
         node, had, taken = self._tree.insert(token_ids, pages, slot, step, allocation.salt, ghost=ghost)
         if allocation.node is None or node.depth > allocation.node.depth:
             self._tree.lock(node, state=False)

@@ -29,7 +29,7 @@ class Eviction:
         self._ghosts: GhostTree | None = None
         self._pages_per_slab = 0
 
-    def foresee(self, ghosts: GhostTree | None, pages_per_slab: int) -> None:
+    def use_forecast(self, ghosts: GhostTree | None, pages_per_slab: int) -> None:
         """Take the rates of return from `ghosts`. `pages_per_slab`: 0 where pages take no memory."""
         self._ghosts = ghosts
         self._pages_per_slab = pages_per_slab
@@ -40,7 +40,7 @@ class Eviction:
         for node in list(self._checkpoints):
             self.offer(node)
 
-    def used(self, node: Node) -> None:
+    def touch(self, node: Node) -> None:
         """`node` was made or resumed from just now."""
         self._clock += 1.0
         node.used_at = self._clock
@@ -67,9 +67,9 @@ class Eviction:
         if node is not None and node.ghost is not None and ghost is not None and node.ghost.serves(ghost):
             self.offer(node)
 
-    def least(self) -> float:
+    def lowest_worth(self) -> float:
         """The worth of the next victim; infinite if there is none."""
-        while (node := self.checkpoint()) is not None:
+        while (node := self.pop_checkpoint()) is not None:
             # A locked one is offered again when it is unlocked.
             if not node.state_lock:
                 self.offer(node)
@@ -86,11 +86,11 @@ class Eviction:
         if node.victims is not None:
             node.victims.remove(node)
 
-    def bare(self) -> Node | None:
+    def pop_bare_node(self) -> Node | None:
         """Take out the least recently used node without a checkpoint; None if there is none."""
         return self._bare.pop()
 
-    def checkpoint(self) -> Node | None:
+    def pop_checkpoint(self) -> Node | None:
         """Take out the node with the least valuable checkpoint; None if there is none."""
         while (node := self._checkpoints.pop()) is not None:
             current = self.weigh(node)

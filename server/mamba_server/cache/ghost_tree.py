@@ -170,7 +170,7 @@ class GhostTree:
 
     # --- what comes by -------------------------------------------------------------------------------
 
-    def seen(self, token_ids: Tokens, salt: str) -> tuple[GhostMatch, list[Ghost]]:
+    def observe(self, token_ids: Tokens, salt: str) -> tuple[GhostMatch, list[Ghost]]:
         """A request for `token_ids` came; also the places whose age has changed its bin since the last."""
         self.now += 1
         aged = self._age()
@@ -198,7 +198,9 @@ class GhostTree:
         self._forget()
         return sighting, aged
 
-    def mark(self, sighting: GhostMatch, depth: int, place: CheckpointKind, turn: int = 0) -> Ghost | None:
+    def ghost_at(
+        self, sighting: GhostMatch, depth: int, place: CheckpointKind, turn: int = 0
+    ) -> Ghost | None:
         """The place at page `depth` of a prompt, made if need be; None past its end or if forgotten."""
         at: Ghost | None = sighting.tip
         while at is not None and at.parent is not None and at.parent.depth >= depth:
@@ -209,11 +211,11 @@ class GhostTree:
             return at
         return self._split(at, depth - at.parent.depth, place, turn)
 
-    def answered(self, sighting: GhostMatch, token_ids: Tokens, salt: str) -> Ghost | None:
+    def observe_answer(self, sighting: GhostMatch, token_ids: Tokens, salt: str) -> Ghost | None:
         """The sequence of `sighting` ended with `token_ids` (whole pages) and leaves a checkpoint there."""
         tip = sighting.tip
         if len(token_ids) // self.page_size <= tip.depth:
-            return self.mark(sighting, len(token_ids) // self.page_size, CheckpointKind.END)
+            return self.ghost_at(sighting, len(token_ids) // self.page_size, CheckpointKind.END)
         if tip.parent is None:
             return None
         # Below the first page no hash depends on the salt.

@@ -46,7 +46,7 @@ class PersistentBatch:
         """Rows without a sequence."""
         return len(self._free)
 
-    def take(self, live: int, depth: int) -> int:
+    def add(self, live: int, depth: int) -> int:
         """A row (there is a free one) for a sequence at `depth` with live slot `live` and no pages yet."""
         row = self._free.pop()
         self.depth[row] = depth
@@ -55,7 +55,7 @@ class PersistentBatch:
         self.page_count[row] = self.sent[row] = 0
         return row
 
-    def give_back(self, row: int) -> None:
+    def remove(self, row: int) -> None:
         """The sequence of `row` is over, or was preempted, and no launched step names it any more."""
         self._free.append(row)
 

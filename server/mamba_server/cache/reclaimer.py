@@ -32,8 +32,8 @@ class Reclaimer:
         `evict`: what nobody uses just now may go for it; what is refused changes nothing (W6).
         """
         slots = live + tracking
-        if evict and not self.arena.fits(slots, pages) and self._can_make(slots, pages):
-            self.make(slots, pages)
+        if evict and not self.arena.fits(slots, pages) and self._can_make_room(slots, pages):
+            self.make_room(slots, pages)
         return self.arena.allocate(site, live=live, tracking=tracking, pages=pages)
 
     @property
@@ -41,7 +41,7 @@ class Reclaimer:
         """Pages that could be had now, with everything evicted that nobody uses."""
         return self._room_without_pages(0) + self.tree.evictable_pages
 
-    def _can_make(self, slots: int, pages: int) -> bool:
+    def _can_make_room(self, slots: int, pages: int) -> bool:
         """Whether evicting all that is evictable would be enough."""
         room = self._room_without_pages(slots)
         if room >= 0:
@@ -54,7 +54,7 @@ class Reclaimer:
         spare = self.arena.free_slots + self.tree.evictable_slots - slots
         return spare if spare < 0 else self.arena.partial_pages + spare * self.arena.pages_per_slab
 
-    def make(self, slots: int, pages: int) -> None:
+    def make_room(self, slots: int, pages: int) -> None:
         """Evict until `slots` and `pages` fit, or nothing is left to evict."""
         # Leaves without a checkpoint only show where prompts part. They go before all that can be resumed
         # as long as pages are short, and no longer: slots hardly ever come of them, and the one start that
@@ -64,9 +64,9 @@ class Reclaimer:
             if self.sweeping:
                 self.sweep()
                 continue
-            node = eviction.bare() if pages > self.arena.partial_pages else None
+            node = eviction.pop_bare_node() if pages > self.arena.partial_pages else None
             if node is None:
-                node = eviction.checkpoint() or eviction.bare()
+                node = eviction.pop_checkpoint() or eviction.pop_bare_node()
             if node is None:
                 return
             if node.slot:

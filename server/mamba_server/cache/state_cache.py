@@ -85,7 +85,7 @@ class StateCache:
         eviction = self.tree.eviction
         asks = self.prefix_caching and eviction.policy == "RecomputeCost"
         ghosts = GhostTree(self.page_size) if asks else None
-        eviction.foresee(ghosts, self.arena.pages_per_slab)
+        eviction.use_forecast(ghosts, self.arena.pages_per_slab)
         return ghosts
 
     # --- admission -----------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class StateCache:
                 self.tree.unlock(match.node)
             return None
         choice = CheckpointChoice(Placement((), ()))
-        sighting = self._sight(token_ids, salt) if self.ghosts is not None else None
+        sighting = self._observe_computed(token_ids, salt) if self.ghosts is not None else None
         if self.prefix_caching:
             chooser = CheckpointChooser(
                 self.tree, self.ghosts, self.track_interval, self.cap, self.min_checkpoint_depth,
@@ -155,7 +155,7 @@ class StateCache:
             )  # fmt: skip
             choice = chooser.choose(len(token_ids), sighting, match, turn_boundary, branches)
         live, *spare = grant.slots
-        row = self.batch.take(live, match.resumable)
+        row = self.batch.add(live, match.resumable)
         self.batch.state_seed[row] = token_ids[0]
         self.batch.append_pages(row, match.pages)
         self.batch.append_pages(row, grant.pages)
@@ -170,9 +170,9 @@ class StateCache:
             self._prefilling[salt, allocation.first_page] += 1
         return allocation
 
-    def _sight(self, token_ids: Tokens, salt: str) -> GhostMatch:
+    def _observe_computed(self, token_ids: Tokens, salt: str) -> GhostMatch:
         assert self.ghosts is not None
-        sighting, aged = self.ghosts.seen(token_ids, salt)
+        sighting, aged = self.ghosts.observe(token_ids, salt)
         for ghost in aged:
             if ghost.node is not None:
                 self.tree.eviction.offer(ghost.node)
@@ -199,9 +199,9 @@ class StateCache:
 
     def flush(self) -> int:
         """Forget every checkpoint that no sequence reads just now; how many those were."""
-        return self.reclaimer.flush(self.being_read())
+        return self.reclaimer.flush(self.locked_checkpoints())
 
-    def being_read(self) -> list[Node]:
+    def locked_checkpoints(self) -> list[Node]:
         """The checkpoints that sequences resume from just now: each is locked."""
         return [each.match_node for each in self.allocations.values() if each.match_node is not None]
 
@@ -217,7 +217,7 @@ class StateCache:
             node = node.parent
         return allocation.page_count - (node.depth // self.page_size if node is not None else 0)
 
-    def held_already(self, match: Match) -> int:
+    def pages_in_use(self, match: Match) -> int:
         """Pages of `match` that running sequences use anyway."""
         node = match.node
         while node is not None and not node.kv_lock:
@@ -227,11 +227,11 @@ class StateCache:
     # --- checkpoints ---------------------------------------------------------------------------------
 
     @property
-    def leaves_checkpoints(self) -> bool:
+    def will_checkpoint(self) -> bool:
         """A prefill that starts now will get the slots for its checkpoints, as far as can be foreseen."""
         return self.prefix_caching and (self.strategy.evicts_for_checkpoints or self.arena.free_slots > 0)
 
-    def awaits(self, allocation: SequenceAllocation, depth: int) -> None:
+    def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int) -> None:
         """Another prompt waits for a state of this one at `depth`: leave it there, whatever the cap says."""
         allocation.awaited.add(depth)
         if (
@@ -389,7 +389,7 @@ class StateCache:
             for each in self._retiring
         ]
 
-    def condemn(self, allocation: SequenceAllocation) -> None:
+    def discard_results(self, allocation: SequenceAllocation) -> None:
         """What was computed for it is no number: it donates nothing, and what it left in the tree goes too.
 
         So does the checkpoint it resumed from, if nothing good has come of it.
@@ -444,7 +444,7 @@ class StateCache:
                 # Its checkpoint may have gone meanwhile, and the ghost tree knows where prompts part.
                 self.reclaimer.drop_upwards(allocation.node)
         del self.allocations[allocation.row]
-        self.batch.give_back(allocation.row)
+        self.batch.remove(allocation.row)
 
     def _settle_pending(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
         """Checkpoints of the last steps of a sequence that left the batch before those steps committed."""

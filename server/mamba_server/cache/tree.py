@@ -66,7 +66,7 @@ class TreeListener(Protocol):
         """`node` is about to go, with its pages."""
 
 
-def _nobody(pages: Pages, change: int) -> None:
+def _no_pins(pages: Pages, change: int) -> None:
     """Where no arena asks for pins."""
 
 
@@ -88,7 +88,7 @@ class RadixTree:
         self.forgotten = 0
         """Checkpoints of earlier epochs: nobody resumes from them, and they are still to be dropped."""
         self.listener: TreeListener | None = None
-        self.on_pin: Callable[[Pages, int], None] = _nobody
+        self.on_pin: Callable[[Pages, int], None] = _no_pins
         """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
         self._evicted: dict[int, None] = {}
         self._first_pages: Counter[bytes] = Counter()
@@ -195,7 +195,7 @@ class RadixTree:
 
     def touch(self, node: Node) -> None:
         """A hit refreshes only the checkpoint it used."""
-        self.eviction.used(node)
+        self.eviction.touch(node)
 
     # --- insert --------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class RadixTree:
                     self._first_pages[key] += 1
                 self.nodes += 1
                 self.pages += len(child.pages)
-                self.eviction.used(child)
+                self.eviction.touch(child)
                 if self.listener is not None:
                     self.listener.pages_gained(child)
                 node = child
@@ -257,7 +257,7 @@ class RadixTree:
             self.checkpoints += 1
             self._evicted.pop(id(node), None)
             taken = True
-            self.eviction.used(node)
+            self.eviction.touch(node)
             above = node.above()
             if above is not None:
                 # Who came back to what lay below it resumes from the new one.

@@ -184,7 +184,7 @@ class Admission:
         if sequence.deferred or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
             return False
         awaited = deepest(
-            sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
+            sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.will_checkpoint
         )
         if awaited is None:
             return False
@@ -192,7 +192,7 @@ class Admission:
         if awaited.depth - match.resumable < self.limits.chunk:
             return False
         self._deferred += 1
-        self.cache.awaits(awaited.allocation, awaited.depth)
+        self.cache.keep_checkpoint_at(awaited.allocation, awaited.depth)
         self.waiting.defer(sequence, awaited)
         return True
 
@@ -254,7 +254,7 @@ class Admission:
             running = [self._growth(each) for each in (*self.decoding, *self.prefilling)]
             self._forecast = MemoryForecast(cache.available_pages, cache.page_size, running)
         slots = cache.strategy.slots_per_sequence * cache.arena.pages_per_slab
-        wanted = cache.pages_for(sequence.known) - cache.held_already(match) + slots
+        wanted = cache.pages_for(sequence.known) - cache.pages_in_use(match) + slots
         return self._forecast.admits(SequenceGrowth(self._tokens_left(sequence), wanted + HALF_A_PAGE, 0))
 
     def _growth(self, sequence: Sequence) -> SequenceGrowth:

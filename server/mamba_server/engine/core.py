@@ -207,7 +207,7 @@ class EngineCore:
     def flush_cache(self) -> int:
         """Forget every checkpoint that no sequence reads just now; how many they were."""
         lost = self.cache.flush()
-        self.tree_changes.begin_epoch(self.cache.being_read())
+        self.tree_changes.begin_epoch(self.cache.locked_checkpoints())
         return lost
 
     def change_strategy(self, name: str) -> str:
@@ -395,7 +395,7 @@ class EngineCore:
         for index in np.flatnonzero(~finite).tolist():
             allocation = launched.allocations[index]
             if allocation is not None:
-                self.cache.condemn(allocation)
+                self.cache.discard_results(allocation)
             self._end_with_error(
                 members[index],
                 "the model computed NaN or infinity for this request: it was ended and nothing of it was "

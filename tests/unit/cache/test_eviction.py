@@ -17,7 +17,7 @@ def chain(*depths: int) -> list[Node]:
 
 def order(eviction: Eviction) -> list[int]:
     out = []
-    while (node := eviction.checkpoint()) is not None:
+    while (node := eviction.pop_checkpoint()) is not None:
         out.append(node.depth)
     return out
 
@@ -25,21 +25,21 @@ def order(eviction: Eviction) -> list[int]:
 def test_the_least_recently_used_goes_first() -> None:
     eviction, (a, b, c) = Eviction("LRU"), chain(4, 8, 12)
     for node in (a, b, c, a):
-        eviction.used(node)
+        eviction.touch(node)
     assert order(eviction) == [8, 12, 4]
 
 
 def test_what_is_cheapest_to_recompute_goes_first() -> None:
     eviction, nodes = Eviction("RecomputeCost"), chain(100, 104, 400)
     for node in nodes:
-        eviction.used(node)
+        eviction.touch(node)
     assert order(eviction) == [104, 100, 400]
 
 
 def test_what_was_withdrawn_is_no_victim() -> None:
     eviction, (a, b) = Eviction("LRU"), chain(4, 8)
-    eviction.used(a)
-    eviction.used(b)
+    eviction.touch(a)
+    eviction.touch(b)
     eviction.withdraw(a)
     assert order(eviction) == [8]
 
@@ -47,10 +47,10 @@ def test_what_was_withdrawn_is_no_victim() -> None:
 def test_what_a_search_passes_over_is_found_by_the_next() -> None:
     eviction, (a, b, c) = Eviction("RecomputeCost"), chain(4, 12, 36)
     for node in (a, b, c):
-        eviction.used(node)
+        eviction.touch(node)
     a.state_lock = 1
     # Past the locked one it looks at the next, and takes neither.
-    assert eviction.least() == 8
+    assert eviction.lowest_worth() == 8
     a.state_lock = 0
     eviction.offer(a)
     assert order(eviction) == [4, 12, 36]
@@ -59,7 +59,7 @@ def test_what_a_search_passes_over_is_found_by_the_next() -> None:
 def test_the_heap_does_not_grow_with_hits() -> None:
     eviction, (node,) = Eviction("LRU"), chain(4)
     for _ in range(20_000):
-        eviction.used(node)
+        eviction.touch(node)
     assert len(eviction._checkpoints) == 1
     assert order(eviction) == [4]
 
@@ -72,7 +72,7 @@ def test_a_hit_refreshes_the_checkpoint_it_used_and_no_other() -> None:
     bench.serve(other)
     # A hit of the deep checkpoint leaves the shallow one, the oldest by now, where it was.
     bench.serve(ids(range(17), 99))
-    first = bench.cache.tree.eviction.checkpoint()
+    first = bench.cache.tree.eviction.pop_checkpoint()
     assert first is not None
     assert (first.depth, first.token_ids[0]) == (8, 0)
 
@@ -80,11 +80,11 @@ def test_a_hit_refreshes_the_checkpoint_it_used_and_no_other() -> None:
 def test_a_change_of_policy_orders_what_is_cached_anew() -> None:
     eviction, (a, b, c) = Eviction("RecomputeCost"), chain(4, 12, 36)
     for node in (c, b, a):
-        eviction.used(node)
+        eviction.touch(node)
     eviction.change("LRU")
     assert order(eviction) == [36, 12, 4]
     for node in (c, b, a):
-        eviction.used(node)
+        eviction.touch(node)
     eviction.change("RecomputeCost")
     assert order(eviction) == [4, 12, 36]
 
@@ -98,7 +98,7 @@ def test_a_change_while_serving_keeps_what_is_cached_and_counts_from_then_on() -
     bench.serve(short)
     assert bench.cache.match(long, "", bench.step + 1).resumable == 40
     # Under RecomputeCost the short one would go; the long one was used before it.
-    first = bench.cache.tree.eviction.checkpoint()
+    first = bench.cache.tree.eviction.pop_checkpoint()
     assert first is not None
     assert first.token_ids[0] == 0
     bench.cache.tree.eviction.offer(first)

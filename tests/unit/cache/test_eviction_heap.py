@@ -53,9 +53,9 @@ def test_no_single_use_or_eviction_pays_for_all_hits_before_it() -> None:
     eviction, all_nodes = Eviction("LRU"), nodes(2000)
     for slot, node in enumerate(all_nodes, 1):
         node.slot = slot
-        eviction.used(node)
+        eviction.touch(node)
     # The oldest is hit no more: what is out of date would pile up behind it.
-    uses = [operations(lambda node=node: eviction.used(node)) for _ in range(2) for node in all_nodes[1:]]
+    uses = [operations(lambda node=node: eviction.touch(node)) for _ in range(2) for node in all_nodes[1:]]
     assert max(uses) < 30
-    evictions = [operations(eviction.checkpoint) for _ in range(2)]
+    evictions = [operations(eviction.pop_checkpoint) for _ in range(2)]
     assert max(evictions) < 30

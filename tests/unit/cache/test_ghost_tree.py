@@ -11,23 +11,23 @@ PAGE = 4
 
 def test_it_says_where_a_prompt_parts_from_all_that_came_before() -> None:
     ghosts = GhostTree(PAGE)
-    first, _ = ghosts.seen(ids(range(41)), "")
+    first, _ = ghosts.observe(ids(range(41)), "")
     assert first.shared == 0
-    second, _ = ghosts.seen(ids(range(22), range(100, 120)), "")
+    second, _ = ghosts.observe(ids(range(22), range(100, 120)), "")
     assert second.shared == 5
     assert [ghost.depth for ghost in second.path()] == [10, 5]
 
 
 def test_the_last_token_is_never_resumed_so_it_makes_no_place() -> None:
-    sighting, _ = GhostTree(PAGE).seen(ids(range(40)), "")
+    sighting, _ = GhostTree(PAGE).observe(ids(range(40)), "")
     assert sighting.tip.depth == 9
 
 
 def test_another_salt_shares_nothing() -> None:
     ghosts = GhostTree(PAGE)
-    ghosts.seen(ids(range(41)), "one")
-    assert ghosts.seen(ids(range(41)), "two")[0].shared == 0
-    assert ghosts.seen(ids(range(41)), "one")[0].shared == 10
+    ghosts.observe(ids(range(41)), "one")
+    assert ghosts.observe(ids(range(41)), "two")[0].shared == 0
+    assert ghosts.observe(ids(range(41)), "one")[0].shared == 10
 
 
 def test_a_page_of_the_same_tokens_in_another_order_is_another_page() -> None:
@@ -41,57 +41,57 @@ def test_its_bytes_are_capped_and_the_oldest_is_forgotten_first() -> None:
     ghosts = GhostTree(PAGE, most)
     kept = ids(range(41))
     for number in range(300):
-        ghosts.seen(kept, "")
-        ghosts.seen(ids(range(1000 * number + 1000, 1000 * number + 1080)), "")
+        ghosts.observe(kept, "")
+        ghosts.observe(ids(range(1000 * number + 1000, 1000 * number + 1080)), "")
         assert ghosts.bytes <= most
         counted = sum(GHOST_BYTES + len(ghost.raw) for ghost in ghosts._recent.values())
         assert counted == ghosts.bytes
-    assert ghosts.seen(kept, "")[0].shared == 10
-    assert ghosts.seen(ids(range(1000, 1080)), "")[0].shared == 0
+    assert ghosts.observe(kept, "")[0].shared == 10
+    assert ghosts.observe(ids(range(1000, 1080)), "")[0].shared == 0
 
 
 def test_one_request_uses_one_place_the_deepest_it_begins_with() -> None:
     ghosts = GhostTree(PAGE)
-    one, _ = ghosts.seen(ids(range(41)), "")
-    two, _ = ghosts.seen(ids(range(81)), "")
-    three, _ = ghosts.seen(ids(range(121)), "")
+    one, _ = ghosts.observe(ids(range(41)), "")
+    two, _ = ghosts.observe(ids(range(81)), "")
+    three, _ = ghosts.observe(ids(range(121)), "")
     assert [ghost.uses for ghost in three.path()] == [0, 1, 1]
     assert (one.tip.turn, two.tip.turn, three.tip.turn) == (0, 1, 2)
 
 
 def test_a_turn_that_ends_on_the_page_of_the_last_is_the_newest_end_still() -> None:
     ghosts = GhostTree(PAGE)
-    tip = ghosts.seen(ids(range(42)), "")[0].tip
-    assert ghosts.seen(ids(range(43)), "")[0].tip is tip
+    tip = ghosts.observe(ids(range(42)), "")[0].tip
+    assert ghosts.observe(ids(range(43)), "")[0].tip is tip
     assert (tip.uses, tip.turn) == (0, 1)
 
 
 def test_a_place_can_be_marked_anywhere_on_the_path_and_nowhere_else() -> None:
     ghosts = GhostTree(PAGE)
-    sighting, _ = ghosts.seen(ids(range(41)), "")
-    guess = ghosts.mark(sighting, 6, CheckpointKind.GRID, 2)
+    sighting, _ = ghosts.observe(ids(range(41)), "")
+    guess = ghosts.ghost_at(sighting, 6, CheckpointKind.GRID, 2)
     assert guess is not None
     assert (guess.depth, guess.place, guess.turn) == (6, CheckpointKind.GRID, 2)
-    assert ghosts.mark(sighting, 6, CheckpointKind.END) is guess
-    assert ghosts.mark(sighting, 11, CheckpointKind.END) is None
+    assert ghosts.ghost_at(sighting, 6, CheckpointKind.END) is guess
+    assert ghosts.ghost_at(sighting, 11, CheckpointKind.END) is None
     assert [ghost.depth for ghost in sighting.path()] == [10, 6]
 
 
 def test_an_answer_goes_on_from_its_prompt() -> None:
     ghosts = GhostTree(PAGE)
-    sighting, _ = ghosts.seen(ids(range(41)), "")
-    end = ghosts.answered(sighting, ids(range(60)), "")
+    sighting, _ = ghosts.observe(ids(range(41)), "")
+    end = ghosts.observe_answer(sighting, ids(range(60)), "")
     assert end is not None
     assert (end.depth, end.parent) == (15, sighting.tip)
-    assert ghosts.seen(ids(range(81)), "")[0].shared == 15
+    assert ghosts.observe(ids(range(81)), "")[0].shared == 15
 
 
 def test_ages_enter_each_bin_once_and_in_time() -> None:
     ghosts = GhostTree(PAGE)
-    sighting, _ = ghosts.seen(ids(range(41)), "")
+    sighting, _ = ghosts.observe(ids(range(41)), "")
     tip = sighting.tip
     for number in range(1, 40):
-        _, aged = ghosts.seen(ids(range(1000 * number, 1000 * number + 9)), "")
+        _, aged = ghosts.observe(ids(range(1000 * number, 1000 * number + 9)), "")
         assert (tip in aged) is (number in EDGES)
         assert EDGES[tip.at] <= number < EDGES[tip.at + 1]
 
@@ -143,11 +143,11 @@ def test_texts_of_a_length_that_returns_promise_more_than_those_of_one_that_does
     ghosts = GhostTree(PAGE)
     for number in range(300):
         text = 10_000 * number
-        ghosts.seen(ids(range(text, text + 8 * PAGE + 1)), "")
-        ghosts.seen(ids(range(text + 5000, text + 5000 + 64 * PAGE + 1)), "")
-        ghosts.seen(ids(range(text + 5000, text + 5000 + 65 * PAGE + 1)), "")
-    short = ghosts.seen(ids(range(9_000_000, 9_000_000 + 8 * PAGE + 1)), "")[0].tip
-    long = ghosts.seen(ids(range(9_500_000, 9_500_000 + 64 * PAGE + 1)), "")[0].tip
+        ghosts.observe(ids(range(text, text + 8 * PAGE + 1)), "")
+        ghosts.observe(ids(range(text + 5000, text + 5000 + 64 * PAGE + 1)), "")
+        ghosts.observe(ids(range(text + 5000, text + 5000 + 65 * PAGE + 1)), "")
+    short = ghosts.observe(ids(range(9_000_000, 9_000_000 + 8 * PAGE + 1)), "")[0].tip
+    long = ghosts.observe(ids(range(9_500_000, 9_500_000 + 64 * PAGE + 1)), "")[0].tip
     # Their class knows no lengths.
     assert short.returns is long.returns
     assert long.rate > 3 * short.rate
@@ -155,19 +155,19 @@ def test_texts_of_a_length_that_returns_promise_more_than_those_of_one_that_does
 
 def test_both_parts_of_a_split_text_are_of_its_whole_length() -> None:
     ghosts = GhostTree(PAGE)
-    sighting, _ = ghosts.seen(ids(range(10 * PAGE + 1)), "")
-    guess = ghosts.mark(sighting, 3, CheckpointKind.GRID)
+    sighting, _ = ghosts.observe(ids(range(10 * PAGE + 1)), "")
+    guess = ghosts.ghost_at(sighting, 3, CheckpointKind.GRID)
     assert guess is not None
     assert (guess.length, sighting.tip.length) == (10, 10)
-    longer, _ = ghosts.seen(ids(range(13 * PAGE + 1)), "")
+    longer, _ = ghosts.observe(ids(range(13 * PAGE + 1)), "")
     assert longer.tip.length == 3
 
 
 def test_a_place_that_was_used_is_known_by_its_own_record() -> None:
     ghosts = GhostTree(PAGE)
-    tip = ghosts.seen(ids(range(10 * PAGE + 1)), "")[0].tip
+    tip = ghosts.observe(ids(range(10 * PAGE + 1)), "")[0].tip
     assert tip.excess is not None
-    ghosts.seen(ids(range(12 * PAGE + 1)), "")
+    ghosts.observe(ids(range(12 * PAGE + 1)), "")
     assert tip.uses == 1
     assert tip.excess is None
 
@@ -179,7 +179,7 @@ def test_a_text_behind_a_busy_beginning_is_expected_back_more_than_one_behind_a_
         first = next(fresh)
         text = ids(range(stem, stem + 8), range(first, first + 9))
         for _ in range(times):
-            sighting, _ = ghosts.seen(text, "")
+            sighting, _ = ghosts.observe(text, "")
         return sighting.tip
 
     for number in range(640):

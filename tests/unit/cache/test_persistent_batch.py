@@ -27,7 +27,7 @@ def row_pages(batch: PersistentBatch, row: int) -> list[int]:
 
 def test_every_row_is_given_once_and_the_first_ones_first() -> None:
     batch = PersistentBatch(2, 4)
-    assert [batch.take(live, 0) for live in (7, 8, 9, 10)] == [0, 1, 2, 3]
+    assert [batch.add(live, 0) for live in (7, 8, 9, 10)] == [0, 1, 2, 3]
     assert batch.free == 0
 
 
@@ -38,10 +38,10 @@ def test_any_order_of_coming_and_going_leaves_every_row_with_one_owner(events: l
     there: set[int] = set()
     for event in events:
         if event < 4 and event in there:
-            batch.give_back(event)
+            batch.remove(event)
             there.remove(event)
         elif batch.free:
-            row = batch.take(1, 0)
+            row = batch.add(1, 0)
             assert row not in there
             there.add(row)
         assert batch.free == 4 - len(there)
@@ -49,7 +49,7 @@ def test_any_order_of_coming_and_going_leaves_every_row_with_one_owner(events: l
 
 def test_a_row_knows_where_its_sequence_starts_and_how_far_launched_steps_took_it() -> None:
     batch = PersistentBatch(2, 8)
-    other, row = batch.take(1, 0), batch.take(4, 16)
+    other, row = batch.add(1, 0), batch.add(4, 16)
     assert (batch.depth[row], batch.live[row], batch.last_step[row]) == (16, 4, 0)
     batch.launch(row, 20, 1 << 40)
     assert (batch.depth[row], batch.last_step[row]) == (20, 1 << 40)
@@ -58,7 +58,7 @@ def test_a_row_knows_where_its_sequence_starts_and_how_far_launched_steps_took_i
 
 def test_a_step_of_many_rows_moves_each_of_them_and_no_other() -> None:
     batch = PersistentBatch(2, 8)
-    rows = np.array([batch.take(slot, depth) for slot, depth in ((1, 5), (2, 6), (3, 7))], np.int32)
+    rows = np.array([batch.add(slot, depth) for slot, depth in ((1, 5), (2, 6), (3, 7))], np.int32)
     batch.launch(rows[[0, 2]], batch.depth[rows[[0, 2]]] + 1, 9)
     assert batch.depth[rows].tolist() == [6, 6, 8]
     assert batch.last_step[rows].tolist() == [9, 0, 9]
@@ -66,11 +66,11 @@ def test_a_step_of_many_rows_moves_each_of_them_and_no_other() -> None:
 
 def test_of_the_row_of_a_longer_sequence_nothing_is_left_for_the_next() -> None:
     batch = PersistentBatch(1, 8)
-    row = batch.take(3, 0)
+    row = batch.add(3, 0)
     batch.append_pages(row, pages(1, 2, 3, 4, 5))
     batch.launch(row, 17, 4)
-    batch.give_back(row)
-    assert batch.take(6, 0) == row
+    batch.remove(row)
+    assert batch.add(6, 0) == row
     batch.append_pages(row, pages(6))
     assert row_pages(batch, row) == [6]
     assert (batch.depth[row], batch.last_step[row], batch.live[row]) == (0, 0, 6)
@@ -80,7 +80,7 @@ def test_of_the_row_of_a_longer_sequence_nothing_is_left_for_the_next() -> None:
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=12))
 def test_pages_are_kept_in_the_order_they_came(portions: list[list[int]]) -> None:
     batch = PersistentBatch(1, 12 * 20)
-    row = batch.take(1, 0)
+    row = batch.add(1, 0)
     for portion in portions:
         batch.append_pages(row, pages(*portion))
     assert row_pages(batch, row) == [page for portion in portions for page in portion]
@@ -88,7 +88,7 @@ def test_pages_are_kept_in_the_order_they_came(portions: list[list[int]]) -> Non
 
 def test_the_pages_given_in_may_change_afterwards() -> None:
     batch, grant = PersistentBatch(1, 4), pages(4, 5)
-    row = batch.take(1, 0)
+    row = batch.add(1, 0)
     batch.append_pages(row, grant)
     grant[:] = 0
     assert row_pages(batch, row) == [4, 5]
@@ -96,7 +96,7 @@ def test_the_pages_given_in_may_change_afterwards() -> None:
 
 def test_the_longest_sequence_fits_its_row_and_a_longer_one_is_no_silent_loss() -> None:
     batch = PersistentBatch(1, 3)
-    row = batch.take(1, 0)
+    row = batch.add(1, 0)
     batch.append_pages(row, pages(1, 2, 3))
     assert batch.page_count[row] == 3
     with pytest.raises(LedgerViolation, match="4 pages"):
@@ -106,7 +106,7 @@ def test_the_longest_sequence_fits_its_row_and_a_longer_one_is_no_silent_loss() 
 
 def test_a_model_without_attention_needs_no_pages() -> None:
     batch = PersistentBatch(2, 0)
-    row = batch.take(1, 0)
+    row = batch.add(1, 0)
     batch.append_pages(row, pages())
     assert batch.page_count[row] == 0
 
@@ -145,11 +145,11 @@ def test_a_table_that_was_sent_what_changed_has_the_pages_of_every_row(
 ) -> None:
     batch = PersistentBatch(3, 7)
     table = np.full_like(batch.pages, -1)
-    there = {batch.take(1, 0) for _ in range(3)}
+    there = {batch.add(1, 0) for _ in range(3)}
     for row, event, page in events:
         if row not in there:
             if event == "append":
-                there.add(batch.take(1, 0))
+                there.add(batch.add(1, 0))
             continue
         count = int(batch.page_count[row])
         if event == "append" and count < 7:
@@ -160,7 +160,7 @@ def test_a_table_that_was_sent_what_changed_has_the_pages_of_every_row(
             batch.replace_pages(row, first)
             assert batch.pages[row, : len(first)].tolist() == first.tolist()
         elif event == "end":
-            batch.give_back(row)
+            batch.remove(row)
             there.remove(row)
         elif event == "send":
             rows = np.array(sorted(there), np.int32)
@@ -173,7 +173,7 @@ def test_a_table_that_was_sent_what_changed_has_the_pages_of_every_row(
 
 def test_of_a_long_row_only_the_page_that_came_is_sent() -> None:
     batch = PersistentBatch(2, 9000)
-    rows = np.array([batch.take(1, 0), batch.take(2, 0)], np.int32)
+    rows = np.array([batch.add(1, 0), batch.add(2, 0)], np.int32)
     batch.append_pages(0, np.arange(1, 8193, dtype=np.int32))
     batch.append_pages(1, pages(9))
     assert len(batch.unsent_pages(rows)[0]) == 8193

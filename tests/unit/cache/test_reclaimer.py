@@ -32,7 +32,7 @@ def test_leaves_go_until_the_pages_do_and_no_longer() -> None:
     bench = full()
     pages = bench.arena.partial_pages + 2
     before = bench.cache.tree.checkpoints
-    bench.cache.reclaimer.make(1, pages)
+    bench.cache.reclaimer.make_room(1, pages)
     assert bench.arena.fits(1, pages)
     # The slab is had from checkpoints: not all leaves are dropped in the hope that it comes of them.
     assert bench.cache.tree.checkpoints < before
@@ -41,14 +41,14 @@ def test_leaves_go_until_the_pages_do_and_no_longer() -> None:
 
 def test_leaves_stay_while_slots_alone_are_short() -> None:
     bench = full()
-    bench.cache.reclaimer.make(1, 0)
+    bench.cache.reclaimer.make_room(1, 0)
     assert bench.arena.fits(1, 0)
     assert len(leaves(bench)) == 6
 
 
 def test_leaves_go_for_slots_when_nothing_else_is_left() -> None:
     bench = full()
-    bench.cache.reclaimer.make(32, 0)
+    bench.cache.reclaimer.make_room(32, 0)
     assert not leaves(bench)
     assert not bench.cache.tree.checkpoints
 
@@ -57,7 +57,7 @@ def test_pages_that_lost_their_checkpoint_while_in_use_go_with_their_sequence() 
     bench = CacheBench.make(policy="RecomputeCost")
     tokens = ids(range(18))
     allocation = bench.prefill(tokens)
-    while (node := bench.cache.tree.eviction.checkpoint()) is not None:
+    while (node := bench.cache.tree.eviction.pop_checkpoint()) is not None:
         bench.cache.reclaimer.evict(node)
     bench.check()
     assert bench.cache.tree.pages == 4

@@ -36,7 +36,7 @@ def add(to: RadixTree, prompt: np.ndarray, slot: int) -> Node:
 
 def seen(ghosts: GhostTree, to: RadixTree, prompt: np.ndarray, slot: int = 0) -> Node | None:
     """A request for `prompt` came by; with `slot`, it leaves a checkpoint at its end."""
-    sighting, aged = ghosts.seen(prompt, "")
+    sighting, aged = ghosts.observe(prompt, "")
     for ghost in aged:
         if ghost.node is not None:
             to.eviction.offer(ghost.node)
@@ -50,7 +50,7 @@ def seen(ghosts: GhostTree, to: RadixTree, prompt: np.ndarray, slot: int = 0) ->
 def order(of: RadixTree) -> list[int]:
     """Slots from the first victim to the last, as if each were evicted in turn."""
     out = []
-    while (node := of.eviction.checkpoint()) is not None:
+    while (node := of.eviction.pop_checkpoint()) is not None:
         if node.slot:
             of.eviction.evicted(node)
             out.append(of.drop_state(node))
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_worth_more_once_the_one_above_it_is_gone() -> None:
 
 def foreseeing(pages_per_slab: int = 0) -> tuple[GhostTree, RadixTree]:
     ghosts, to = GhostTree(PAGE), tree()
-    to.eviction.foresee(ghosts, pages_per_slab)
+    to.eviction.use_forecast(ghosts, pages_per_slab)
     return ghosts, to
 
 
@@ -138,15 +138,15 @@ def test_looking_for_the_least_worth_changes_nothing() -> None:
     it = tree()
     add(it, tokens(0, 100), 1)
     add(it, tokens(1000, 40), 2)
-    assert it.eviction.least() == it.eviction.least() == 40
+    assert it.eviction.lowest_worth() == it.eviction.lowest_worth() == 40
     assert order(it) == [2, 1]
 
 
 def test_nothing_is_worth_less_than_what_is_locked() -> None:
     it = tree()
-    assert it.eviction.least() == float("inf")
+    assert it.eviction.lowest_worth() == float("inf")
     it.lock(add(it, tokens(0, 100), 1), state=True)
-    assert it.eviction.least() == float("inf")
+    assert it.eviction.lowest_worth() == float("inf")
 
 
 @pytest.mark.parametrize(("strategy", "evicts"), [("NoBuffer", False), ("ExtraBuffer", True)])

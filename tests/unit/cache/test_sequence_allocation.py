@@ -10,7 +10,7 @@ from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint
 
 def allocation(spare: list[int] | None = None) -> SequenceAllocation:
     batch = PersistentBatch(1, 8)
-    return SequenceAllocation(batch, batch.take(1, 0), "", spare or [], Placement((), ()))
+    return SequenceAllocation(batch, batch.add(1, 0), "", spare or [], Placement((), ()))
 
 
 def test_slots_of_prefill_checkpoints_are_held_but_not_reserved() -> None:

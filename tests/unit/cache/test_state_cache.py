@@ -190,7 +190,7 @@ def test_a_checkpoint_that_somebody_waits_for_stays_although_its_path_is_over_th
     longer = ids(stem, range(200, 230), range(300, 360))
     allocation = bench.admit(longer)
     assert allocation is not None
-    bench.cache.awaits(allocation, 36)
+    bench.cache.keep_checkpoint_at(allocation, 36)
     bench.launch(allocation, len(longer))
     bench.commit(allocation, longer)
     assert bench.checkpoints(longer) == [8, 36, 96]
@@ -309,7 +309,7 @@ def test_pages_without_a_checkpoint_stay_while_only_slots_are_wanted() -> None:
     bench.arena.refuse = lambda _: False
     other = ids(range(100, 117))
     bench.serve(other)
-    bench.cache.reclaimer.make(bench.arena.free_slots + 1, 0)
+    bench.cache.reclaimer.make_room(bench.arena.free_slots + 1, 0)
     bench.check()
     assert bench.checkpoints(other) == []
     assert bench.cache.match(PROMPT, "", 99).kv_depth == 16
@@ -342,7 +342,7 @@ def test_with_a_checkpoint_go_the_pages_that_only_it_could_resume() -> None:
         bench.commit(allocation, tokens)
     bench.cache.retire(allocation, lambda: tokens)
     assert (bench.checkpoints(tokens), bench.cache.tree.pages) == ([28], 8)
-    bench.cache.reclaimer.make(bench.arena.free_slots + 1, 0)
+    bench.cache.reclaimer.make_room(bench.arena.free_slots + 1, 0)
     bench.check()
     assert bench.cache.tree.pages == 0
 
@@ -429,7 +429,7 @@ def test_without_a_buffer_an_answer_leaves_checkpoints_in_free_slots_and_they_ar
     bench.cache.retire(allocation, lambda: tokens[:37])
     bench.check()
     assert max(bench.checkpoints(tokens)) == 36
-    bench.cache.reclaimer.make(bench.arena.free_slots + bench.cache.tree.checkpoints, 0)
+    bench.cache.reclaimer.make_room(bench.arena.free_slots + bench.cache.tree.checkpoints, 0)
     assert bench.cache.tree.checkpoints == 0
 
 

@@ -178,10 +178,10 @@ def test_a_checkpoint_that_was_dropped_is_no_victim_while_its_pages_are_in_use()
     node = put(tree, ids(range(8)), slot=1)
     tree.lock(node, state=False)
     tree.drop_state(node)
-    assert tree.eviction.checkpoint() is None
-    assert tree.eviction.bare() is None
+    assert tree.eviction.pop_checkpoint() is None
+    assert tree.eviction.pop_bare_node() is None
     tree.unlock(node)
-    assert tree.eviction.bare() is node
+    assert tree.eviction.pop_bare_node() is node
 
 
 class Listener:

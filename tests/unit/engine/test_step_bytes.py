@@ -63,7 +63,7 @@ def decodes(contexts: list[int]) -> tuple[PersistentBatch, ModelRunner, Schedule
     )  # fmt: skip
     page, greedy = 1, SamplingParams(max_tokens=1, temperature=0.0)
     for slot, context in enumerate(contexts, 1):
-        row, count = batch.take(slot, context), -(-context // PAGE)
+        row, count = batch.add(slot, context), -(-context // PAGE)
         batch.append_pages(row, np.arange(page, page + count, dtype=np.int32))
         runner._sampling[row] = SamplingRow(greedy, 0, 1, row, -1, np.empty(0, np.int32), ())
         page += count

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def test_it_is_the_hosts_table_after_any_changes(data: st.DataObject) -> None:
     width = 3 * LONG
     batch, table = PersistentBatch(2, width), PageTable(4, width, CPU)
-    rows = [batch.take(1, 0) for _ in range(4)]
+    rows = [batch.add(1, 0) for _ in range(4)]
     page = 1
     for _ in range(data.draw(st.integers(1, 5))):
         for row in data.draw(st.lists(st.sampled_from(rows), unique=True)):
@@ -38,7 +38,7 @@ def test_it_is_the_hosts_table_after_any_changes(data: st.DataObject) -> None:
 def test_a_long_context_whose_pages_are_replaced_sends_its_entries_alone() -> None:
     width = 131_072 // 16
     batch, table = PersistentBatch(128, width), PageTable(256, width, CPU)
-    rows = np.array([batch.take(1, 0) for _ in range(256)], np.int32)
+    rows = np.array([batch.add(1, 0) for _ in range(256)], np.int32)
     for row in rows:
         batch.append_pages(int(row), np.arange(1, (width if row == rows[0] else 64) + 1, dtype=np.int32))
     table.write(*batch.unsent_pages(rows))
@@ -53,7 +53,7 @@ def test_a_long_context_whose_pages_are_replaced_sends_its_entries_alone() -> No
 def test_a_decode_step_of_256_rows_sends_less_than_64_kib_even_when_a_long_context_is_replaced() -> None:
     width = 131_072 // 16
     batch, table = PersistentBatch(128, width), PageTable(256, width, CPU)
-    rows = np.array([batch.take(1, 0) for _ in range(256)], np.int32)
+    rows = np.array([batch.add(1, 0) for _ in range(256)], np.int32)
     batch.append_pages(int(rows[0]), np.arange(1, width + 1, dtype=np.int32))
     table.write(*batch.unsent_pages(rows))
     batch.replace_pages(int(rows[0]), np.arange(2, width + 2, dtype=np.int32))
