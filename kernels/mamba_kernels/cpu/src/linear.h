@@ -118,14 +118,66 @@ struct ScaledInt8 {
   }
 };
 
+// What becomes of the sums of a panel's outputs: bias, activation and rounding.
+template <typename T>
+class PanelOutputs {
+ public:
+  PanelOutputs(const LinearLayer& layer, int64_t panel)
+      : activation_(layer.activation),
+        output_(panel * kPanel),
+        count_(static_cast<int>(least(kPanel, layer.outputs - output_))) {
+    const auto* bias = static_cast<const T*>(layer.bias);
+    added_ = bias == nullptr ? Lanes::zero() : load_some(bias + output_, count_);
+  }
+  void store(Lanes sum, T* row) const { store_some(row + output_, count_, activated(sum + added_, activation_)); }
+
+ private:
+  int32_t activation_;
+  int64_t output_;
+  int count_;
+  Lanes added_;
+};
+
+// Calls multiply(panel, end of panels, row tile, end of them) for blocks of so many row tiles, whose inputs stay cached
+// while a group of panels passes by.
+template <typename Multiply>
+void for_each_tile_block(int64_t tiles, int64_t tiles_per_block, int64_t panels, int64_t panel_bytes,
+                         const Multiply& multiply) {
+  const int64_t blocks = (tiles + tiles_per_block - 1) / tiles_per_block;
+  const int64_t wide = kWidestVector;
+  const int64_t per_group = (clamp(kChunkBytes / panel_bytes, 1, panels) + wide - 1) / wide * wide;
+  const int64_t groups = (panels + per_group - 1) / per_group;
+  for_each_chunk(static_cast<int>(blocks * groups), [&](int chunk) {
+    const int64_t block = chunk / groups, group = chunk % groups;
+    multiply(group * per_group, least((group + 1) * per_group, panels), block * tiles_per_block,
+             least((block + 1) * tiles_per_block, tiles));
+  });
+}
+
+// The whole product, so many rows at a time as the packed inputs are to take memory for.
+template <typename Call, int64_t kAtOnce>
+void run_rows(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
+  using Element = typename Call::Element;
+  static thread_local Scratch scratch;
+  for (int64_t first = 0; first < rows; first += kAtOnce) {
+    const int64_t some = least(rows - first, kAtOnce);
+    auto* packed = scratch.get<typename Call::Packed>(Call::packed_size(layer, some));
+    Call(layer, static_cast<const Element*>(x) + first * x_stride, x_stride, some,
+         static_cast<Element*>(out) + first * layer.outputs, packed)
+        .run();
+  }
+}
+
 template <typename Format>
 class LinearCall {
-  using Element = typename Format::Element;
   using Weight = typename Format::Weight;
   using Activation = typename Format::Activation;
   static constexpr int kMostRows = Format::kMostRows;
 
  public:
+  using Element = typename Format::Element;
+  using Packed = Activation;
+
   LinearCall(const LinearLayer& layer, const Element* x, int64_t x_stride, int64_t rows, Element* out,
              Activation* packed)
       : layer_(layer),
@@ -152,16 +204,10 @@ class LinearCall {
     // Blocks of rows whose activations stay cached while the panels pass by.
     const int64_t row_bytes = blocks_ * Format::kActivations * static_cast<int64_t>(sizeof(Activation));
     const int64_t tiles_per_block = clamp(kCachedBytes / (row_bytes * kMostRows), 1, tiles_);
-    const int64_t blocks = (tiles_ + tiles_per_block - 1) / tiles_per_block;
     const int64_t panel_bytes = blocks_ * static_cast<int64_t>(sizeof(Weight));
-    const int64_t wide = kWidestVector;
-    const int64_t panels_per_chunk = (clamp(kChunkBytes / panel_bytes, 1, panels_) + wide - 1) / wide * wide;
-    const int64_t groups = (panels_ + panels_per_chunk - 1) / panels_per_chunk;
-    for_each_chunk(static_cast<int>(blocks * groups), [&](int chunk) {
-      const int64_t block = chunk / groups, group = chunk % groups;
-      multiply(group * panels_per_chunk, least((group + 1) * panels_per_chunk, panels_), block * tiles_per_block,
-               least((block + 1) * tiles_per_block, tiles_));
-    });
+    for_each_tile_block(
+        tiles_, tiles_per_block, panels_, panel_bytes,
+        [this](int64_t panel, int64_t end, int64_t tile, int64_t last) { multiply(panel, end, tile, last); });
   }
 
  private:
@@ -281,14 +327,8 @@ class LinearCall {
       return;
     }
     for (int p = 0; p < kPanels; ++p) {
-      const int64_t output = (part.panel + p) * kPanel;
-      const int count = static_cast<int>(least(kPanel, layer_.outputs - output));
-      const Element* bias = static_cast<const Element*>(layer_.bias);
-      const Lanes added = bias == nullptr ? Lanes::zero() : load_some(bias + output, count);
-      for (int row = 0; row < kRows; ++row) {
-        const Lanes sum = activated(sums[p][row] + added, layer_.activation);
-        store_some(out_ + (first + row) * layer_.outputs + output, count, sum);
-      }
+      const PanelOutputs<Element> outputs(layer_, part.panel + p);
+      for (int row = 0; row < kRows; ++row) outputs.store(sums[p][row], out_ + (first + row) * layer_.outputs);
     }
   }
 
@@ -309,15 +349,7 @@ class LinearCall {
 
 template <typename Format>
 void run_linear(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
-  using Element = typename Format::Element;
-  static thread_local Scratch scratch;
-  for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
-    const int64_t some = rows - first < kRowsAtOnce ? rows - first : kRowsAtOnce;
-    auto* packed = scratch.get<typename Format::Activation>(LinearCall<Format>::packed_size(layer, some));
-    LinearCall<Format>(layer, static_cast<const Element*>(x) + first * x_stride, x_stride, some,
-                       static_cast<Element*>(out) + first * layer.outputs, packed)
-        .run();
-  }
+  run_rows<LinearCall<Format>, kRowsAtOnce>(layer, x, x_stride, rows, out);
 }
 
 void linear(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {

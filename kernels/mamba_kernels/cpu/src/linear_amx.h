@@ -16,6 +16,9 @@ constexpr int64_t kWeightTile = kTileSteps * kPanel;  // pairs
 
 class TileLinear {
  public:
+  using Element = uint16_t;
+  using Packed = uint16_t;
+
   TileLinear(const LinearLayer& layer, const uint16_t* x, int64_t x_stride, int64_t rows, uint16_t* out,
              uint16_t* tiles)
       : layer_(layer),
@@ -31,7 +34,7 @@ class TileLinear {
         height_(static_cast<int>(least(rows, kSide))),
         down_((rows + kSide - 1) / kSide) {}
 
-  static int64_t tiles_size(const LinearLayer& layer, int64_t rows) {
+  static int64_t packed_size(const LinearLayer& layer, int64_t rows) {
     const int64_t down = (rows + kSide - 1) / kSide, across = (layer.inputs + kTileInputs - 1) / kTileInputs;
     return down * across * least(rows, kSide) * kTileInputs;
   }
@@ -44,7 +47,7 @@ class TileLinear {
       for_each_chunk(down, [this](int tile) { fill(tile); });
     }
     const int64_t panel_bytes = steps_ * kPanel * static_cast<int64_t>(sizeof(uint32_t));
-    for_each_tile_block(down_, across_ * height_ * kTilePitch, panels_, panel_bytes,
+    for_each_tile_block(down_, cached_tiles(down_, across_ * height_ * kTilePitch), panels_, panel_bytes,
                   [this](int64_t panel, int64_t end, int64_t tile, int64_t last) { multiply(panel, end, tile, last); });
   }
 
@@ -180,14 +183,7 @@ class TileLinear {
 void linear_amx(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
   if (layer->packing == kInt8) return int8_linear_amx(*layer, x, x_stride, rows, out);
   if (layer->kind != kBfloat16) return linear(layer, x, x_stride, rows, out);
-  static thread_local Scratch scratch;
-  for (int64_t first = 0; first < rows; first += kTileRowsAtOnce) {
-    const int64_t some = rows - first < kTileRowsAtOnce ? rows - first : kTileRowsAtOnce;
-    auto* tiles = scratch.get<uint16_t>(TileLinear::tiles_size(*layer, some));
-    TileLinear(*layer, static_cast<const uint16_t*>(x) + first * x_stride, x_stride, some,
-               static_cast<uint16_t*>(out) + first * layer->outputs, tiles)
-        .run();
-  }
+  run_rows<TileLinear, kTileRowsAtOnce>(*layer, x, x_stride, rows, out);
 }
 
 }  // namespace

@@ -20,6 +20,9 @@ struct alignas(64) Int8TileInputs {
 template <typename T>
 class Int8TileLinear {
  public:
+  using Element = T;
+  using Packed = Int8TileInputs;
+
   Int8TileLinear(const LinearLayer& layer, const T* x, int64_t x_stride, int64_t rows, T* out, Int8TileInputs* tiles)
       : layer_(layer),
         x_(x),
@@ -32,7 +35,7 @@ class Int8TileLinear {
         height_(static_cast<int>(least(rows, kSide))),
         down_((rows + kSide - 1) / kSide) {}
 
-  static int64_t tiles_size(const LinearLayer& layer, int64_t rows) {
+  static int64_t packed_size(const LinearLayer& layer, int64_t rows) {
     return (rows + kSide - 1) / kSide * ((layer.inputs + kScaled - 1) / kScaled);
   }
 
@@ -46,7 +49,7 @@ class Int8TileLinear {
     const int64_t tile_bytes = blocks_ * static_cast<int64_t>(sizeof(Int8TileInputs));
     const int64_t panel_bytes = blocks_ * static_cast<int64_t>(sizeof(Int8Block));
     for_each_tile_block(
-        down_, tile_bytes, panels_, panel_bytes,
+        down_, cached_tiles(down_, tile_bytes), panels_, panel_bytes,
         [this](int64_t panel, int64_t end, int64_t tile, int64_t last) { multiply(panel, end, tile, last); });
   }
 
@@ -138,21 +141,10 @@ class Int8TileLinear {
   int64_t down_;
 };
 
-template <typename T>
-void int8_rows_amx(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
-  static thread_local Scratch scratch;
-  for (int64_t first = 0; first < rows; first += kTileRowsAtOnce) {
-    const int64_t some = least(rows - first, kTileRowsAtOnce);
-    auto* tiles = scratch.get<Int8TileInputs>(Int8TileLinear<T>::tiles_size(layer, some));
-    Int8TileLinear<T>(layer, static_cast<const T*>(x) + first * x_stride, x_stride, some,
-                      static_cast<T*>(out) + first * layer.outputs, tiles)
-        .run();
-  }
-}
-
 void int8_linear_amx(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
   if (rows <= kLeftToLanes) return linear(&layer, x, x_stride, rows, out);
-  const auto run = layer.kind == kBfloat16 ? int8_rows_amx<uint16_t> : int8_rows_amx<float>;
+  const auto run = layer.kind == kBfloat16 ? run_rows<Int8TileLinear<uint16_t>, kTileRowsAtOnce>
+                                           : run_rows<Int8TileLinear<float>, kTileRowsAtOnce>;
   run(layer, x, x_stride, rows, out);
 }
 

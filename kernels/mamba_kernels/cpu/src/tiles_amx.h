@@ -46,33 +46,16 @@ inline void store_sums(T (&sums)[4][kSide * kPanel]) {
   _tile_stored(3, sums[3], kTilePitch);
 }
 
-// Bias, activation and rounding of the sums of a panel's outputs, [rows, kPanel].
+// Stores the sums of a panel's outputs, [rows, kPanel].
 template <typename T>
 void finish_rows(const LinearLayer& layer, int64_t panel, int64_t rows, const float* sums, T* out) {
-  const int64_t output = panel * kPanel;
-  const int count = static_cast<int>(least(kPanel, layer.outputs - output));
-  const auto* bias = static_cast<const T*>(layer.bias);
-  const Lanes added = bias == nullptr ? Lanes::zero() : load_some(bias + output, count);
-  for (int64_t row = 0; row < rows; ++row) {
-    const Lanes sum = activated(Lanes::load(sums + row * kPanel) + added, layer.activation);
-    store_some(out + row * layer.outputs + output, count, sum);
-  }
+  const PanelOutputs<T> outputs(layer, panel);
+  for (int64_t row = 0; row < rows; ++row) outputs.store(Lanes::load(sums + row * kPanel), out + row * layer.outputs);
 }
 
-// Calls multiply(panel, end of panels, row tile, end of them) for blocks of row tiles, an even number of them, whose
-// inputs stay cached while the panels pass by.
-template <typename Multiply>
-void for_each_tile_block(int64_t row_tiles, int64_t tile_bytes, int64_t panels, int64_t panel_bytes,
-                         const Multiply& multiply) {
-  const int64_t per_block = (clamp(kCachedRows / tile_bytes, 1, row_tiles) + 1) / 2 * 2;
-  const int64_t blocks = (row_tiles + per_block - 1) / per_block;
-  const int64_t per_group = (clamp(kChunkBytes / panel_bytes, 1, panels) + kWide - 1) / kWide * kWide;
-  const int64_t groups = (panels + per_group - 1) / per_group;
-  for_each_chunk(static_cast<int>(blocks * groups), [&](int chunk) {
-    const int64_t block = chunk / groups, group = chunk % groups;
-    multiply(group * per_group, least((group + 1) * per_group, panels), block * per_block,
-             least((block + 1) * per_block, row_tiles));
-  });
+// Row tiles whose inputs stay cached: an even number, since two are multiplied at once.
+inline int64_t cached_tiles(int64_t row_tiles, int64_t tile_bytes) {
+  return (clamp(kCachedRows / tile_bytes, 1, row_tiles) + 1) / 2 * 2;
 }
 
 }  // namespace
