@@ -27,8 +27,7 @@ _end_of_plane = pytest.StashKey[ExitStack]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Builds what the collected tests need; a failed build fails those tests and no others."""
-    asked = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if session.config.option.collectonly or not asked & CLUSTERS:
+    if session.config.option.collectonly or not any(_needs_cluster(item) for item in session.items):
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
@@ -36,6 +35,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             ensure()
         except ClusterError as error:
             session.config.stash[_failure] = error
+
+
+def _needs_cluster(item: pytest.Item) -> bool:
+    """Whether it asks for one of `CLUSTERS` as made here: a test may call something of its own a node."""
+    fixtures = getattr(item, "_fixtureinfo", None)
+    asked = fixtures.name2fixturedefs if fixtures is not None else {}
+    return any(asked[name][-1].func.__module__ == __name__ for name in CLUSTERS & asked.keys())
 
 
 def _binaries(config: pytest.Config) -> Path:

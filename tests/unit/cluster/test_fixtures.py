@@ -14,7 +14,9 @@ import pytest
 from testcluster import fixtures
 
 TESTS = """\
-def test_plain(): pass
+import pytest
+@pytest.mark.parametrize("node", ["of a tree"])
+def test_plain(node): pass
 def test_cluster(control_plane): pass
 """
 BROKEN_GO = """\
@@ -55,7 +57,7 @@ def test_a_failed_build_fails_only_the_tests_that_need_it(tmp_path: Path, enviro
     assert (tmp_path / "calls").read_text() == "run\n"
 
 
-@pytest.mark.parametrize("arguments", [("-k", "plain"), ("--collect-only",)])
+@pytest.mark.parametrize("arguments", [("-k", "test_plain"), ("--collect-only",)])
 def test_nothing_is_built_when_no_test_needs_it(
     tmp_path: Path, environ: dict[str, str], arguments: tuple[str, ...]
 ) -> None:
