@@ -6,9 +6,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ByteSize
 from pydantic_core import PydanticCustomError
 
+from mamba_api.errors import InvalidQuantity
+from mamba_api.quantity import Quantity
+
 _UNITS = ((1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
-_SIZE = re.compile(r"[0-9]*\.?[0-9]+\s*[A-Za-z]*")
-"""All of a size: ByteSize reads the 1 of 1,5Gi and passes over the rest."""
+_SPELLED = re.compile(r"([0-9]*\.?[0-9]+)\s*([A-Za-z]*)")
+_SUFFIXES = {name.lower(): name for name in ("", "k", "M", "G", "T", "P", "Ki", "Mi", "Gi", "Ti", "Pi")}
 
 
 def binary_size(count: int) -> str:
@@ -29,17 +32,28 @@ def exact_size(count: int) -> str:
     return str(count)
 
 
+def read_size(text: str) -> int:
+    """`2Gi`, `2GiB`, `2 gi` -> 2147483648: a Kubernetes quantity, also as people spell it.
+
+    Raises InvalidQuantity, also for what would be another amount in Kubernetes: `2m` is thousandths there.
+    """
+    spelled = text.strip()
+    match = _SPELLED.fullmatch(spelled)
+    if match is None or spelled[-1] in "num":
+        raise InvalidQuantity(f"{text!r} is no number of bytes: write it like 1536Mi, 1.5Gi or 2G")
+    number, unit = match.groups()
+    suffix = _SUFFIXES.get(unit.removesuffix("B").lower(), unit)  # a quantity says what is wrong with it
+    return Quantity(f"0{number}{suffix}" if number.startswith(".") else f"{number}{suffix}").bytes
+
+
 def _binary(size: Any) -> Any:
-    """2Gi, as Kubernetes writes it, is what ByteSize calls 2GiB; what ByteSize would cut off is refused."""
     if not isinstance(size, str):
         return size
-    text = size.strip()
-    if not _SIZE.fullmatch(text):
-        raise PydanticCustomError(
-            "byte_size", "'{size}' is no number of bytes: write it like 1536Mi, 1.5Gi or 2G", {"size": size}
-        )
-    return f"{text}B" if text.endswith("i") else text
+    try:
+        return read_size(size)
+    except InvalidQuantity as error:
+        raise PydanticCustomError("byte_size", "{words}", {"words": str(error)}) from error
 
 
 Bytes = Annotated[ByteSize, BeforeValidator(_binary)]
-"""A number of bytes, or a text such as 512Mi, 2Gi, 2GiB, 2G."""
+"""A number of bytes, or a text such as 512Mi, 2Gi, 2GiB, 2G; Kubernetes and every command read it alike."""

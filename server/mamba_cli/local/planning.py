@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mamba_api.errors import InvalidModelUri, InvalidQuantity
-from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1.profiles import Profiles, profile_in_words
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
@@ -23,7 +22,7 @@ from mamba_cli.local.model_facts import (
 )
 from mamba_planner import Constraints, Device, InsufficientMemory, MemoryPlan, UnusableInput, plan_engine
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
-from mamba_planner.byte_size import exact_size
+from mamba_planner.byte_size import exact_size, read_size
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.support import why_not_served
 from mamba_planner.model_config import ModelConfig
@@ -227,7 +226,7 @@ def size_option(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        count = Quantity(text).bytes
+        count = read_size(text)
     except InvalidQuantity as error:
         raise InvalidInput(f"{option}: {error}") from error
     if count <= 0:

@@ -201,7 +201,7 @@ def test_an_inline_configuration_needs_no_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--device-memory", "80GB"], "--device-memory: '80GB' has the unknown unit 'GB'"),
+        (["--device-memory", "80Gb"], "--device-memory: '80Gb' has the unknown unit 'Gb'"),
         (["--utilization", "1.5"], "--utilization: 1.5 must be above 0"),
         (["--gpus", "2"], "--gpus: 2 is refused by this version: an engine uses one GPU"),
     ],

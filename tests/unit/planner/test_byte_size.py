@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_api.quantity import Quantity
-from mamba_planner.byte_size import binary_size
+from mamba_api.errors import InvalidQuantity
+from mamba_api.quantity import SUFFIXES, Quantity
+from mamba_planner.byte_size import binary_size, read_size
 
 
 @given(st.integers(0, 1000 << 40))
@@ -36,3 +37,22 @@ def test_just_below_a_unit_is_one_of_it_and_not_1024_of_the_next_smaller(count: 
 @given(st.integers(1, 1 << 50))
 def test_a_debt_is_spelled_like_a_credit(count: int) -> None:
     assert binary_size(-count) == f"-{binary_size(count)}"
+
+
+@given(st.integers(0, 1 << 50), st.sampled_from(sorted(set(SUFFIXES) - {"n", "u", "m", "E", "Ei"})))
+def test_a_quantity_of_kubernetes_is_read_as_kubernetes_reads_it(number: int, suffix: str) -> None:
+    assert read_size(f"{number}{suffix}") == Quantity(f"{number}{suffix}").bytes
+
+
+@pytest.mark.parametrize("text", ["2GiB", "2giB", "2 Gi", "2gi"])
+def test_a_size_as_people_write_it_is_the_one_that_kubernetes_writes_without_a_b(text: str) -> None:
+    assert read_size(text) == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("2Gb", "did you mean 2G"), ("2gib", "did you mean 2Gi"), ("512m", "like 1536Mi"), ("3u", "like 1536Mi")],
+)
+def test_bits_and_thousandths_are_no_sizes(text: str, words: str) -> None:
+    with pytest.raises(InvalidQuantity, match=words):
+        read_size(text)
