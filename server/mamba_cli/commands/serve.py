@@ -1,9 +1,12 @@
 """`mambaserve serve`: one engine in the foreground. Its options are the fields of EngineSettings."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamba_cli.errors import CliError, InvalidInput
 from mamba_cli.settings_options import complaint, settings_command
+
+if TYPE_CHECKING:
+    from mamba_planner.engine_settings import EngineSettings
 
 
 def command() -> None:
@@ -25,7 +28,7 @@ def run(given: dict[str, Any]) -> int:
         settings = EngineSettings(**given)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from error
-    _check(settings.model)
+    _check(settings)
     # The server takes most of the time to load, and needs a model.
     from rich.console import Console
 
@@ -44,13 +47,17 @@ def run(given: dict[str, Any]) -> int:
         progress.close()
 
 
-def _check(uri: str) -> None:
+def _check(settings: "EngineSettings") -> None:
+    # The engine process would say the same, but only once it has imported torch.
+    from mamba_planner.constraints import Constraints
+    from mamba_planner.errors import UnusableInput
     from mamba_server.model.errors import ModelError
     from mamba_server.model.source import check
 
     try:
-        check(uri)
-    except ModelError as error:
+        Constraints.of(settings)
+        check(settings.model)
+    except (UnusableInput, ModelError) as error:
         raise InvalidInput(str(error)) from error
 
 

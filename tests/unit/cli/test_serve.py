@@ -139,6 +139,15 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(
     assert served == []
 
 
+def test_settings_that_do_not_go_together_are_refused_before_an_engine_is_started(
+    served: list[EngineSettings],
+) -> None:
+    with pytest.raises(InvalidInput, match="track_interval 256 .* page size 7, for example 252"):
+        ended("--page-size", "7", MODEL)
+    assert served == []
+    assert ended("--page-size", "7", "--track-interval", "252", MODEL) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("2Gi", 2 << 30), ("512Mi", 512 << 20), ("1000", 1000), ("2G", 2 * 10**9)]
 )
