@@ -107,6 +107,8 @@ class Pool:
         self._doubts = False
         """Some endpoint was ejected and has not answered successfully since."""
         self._names: frozenset[str] | None = None
+        self._served: frozenset[str] = frozenset()
+        """The value of `names` while some endpoint last had one."""
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
         """Make these the known targets. Returns the URLs added and those removed."""
@@ -218,9 +220,13 @@ class Pool:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all models that some endpoint says it serves."""
+        """Of all models that some endpoint says it serves; while none says it, those that were served last.
+
+        Without engines (scaled to zero, or all of them replaced) requests still are for these.
+        """
         if self._names is None:
-            self._names = frozenset().union(*(one.names or () for one in self._records.values()))
+            current = frozenset().union(*(one.names or () for one in self._records.values()))
+            self._names = self._served = current or self._served
         return self._names
 
     def reasons(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ class Local:
     def __init__(self, keys: Path | None = None) -> None:
         self.pool = Pool()
         self.admission = Admission(4, 4, 1.0, time.monotonic)
-        self.metrics = GatewayMetrics(self.pool.snapshot)
+        self.metrics = GatewayMetrics(self.pool.snapshot, names=lambda: self.pool.names)
         self.router = Router(self.pool, self.metrics, Random(1))
         routes = LocalRoutes(self.pool, self.admission, self.metrics, self.router.log)
         status = StatusEndpoint(self.pool, self.admission, self.metrics, routes.readiness, no_engine)
@@ -168,6 +168,7 @@ async def test_a_defect_is_an_envelope_that_tells_nothing_of_the_inside(local: L
 
 
 async def test_series_of_an_endpoint_go_with_it_and_a_client_s_model_is_no_label(local: Local) -> None:
+    assert local.metrics.model_label("m") == "unknown"
     local.engines(a=ProbeReport(ready=True, models=({"id": "m"},), running=3), b=ProbeReport(ready=False))
     local.pool.begin("http://a")
     text = (await local.ask("GET", "/metrics")).body.decode()
@@ -179,10 +180,18 @@ async def test_series_of_an_endpoint_go_with_it_and_a_client_s_model_is_no_label
     text = (await local.ask("GET", "/metrics")).body.decode()
     assert 'endpoint="a"' not in text
     assert 'mambaserve_gateway_endpoint_draining{endpoint="b"} 1.0' in text
-    assert local.metrics.model_label("m") == "unknown"
+    assert local.metrics.model_label("of a client") == "unknown"
     assert local.metrics.model_label(None) == "unknown"
-    local.engines(c=ProbeReport(ready=False, models=({"id": "m"},)))
+
+
+async def test_requests_are_counted_for_the_model_that_was_served_while_no_engine_runs(local: Local) -> None:
+    local.engines(a=ProbeReport(ready=True, models=({"id": "m"},)))
     assert local.metrics.model_label("m") == "m"
+    local.engines()
+    assert local.metrics.model_label("m") == "m"
+    local.engines(c=ProbeReport(ready=False, models=({"id": "n"},)))
+    assert local.metrics.model_label("n") == "n"
+    assert local.metrics.model_label("m") == "unknown"
 
 
 async def test_what_is_not_http_is_none_of_the_identifier_s_business(local: Local) -> None:
