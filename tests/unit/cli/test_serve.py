@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(
 def test_settings_that_do_not_go_together_are_refused_before_an_engine_is_started(
     served: list[EngineSettings],
 ) -> None:
-    with pytest.raises(InvalidInput, match="track_interval 256 .* page size 7, for example 252"):
+    with pytest.raises(InvalidInput, match="page size 7, for example 252"):
         ended("--page-size", "7", MODEL)
     assert served == []
     assert ended("--page-size", "7", "--track-interval", "252", MODEL) == 0

@@ -51,7 +51,12 @@ def test_a_size_as_people_write_it_is_the_one_that_kubernetes_writes_without_a_b
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("2Gb", "did you mean 2G"), ("2gib", "did you mean 2Gi"), ("512m", "like 1536Mi"), ("3u", "like 1536Mi")],
+    [
+        ("2Gb", "did you mean 2G"),
+        ("2gib", "did you mean 2Gi"),
+        ("512m", "like 1536Mi"),
+        ("3u", "like 1536Mi"),
+    ],
 )
 def test_bits_and_thousandths_are_no_sizes(text: str, words: str) -> None:
     with pytest.raises(InvalidQuantity, match=words):
