@@ -5,7 +5,7 @@ type is an error, an unknown field is ignored (the caller logs it), a known one 
 and is not acted on is refused. Holds no behaviour beyond validation.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
@@ -200,6 +200,8 @@ class ChatCompletionRequest(GenerationRequest):
     """`false`: of several calls in an answer only the first is returned."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """The chat template's variable of that name; a template without it makes the same prompt."""
     add_generation_prompt: bool | None = None
     """End the prompt with what opens an answer; none = true."""
     continue_final_message: bool | None = None

@@ -69,13 +69,18 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
         try:
             self._template = environment.from_string(source)
-            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
-            """Whether the template shows tools to the model."""
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            """Names of what it may be given."""
         except jinja2.TemplateError as error:
             raise BadTemplate(f"the chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
         self.tool_calls = format_of(source)
         """How the model writes calls; None = in no way that is known here."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template shows tools to the model."""
+        return "tools" in self.variables
 
     @classmethod
     def load(cls, directory: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":

@@ -126,8 +126,9 @@ def chat_token_ids(
 
 
 def _options(request: ChatCompletionRequest) -> dict[str, Any]:
+    effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
     return {
-        "variables": request.chat_template_kwargs,
+        "variables": {**effort, **(request.chat_template_kwargs or {})},
         "tools": request.offered_tools or None,
         "generation_prompt": request.add_generation_prompt is not False,
         "continue_final": bool(request.continue_final_message),

@@ -4,6 +4,7 @@ Used by the two generation endpoints once the request was admitted. A prompt tha
 characters, before anybody tokenizes it.
 """
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -12,10 +13,19 @@ from mamba_edge.errors import InvalidRequest
 from mamba_server.api.errors import ContextTooLong
 from mamba_server.api.model_limits import ModelLimits
 from mamba_telemetry import conventions as names
+from mamba_telemetry.logs import get_logger
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace
 from mamba_text.encoder_pool import EncoderPool
 from mamba_text.errors import TemplateRefused
 from mamba_text.prompt import Prompt, TextProcessor, chat_prompt, completion_token_ids
+
+log = get_logger(__name__)
+
+
+@functools.cache
+def _warn_of_effort() -> None:
+    """Once in a process, as for unknown fields: clients repeat it."""
+    log.warning("reasoning_effort_ignored", reason="the model's chat template does not use it")
 
 
 def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> None:
@@ -75,6 +85,8 @@ class PromptBuilder:
                 param="tools",
                 code="tools_not_supported",
             )
+        if request.reasoning_effort is not None and "reasoning_effort" not in template.variables:
+            _warn_of_effort()
         whole = request.truncate_prompt_tokens is None
         span, rendered = self._trace.begin(names.API_TEMPLATE), 0.0
 

@@ -159,3 +159,30 @@ async def test_what_ended_a_choice_and_special_tokens_are_shown_on_demand() -> N
         api.engine.delta("<|im_end|>one END two")
         await asked.done()
         assert asked.json["choices"][0]["text"] == text
+
+
+EFFORT = "{% if reasoning_effort %}{{ reasoning_effort }} {% endif %}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "hello"),
+        ({"reasoning_effort": "low"}, "low hello"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "high hello"),
+    ],
+)
+async def test_how_much_shall_be_reasoned_reaches_the_template(fields: dict[str, Any], prompt: str) -> None:
+    api = Api(template=EFFORT)
+    assert await told_ids(api, post(api, CHAT, messages=HELLO, **fields)) == ids_of(prompt)
+
+
+async def test_a_template_that_knows_no_effort_makes_the_same_prompt() -> None:
+    api, plain = Api(), Api()
+    asked = await told_ids(api, post(api, CHAT, messages=HELLO, reasoning_effort="high"))
+    assert asked == await told_ids(plain, post(plain, CHAT, messages=HELLO))
+
+
+async def test_an_effort_that_is_none_is_refused_in_words() -> None:
+    asked = await post(Api(), CHAT, messages=HELLO, reasoning_effort="much").done()
+    assert (asked.status, asked.error["param"]) == (400, "reasoning_effort")

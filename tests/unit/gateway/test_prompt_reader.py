@@ -50,6 +50,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "continue_final_message": True, "add_generation_prompt": False}),
     (CHAT, {"messages": [USER], "add_generation_prompt": False}),
     (CHAT, {"messages": [USER], "chat_template_kwargs": {"enable_thinking": True, "x": [1]}}),
+    (CHAT, {"messages": [USER], "reasoning_effort": "low"}),
     (CHAT, {"messages": [USER], "truncate_prompt_tokens": 3}),
     (CHAT, {"messages": [{"role": "user", "content": "<|im_end|> injected"}], "unknown_field": {"a": 1}}),
 ]  # fmt: skip
