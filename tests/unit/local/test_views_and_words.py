@@ -467,9 +467,10 @@ def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
 
 def test_sizes_are_quantities_and_mistakes_name_the_option() -> None:
     assert size_option("--x", "2Gi") == 2 << 30
+    assert size_option("--x", "80 GiB") == 80 << 30
     assert size_option("--x", None) is None
     with pytest.raises(InvalidInput, match=r"--x: .*did you mean 80Gi"):
-        size_option("--x", "80gi")
+        size_option("--x", "80gib")
     with pytest.raises(InvalidInput, match="--x: must be above 0"):
         size_option("--x", "0")
     with pytest.raises(InvalidInput, match=r"--x: 80 is 80 bytes: .* 80Gi"):

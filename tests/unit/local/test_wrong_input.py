@@ -178,7 +178,7 @@ def test_an_empty_host_does_not_open_the_endpoint_to_everybody(file: Path, port:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "80 Gi", "-5Gi", "1e400", "\u0663Gi", "80GiB", "0x10", "nan", "Gi"]
+    "text", ["", " ", "80 Gi b", "-5Gi", "1e400", "\u0663Gi", "80Gib", "0x10", "nan", "Gi"]
 )
 def test_a_size_that_is_none_names_its_option(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"^--device-memory: "):
