@@ -6,6 +6,7 @@ from mamba_edge.body_budget import BodyShare
 from mamba_gateway.admission.usage_meter import UsageMeter
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.request_head import RequestHead
+from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.routing_fields import RoutingFields
 from mamba_gateway.routing.routing_record import RoutingRecord
@@ -26,7 +27,7 @@ class Exchange:
     body_ended: bool = True
     """The last body message ended the stream; False = trailers follow."""
     fields: RoutingFields = field(default_factory=RoutingFields)
-    model: str = "unknown"
+    model: str = UNKNOWN_MODEL
     """Label of its model."""
     record: RoutingRecord | None = None
     prompt: PromptPrefix | None = None

@@ -107,11 +107,12 @@ class Pool:
         self._doubts = False
         """Some endpoint was ejected and has not answered successfully since."""
         self._names: frozenset[str] | None = None
-        self._served: frozenset[str] = frozenset()
-        """The value of `names` while some endpoint last had one."""
+        self._last_names: frozenset[str] = frozenset()
+        """The value of `names` before the targets last changed."""
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
         """Make these the known targets. Returns the URLs added and those removed."""
+        self._last_names = self.names
         current = {target.url: target for target in targets}
         added, removed = current.keys() - self._records.keys(), self._records.keys() - current.keys()
         for url in removed:
@@ -226,7 +227,7 @@ class Pool:
         """
         if self._names is None:
             current = frozenset().union(*(one.names or () for one in self._records.values()))
-            self._names = self._served = current or self._served
+            self._names = current or self._last_names
         return self._names
 
     def reasons(self) -> dict[str, str]:

@@ -194,6 +194,14 @@ async def test_requests_are_counted_for_the_model_that_was_served_while_no_engin
     assert local.metrics.model_label("m") == "unknown"
 
 
+async def test_a_model_that_nobody_asked_for_while_its_engine_ran_is_known_as_well(local: Local) -> None:
+    local.engines(a=ProbeReport(ready=True, models=({"id": "m"},)))
+    local.engines()
+    local.engines(b=ProbeReport(ready=False))
+    local.engines()
+    assert local.metrics.model_label("m") == "m"
+
+
 async def test_what_is_not_http_is_none_of_the_identifier_s_business(local: Local) -> None:
     sent: list[dict[str, Any]] = []
 
