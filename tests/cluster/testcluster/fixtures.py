@@ -27,7 +27,8 @@ _end_of_plane = pytest.StashKey[ExitStack]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Builds what the collected tests need; a failed build fails those tests and no others."""
-    if session.config.option.collectonly or not any(_needs_cluster(item) for item in session.items):
+    asked = any(_asks_for(item, name) for item in session.items for name in CLUSTERS)
+    if session.config.option.collectonly or not asked:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
@@ -37,11 +38,11 @@ def pytest_runtestloop(session: pytest.Session) -> None:
             session.config.stash[_failure] = error
 
 
-def _needs_cluster(item: pytest.Item) -> bool:
-    """Whether it asks for one of `CLUSTERS` as made here: a test may call something of its own a node."""
+def _asks_for(item: pytest.Item, name: str) -> bool:
+    """Whether it asks for the fixture made here: a test may call something of its own a node."""
     fixtures = getattr(item, "_fixtureinfo", None)
-    asked = fixtures.name2fixturedefs if fixtures is not None else {}
-    return any(asked[name][-1].func.__module__ == __name__ for name in CLUSTERS & asked.keys())
+    made = fixtures.name2fixturedefs.get(name) if fixtures is not None else None
+    return made is not None and made[-1].func.__module__ == __name__
 
 
 def _binaries(config: pytest.Config) -> Path:
@@ -96,7 +97,7 @@ def node(pytestconfig: pytest.Config) -> Iterator[Node]:
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a fresh namespace in the cluster that the test uses; deleted afterwards."""
-    fixture = "node" if "node" in request.fixturenames else "control_plane"
+    fixture = "node" if _asks_for(request.node, "node") else "control_plane"
     cluster: Cluster = request.getfixturevalue(fixture)
     name = cluster.create_namespace()
     yield name
