@@ -85,12 +85,17 @@ class Cache:
     def message(self, name: str) -> str:
         return self.condition(name, "Progressing")["message"]
 
-    def becomes(self, name: str, kind: str, reason: str) -> str:
-        self.plane.wait_for(
-            lambda: self.condition(name, kind)["reason"] == reason,
-            f"{kind} of {name} to be {reason}",
-        )
-        return self.condition(name, kind)["message"]
+    def becomes(self, name: str, kind: str, reason: str, *, saying: str = "") -> str:
+        """Waits for the reason with a message that has ``saying`` in it, and returns that message.
+
+        One reason may pass through several messages: a download waits for its volume first.
+        """
+
+        def found() -> dict[str, str] | None:
+            one = self.condition(name, kind)
+            return one if one["reason"] == reason and saying in one["message"] else None
+
+        return str(self.plane.wait_for(found, f"{kind} of {name} to be {reason} {saying}")["message"])
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +110,7 @@ def cache(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_the_plan_is_known_and_engines_are_made_when_the_model_is_downloaded(cache: Cache) -> None:
     cache.apply("nano", "hf://org/model@main")
     pod = cache.pod("nano")
-    assert "hf://org/model@main" in cache.becomes("nano", "Progressing", "DownloadingModel")
+    cache.becomes("nano", "Progressing", "DownloadingModel", saying="hf://org/model@main")
     assert cache.condition("nano", "Planned")["status"] == "Unknown"
     assert cache.get("deployment", "nano") is not None, "gateways need no model"
     assert cache.get("deployment", ENGINE) is None
@@ -130,7 +135,7 @@ def test_the_plan_is_known_and_engines_are_made_when_the_model_is_downloaded(cac
 
     # Another model is downloaded by another Job, while engines stay as they are.
     cache.apply("nano", "hf://org/other")
-    assert "hf://org/other" in cache.becomes("nano", "Progressing", "DownloadingModel")
+    cache.becomes("nano", "Progressing", "DownloadingModel", saying="hf://org/other")
     second = cache.pod("nano", but=pod["metadata"]["name"])
     [other] = cache.jobs("nano")
     assert other["metadata"]["name"] != job["metadata"]["name"]
