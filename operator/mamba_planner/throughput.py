@@ -53,7 +53,7 @@ def expected_saved(
     elif strategy.borrows:
         tail *= 1 + max(0.0, 1 - paths / running)
     reusable = max(0.0, workload.shared_prefix_ratio * workload.prompt_tokens - tail)
-    returning = BETWEEN_TURNS * (workload.concurrency or running) - running
+    returning = BETWEEN_TURNS * max(workload.concurrency or 0, running) - running
     lasting = paths / (paths + returning)
     if not strategy.tracks_decode:
         lasting *= KEPT_WITHOUT_BUFFER
