@@ -1,4 +1,5 @@
-"""The checkpoints of the benchmarks: random Nemotron-H of the size of Granite 4.0 350M hybrid, and of 1B.
+"""The checkpoints of the benchmarks: random Nemotron-H of the size of Granite 4.0 350M hybrid, and of 1B;
+Granite models, dense and with experts.
 
 Written once by transformers, so that transformers and the engine load the very same files. Run as
 `python -m benchmarks.checkpoint 1b DIR` to write one in bfloat16.
@@ -43,7 +44,47 @@ LARGER: dict[str, Any] = {
     "mamba_head_dim": 64,
 }
 """36 mamba and 4 attention layers, twice as wide: 1.16 billion parameters."""
-SIZES = {"350m": CONFIG, "1b": LARGER}
+GRANITE: dict[str, Any] = {
+    "model_type": "granitemoehybrid",
+    "vocab_size": 32_768,
+    "hidden_size": 768,
+    "num_hidden_layers": 32,
+    "layer_types": ["mamba" if mixer == "M" else "attention" for mixer in MIXERS],
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "intermediate_size": 2048,
+    "shared_intermediate_size": 2048,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "mamba_d_state": 128,
+    "mamba_n_heads": 48,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,  # as above
+    "position_embedding_type": "nope",
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 1 / 64,
+    "max_position_embeddings": 16_384,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS: dict[str, Any] = {
+    **GRANITE,
+    "num_hidden_layers": 12,
+    "layer_types": [*["mamba"] * 5, "attention"] * 2,
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "shared_intermediate_size": 1024,
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "mamba_d_head": 64,
+}
+"""The layers of Granite 4.0 Tiny, 12 of its 40: 2.1 billion parameters, of which a token uses 0.4."""
+SIZES = {"350m": CONFIG, "1b": LARGER, "granite": GRANITE, "granite-experts": EXPERTS}
 
 
 def random_350m(directory: Path, seed: int = 0) -> Path:
@@ -62,11 +103,12 @@ def random_checkpoint(directory: Path, config: dict[str, Any], dtype: str, seed:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import NemotronHConfig, NemotronHForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
     directory.mkdir(parents=True, exist_ok=True)
-    model = NemotronHForCausalLM(NemotronHConfig(**config)).to(getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{"model_type": "nemotron_h"} | config))
+    model = model.to(getattr(torch, dtype))
     model.save_pretrained(directory, max_shard_size="1TB")
     tokenizer = Tokenizer(WordLevel({f"t{n}": n for n in range(config["vocab_size"])}, unk_token="t0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

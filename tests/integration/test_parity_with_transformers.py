@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +10,12 @@ import torch
 from engines import Answer, greedy, make_engine, run
 from mamba_server.engine.admission import Admission
 from mamba_server.wire import AddRequest
-from testmodels.checkpoints import random_nemotron_h
+from testmodels.checkpoints import random_granite, random_nemotron_h
 
 TOLERANCE = 1e-4
 OUTPUTS = 64
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "groups-1": {"hybrid_override_pattern": "M*-M", "n_groups": 1},
     "groups-8": {"hybrid_override_pattern": "M-*", "n_groups": 8},
     "tied": {"hybrid_override_pattern": "MM*-", "tie_word_embeddings": True},
@@ -28,6 +29,20 @@ SHAPES = {
     "wide-state": {"hybrid_override_pattern": "M*M", "ssm_state_size": 64, "mamba_num_heads": 4},
     "no-conv-bias": {"hybrid_override_pattern": "*M-", "use_conv_bias": False},
     "many-attention": {"hybrid_override_pattern": "M**M-", "num_key_value_heads": 4},
+    "experts": {
+        "hybrid_override_pattern": "ME*E",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.7,
+    },
+}
+GRANITE_SHAPES: dict[str, dict[str, Any]] = {
+    "granite": {},
+    "granite-experts": {"num_local_experts": 8, "num_experts_per_tok": 3, "tie_word_embeddings": False},
 }
 
 
@@ -69,11 +84,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
 
     def get(name: str) -> tuple[Path, torch.nn.Module]:
         if name not in made:
-            path = random_nemotron_h(tmp_path_factory.mktemp(name), **SHAPES[name])
+            write, fields = random_nemotron_h, SHAPES.get(name)
+            if fields is None:
+                write, fields = random_granite, GRANITE_SHAPES[name]
+            path = write(tmp_path_factory.mktemp(name), **fields)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
             if model.config.tie_word_embeddings:
                 # The reference does not tie by itself: the file has no head of its own.
-                model.lm_head.weight = model.model.embeddings.weight
+                model.lm_head.weight = model.get_input_embeddings().weight
             made[name] = (path, model)
         return made[name]
 
@@ -81,7 +99,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, *GRANITE_SHAPES])
 def test_sixteen_ragged_requests_at_once_say_what_transformers_says(checkpoint, shape: str) -> None:
     path, model = checkpoint(shape)
     engine = make_engine(path, dtype="float32", max_running_requests=16)

@@ -129,13 +129,14 @@ class StepDecoder:
         embedding: PackedMatrix,
         blocks: Sequence[Block],
         norm: RowNorm,
+        embedding_scale: float = 1.0,
         residual_dtype: torch.dtype,
         page_table: torch.Tensor,
         last_token: torch.Tensor,
         most_rows: int,
     ) -> None:
-        """page_table: [R, W] int32, and last_token: [at least R] int32, read anew in each step; `most_rows`:
-        of a step."""
+        """embedding_scale: of tokens' rows, in front of the first block; page_table: [R, W] int32, and
+        last_token: [at least R] int32, read anew in each step; `most_rows`: of a step."""
         # Addresses do not keep what lies there.
         self._kept = (embedding, blocks, norm, page_table, last_token)
         self._run: Callable[..., None] = library.decode_step
@@ -156,6 +157,7 @@ class StepDecoder:
             integers_stride=most_rows,
             page_table=page_table.data_ptr(),
             page_table_stride=page_table.stride(0),
+            embedding_scale=embedding_scale,
             block_count=len(blocks),
         )
         self._step.norm.x_kind = KINDS[residual_dtype]

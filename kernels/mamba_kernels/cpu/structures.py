@@ -267,6 +267,7 @@ class DecodeStep(Structure):
         ("integers_stride", c_int64),
         ("page_table", c_void_p),
         ("page_table_stride", c_int64),
+        ("embedding_scale", c_float),
         ("block_count", c_int32),
         ("rows", c_int32),
     )

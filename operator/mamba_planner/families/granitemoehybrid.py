@@ -60,10 +60,13 @@ def _multipliers(fields: Fields) -> Multipliers:
     divisor = fields.number("logits_scaling", default=1.0)
     if divisor == 0:
         raise fields.wrong("logits_scaling", "must not be 0")
+    residual = fields.number("residual_multiplier", default=1.0)
+    if residual == 0:
+        raise fields.wrong("residual_multiplier", "must not be 0")
     return Multipliers(
         embedding=fields.number("embedding_multiplier", default=1.0),
         logits=1.0 / divisor,
-        residual=fields.number("residual_multiplier", default=1.0),
+        residual=residual,
     )
 
 

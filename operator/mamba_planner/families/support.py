@@ -6,26 +6,32 @@ everywhere with the same words. Torch-free.
 
 from mamba_planner.model_config import ModelConfig
 
-FAMILIES_SERVED = ("nemotron_h",)
-LAYERS_SERVED = frozenset({"mamba", "attention", "mlp"})
+FAMILIES_SERVED = ("granitemoehybrid", "nemotron_h")
 ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
+EXPERT_ACTIVATIONS_SERVED = {True: ("silu", "swish"), False: ("relu2",)}
+"""By whether experts have a gate."""
 
 
 def why_not_served(model: ModelConfig) -> str | None:
     """Why this version's engine cannot serve the model, and what it serves instead; None = it can."""
     if model.family not in FAMILIES_SERVED:
-        return (
-            f"this version cannot serve models of family {model.family} yet, only plan for them; it serves "
-            f"dense {' and '.join(FAMILIES_SERVED)} models"
-        )
-    if missing := sorted({kind for kind in model.layers if kind not in LAYERS_SERVED}):
-        return (
-            f"this version cannot serve {model.family} models with {' and '.join(missing)} layers yet, only "
-            "plan for them; it serves dense ones"
+        return _refusal(f"models of family {model.family}", f"{' and '.join(FAMILIES_SERVED)} models")
+    if model.attention is not None and model.attention.rope_theta is not None:
+        return _refusal(
+            f"{model.family} models with rotary positions", "those whose attention has no positions"
         )
     if model.mlp is not None and model.mlp.activation not in ACTIVATIONS_SERVED:
-        return (
-            f"this version cannot serve models with the activation {model.mlp.activation} yet, only plan for "
-            f"them; it knows {' and '.join(ACTIVATIONS_SERVED)}"
-        )
+        return _refusal(f"models with the activation {model.mlp.activation}", ", ".join(ACTIVATIONS_SERVED))
+    if (moe := model.moe) is None:
+        return None
+    if moe.activation not in (known := EXPERT_ACTIVATIONS_SERVED[moe.gated]):
+        with_gate = "with" if moe.gated else "without"
+        return _refusal(f"experts {with_gate} a gate and the activation {moe.activation}", ", ".join(known))
+    if moe.latent is not None or moe.bias:
+        what = "a latent width" if moe.latent is not None else "a bias"
+        return _refusal(f"{model.family} models whose experts have {what}", "experts without one")
     return None
+
+
+def _refusal(what: str, served: str) -> str:
+    return f"this version cannot serve {what} yet, only plan for them; it serves {served}"

@@ -28,6 +28,7 @@ from mamba_server.model.decode_inputs import DecodeInputs
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 from recorded_work import Described, RecordedGraphs, RecordedWork
+from testmodels.checkpoints import random_granite
 
 RANDOM = SamplingParams(max_tokens=6, temperature=1.0, seed=7, top_k=40, top_p=0.9, min_p=0.01)
 PENALIZED = SamplingParams(
@@ -91,12 +92,17 @@ def _differing(left: list[Described], right: list[Described]) -> Iterator[Any]:
             yield ours, theirs
 
 
+@pytest.mark.parametrize("experts", [False, True])
 def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
-    tiny_recall: Path, issued: Issued
+    tiny_recall: Path, tmp_path: Path, issued: Issued, experts: bool
 ) -> None:
     """Three rows end one after the other, each kind last once: steps of four, two and one row, whatever is in
     them and ran before."""
-    engine = make_engine(tiny_recall, max_running_requests=4)
+    path = tiny_recall
+    if experts:
+        layers = {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
+        path = random_granite(tmp_path, **layers, num_local_experts=4, num_experts_per_tok=2)
+    engine = make_engine(path, max_running_requests=4)
     for seed in range(3):
         run(engine, [lasting(each, 5 + 3 * ((n + seed) % 3)) for n, each in enumerate(requests(seed))])
     for rows in (4, 2, 1):

@@ -12,6 +12,7 @@ from mamba_kernels.dispatch.backend import TORCH
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
+from testmodels.checkpoints import random_granite
 
 CLOSE = 2e-5
 """Between log-probabilities of two orders of float32 sums; a wrong state moves them by more than 1e-2."""
@@ -45,14 +46,18 @@ def few_splits() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def truth(tiny_recall: Path) -> list[Answer]:
-    """On torch, each alone, its whole prompt computed."""
+def by_torch(checkpoint: Path) -> list[Answer]:
+    """Each request alone, its whole prompt computed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hybrid, "backend_for", lambda *_: TORCH)
-        engine = make_engine(tiny_recall, prefix_caching=False)
+        engine = make_engine(checkpoint, dtype="float32", prefix_caching=False)
         assert engine.kernels.name == "torch"
         return [run(engine, [each])[each.request_id, 0] for each in requests("t")]
+
+
+@pytest.fixture(scope="module")
+def truth(tiny_recall: Path) -> list[Answer]:
+    return by_torch(tiny_recall)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -67,4 +72,19 @@ def test_tokens_and_log_probabilities_are_torchs_without_and_with_a_hit(
     for index, expected in enumerate(truth):
         same(first[f"a{index}", 0], expected)
         same(again[f"b{index}", 0], expected)
+    assert not [each for each in caplog.messages if "Triton" in each], "a reference computed"
+
+
+def test_a_model_with_experts_and_factors_says_what_it_says_on_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = ["mamba", "attention"]
+    path = random_granite(
+        tmp_path, num_hidden_layers=2, layer_types=layers, num_local_experts=4, num_experts_per_tok=2
+    )
+    engine = make_engine(path, dtype="float32")
+    assert engine.kernels.name == "triton"
+    got = run(engine, requests("a"))
+    for index, expected in enumerate(by_torch(path)):
+        same(got[f"a{index}", 0], expected)
     assert not [each for each in caplog.messages if "Triton" in each], "a reference computed"

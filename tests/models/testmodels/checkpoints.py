@@ -1,4 +1,4 @@
-"""Random Nemotron-H checkpoints as transformers writes them, with tokenizer and chat template.
+"""Random checkpoints of each family that is served, as transformers writes them, with tokenizer and template.
 
 For tests that load a whole model: small enough to run in seconds, with weights large enough that a mistake
 anywhere moves the logits.
@@ -38,6 +38,34 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 258,
     "layer_norm_epsilon": 1e-5,
 }
+SMALL_GRANITE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "shared_intermediate_size": 80,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "mamba_d_state": 16,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 32,
+    "mamba_d_conv": 4,
+    "position_embedding_type": "nope",
+    "embedding_multiplier": 0.6,
+    "logits_scaling": 0.8,
+    "residual_multiplier": 1.3,
+    "attention_multiplier": 0.35,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+    "rms_norm_eps": 1e-5,
+}
 
 
 def random_nemotron_h(
@@ -51,12 +79,31 @@ def random_nemotron_h(
     """Write config.json, safetensors, tokenizer and chat template to `directory`; fields as in the config."""
     from transformers import NemotronHConfig, NemotronHForCausalLM
 
-    config = NemotronHConfig(**{**SMALL, **overrides})
-    model = NemotronHForCausalLM(config)
+    return _write(
+        NemotronHForCausalLM(NemotronHConfig(**{**SMALL, **overrides})), directory, seed, dtype, shard
+    )
+
+
+def random_granite(
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """The same of a Granite 4 hybrid."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    config = GraniteMoeHybridConfig(**{**SMALL_GRANITE, **overrides})
+    return _write(GraniteMoeHybridForCausalLM(config), directory, seed, dtype, shard)
+
+
+def _write(model: Any, directory: Path, seed: int, dtype: torch.dtype, shard: str) -> Path:
     randomize(model, seed)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = model.to(dtype).state_dict()
-    if config.tie_word_embeddings:
+    if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     model.save_pretrained(directory, state_dict=tensors, max_shard_size=shard)
     write_tokenizer(directory)
@@ -77,11 +124,15 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
                 tensor.copy_(1 + 0.3 * noise)
             elif tensor.dim() == 1:
                 tensor.copy_(0.3 * noise)
-            elif name.endswith("embeddings.weight"):
+            elif name.endswith(("embeddings.weight", "embed_tokens.weight")):
                 tensor.copy_(noise)
             else:
-                fan_in = tensor[0].numel()
+                # Of one expert where a tensor holds those of all.
+                fan_in = tensor[0].numel() if tensor.dim() < 3 or "conv1d" in name else tensor.shape[-1]
                 tensor.copy_(noise * fan_in**-0.5)
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                tensor.copy_(0.1 * torch.randn(tensor.shape, generator=g))
 
 
 def write_tokenizer(directory: Path) -> None:

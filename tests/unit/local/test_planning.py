@@ -31,13 +31,14 @@ def directory(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_plan_says_whether_its_model_can_be_served(directory: Path) -> None:
+def test_a_plan_says_whether_its_model_can_be_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((CONFIGS / "falcon-h1-7b.json").read_text())
     served = outcome(memory={"deviceMemory": "80Gi"}).to_json()
-    planned_only = plan_directory(directory, PlanFlags(device_memory=80 * GIB)).to_json()
+    planned_only = plan_directory(tmp_path, PlanFlags(device_memory=80 * GIB)).to_json()
 
     assert (served["fits"], served["served"], "notServedBecause" in served) == (True, True, False)
     assert (planned_only["fits"], planned_only["served"]) == (True, False)
-    assert "granitemoehybrid" in planned_only["notServedBecause"]
+    assert "falcon_h1" in planned_only["notServedBecause"]
 
 
 def test_without_a_word_on_memory_a_gpu_is_assumed_and_the_assumption_said() -> None:

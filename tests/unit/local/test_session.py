@@ -465,15 +465,15 @@ def test_a_plan_that_does_not_fit_starts_nothing_and_shows_the_numbers(bench: Be
 
 
 def test_a_model_no_engine_serves_is_planned_and_refused_before_anything_starts(bench: Bench) -> None:
-    bench.file.write_text(deployment(model={"uri": "file://./m", "config": config("granite-4.0-h-350m")}))
-    with pytest.raises(InvalidInput, match="granitemoehybrid"):
+    bench.file.write_text(deployment(model={"uri": "file://./m", "config": config("falcon-h1-7b")}))
+    with pytest.raises(InvalidInput, match="falcon_h1"):
         bench.up()
     assert "not served" in bench.text
     assert bench.journal == []
 
 
 def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves(bench: Bench) -> None:
-    model = {"uri": "file://./m", "config": config("granite-4.0-h-350m")}
+    model = {"uri": "file://./m", "config": config("falcon-h1-7b")}
     bench.file.write_text(deployment(mode="Plan", model=model))
     assert bench.up() == 0
     assert "not served" in bench.text

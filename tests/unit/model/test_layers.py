@@ -14,6 +14,7 @@ from mamba_server.model.errors import UnsupportedModel, WeightsError
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.layers.mlp import Mlp, activation
+from mamba_server.model.tensor_names import NAMES
 from mamba_server.model.weights import Weights
 
 CPU = torch.device("cpu")
@@ -79,7 +80,7 @@ def test_a_feed_forward_is_up_activation_down_and_the_gate_where_there_is_one(
     if bias:
         for number, name in enumerate(list(tensors), 10):
             tensors[name.replace("weight", "bias")] = random(tensors[name].shape[0], seed=number)
-    mlp = Mlp(MlpConfig(7, "silu", gated, bias), 4, write(tmp_path, **tensors))
+    mlp = Mlp(MlpConfig(7, "silu", gated, bias), 4, NAMES["nemotron_h"], write(tmp_path, **tensors))
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, tensors[f"block__{name}__weight"], tensors.get(f"block__{name}__bias"))
@@ -89,6 +90,15 @@ def test_a_feed_forward_is_up_activation_down_and_the_gate_where_there_is_one(
     inner = F.silu(linear("gate_proj", x)) * linear("up_proj", x) if gated else F.silu(linear("up_proj", x))
     torch.testing.assert_close(mlp(x), linear("down_proj", inner))
     assert torch.equal(x, before), "the input belongs to the residual stream"
+
+
+def test_a_gate_and_an_up_projection_may_be_one_matrix(tmp_path: Path) -> None:
+    both, down = random(14, 4, seed=1), random(4, 7, seed=2)
+    tensors = {"block__input_linear__weight": both, "block__output_linear__weight": down}
+    mlp = Mlp(MlpConfig(7, "silu", True, False), 4, NAMES["granitemoehybrid"], write(tmp_path, **tensors))
+
+    x = random(5, 4, seed=4)
+    torch.testing.assert_close(mlp(x), F.linear(F.silu(F.linear(x, both[:7])) * F.linear(x, both[7:]), down))
 
 
 def test_a_layer_names_the_tensor_it_misses_by_its_whole_name(tmp_path: Path) -> None:

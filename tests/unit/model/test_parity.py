@@ -4,6 +4,8 @@ The reference is transformers' single pass over the whole text: its cached conti
 of the step size and is not used.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ import torch
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
-from testmodels.checkpoints import random_nemotron_h
+from testmodels.checkpoints import random_granite, random_nemotron_h
 
 TOLERANCE = 1e-4
 STEPS = 64
 PROMPTS = (300, 65, 2, 137)
+
+Write = Callable[..., Path]
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {
     "two groups, all kinds of blocks": {},
@@ -58,19 +62,64 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "seed": 6,
     },
+    "experts in groups": {
+        "hybrid_override_pattern": "ME*EM-",
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+        "seed": 10,
+    },
+    "experts without groups, weights as they are": {
+        "hybrid_override_pattern": "MEM*E",
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "moe_shared_expert_intermediate_size": 28,
+        "norm_topk_prob": False,
+        "seed": 11,
+    },
+}
+GRANITE: dict[str, dict[str, Any]] = {
+    "Granite, every factor": {},
+    "Granite, attention first, a head of its own": {
+        "layer_types": ["attention", "mamba", "mamba", "attention"],
+        "tie_word_embeddings": False,
+        "mamba_n_groups": 2,
+        "mamba_conv_bias": False,
+        "num_key_value_heads": 4,
+        "seed": 7,
+    },
+    "Granite, biases, no factors": {
+        "mamba_proj_bias": True,
+        "attention_bias": True,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "seed": 8,
+    },
+    "Granite, experts": {"num_local_experts": 8, "num_experts_per_tok": 3, "seed": 9},
+}
+FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
+    **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
+    **{name: (random_granite, fields) for name, fields in GRANITE.items()},
 }
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS, ids=lambda name: name.replace(" ", "-"))
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda name: name.replace(" ", "-"))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[HybridModel, Any]:
-    from transformers import NemotronHForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    directory = random_nemotron_h(tmp_path_factory.mktemp("parity"), **CHECKPOINTS[request.param])
+    write, fields = FAMILIES[request.param]
+    directory = write(tmp_path_factory.mktemp("parity"), **fields)
     config = load_model_config(directory)
     ours = HybridModel.load(config, directory, device=torch.device("cpu"), dtype=torch.float32)
-    reference = NemotronHForCausalLM.from_pretrained(directory).eval()
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     if config.tie_embeddings:
-        reference.lm_head.weight = reference.model.embeddings.weight
+        reference.lm_head.weight = reference.get_input_embeddings().weight
     return ours, reference
 
 

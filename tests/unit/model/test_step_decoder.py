@@ -1,5 +1,6 @@
 """A model decodes in one call with the bits that its layers give one by one, or says that it cannot."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
-from testmodels.checkpoints import random_nemotron_h
+from testmodels.checkpoints import random_granite, random_nemotron_h
 
 from .conftest import LoadModel
 
@@ -49,7 +50,11 @@ class Served:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_logits_and_caches_have_the_bits_of_the_layers(checkpoint: Path, quantization: str) -> None:
+@pytest.mark.parametrize("write", [random_nemotron_h, random_granite])
+def test_logits_and_caches_have_the_bits_of_the_layers(
+    write: Callable[[Path], Path], quantization: str, tmp_path: Path
+) -> None:
+    checkpoint = write(tmp_path)
     model = HybridModel.load(
         load_model_config(checkpoint), checkpoint, device=CPU, dtype=torch.bfloat16,
         quantization="int8" if quantization == "int8" else "none",
@@ -67,12 +72,14 @@ def test_logits_and_caches_have_the_bits_of_the_layers(checkpoint: Path, quantiz
 def test_a_model_that_something_else_computes_has_no_such_call(
     checkpoint: Path, load_model: LoadModel, tmp_path: Path
 ) -> None:
-    # Batch-invariant rows, a type without kernels, and an activation that no product applies.
+    # Batch-invariant rows, a type without kernels, an activation that no product applies, and experts.
     gelu = random_nemotron_h(tmp_path / "gelu", mlp_hidden_act="gelu")
+    experts = random_granite(tmp_path / "experts", num_local_experts=4, num_experts_per_tok=2)
     others = (
         load_model(checkpoint, torch.float32, batch_invariant=True),
         load_model(checkpoint, torch.float64),
         load_model(gelu, torch.float32),
+        load_model(experts, torch.float32),
     )
     for model in others:
         views = poisoned_views(model.config, slabs=2, pages=2, page_size=PAGE, dtype=model.dtype)

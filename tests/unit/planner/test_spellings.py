@@ -146,6 +146,7 @@ WRONG = [
     ("bamba-9b", "mamba_d_head", 32, "must be the inner width 8192"),
     ("bamba-9b", "rope_scaling", {"rope_type": "yarn", "factor": 4}, "'yarn' is not supported"),
     ("granite-4.0-h-small", "logits_scaling", 0, "must not be 0"),
+    ("granite-4.0-h-small", "residual_multiplier", 0, "must not be 0"),
     ("falcon-h1-7b", "ssm_multipliers", [1.0], "expected 5 numbers, found 1"),
     ("mamba2-2.7b", "num_heads", 64, "must be expand x hidden_size = 5120"),
     ("mamba2-2.7b", "time_step_limit", ["soon", 1], "expected a number"),

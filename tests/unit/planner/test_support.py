@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from mamba_planner.families import model_config_from_hf
-from mamba_planner.families.support import ACTIVATIONS_SERVED, why_not_served
+from mamba_planner.families.support import ACTIVATIONS_SERVED, EXPERT_ACTIVATIONS_SERVED, why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.layers.mlp import ACTIVATIONS
+from mamba_server.model.layers.moe import ACTIVATIONS as EXPERT_ACTIVATIONS
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
-SERVED = {"nemotron-h-8b", "nemotron-nano-9b-v2"}
+SERVED = {
+    "granite-4.0-h-350m", "granite-4.0-h-micro", "granite-4.0-h-small", "granite-4.0-h-tiny",
+    "nemotron-3-nano-30b-a3b", "nemotron-h-8b", "nemotron-nano-9b-v2",
+}  # fmt: skip
 ALL = sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 
@@ -23,12 +27,12 @@ def model(name: str) -> ModelConfig:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_dense_nemotron_models_are_served_and_no_other(name: str) -> None:
+def test_nemotron_and_granite_models_are_served_and_no_other(name: str) -> None:
     assert (why_not_served(model(name)) is None) == (name in SERVED)
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("bamba-9b", "bamba"), ("nemotron-3-nano-30b-a3b", "moe"), ("mamba2-2.7b", "mamba2")]
+    ("name", "word"), [("bamba-9b", "bamba"), ("falcon-h1-7b", "falcon_h1"), ("mamba2-2.7b", "mamba2")]
 )
 def test_the_words_name_what_is_missing(name: str, word: str) -> None:
     why = why_not_served(model(name))
@@ -42,6 +46,30 @@ def test_an_activation_without_a_kernel_is_refused() -> None:
     assert nano.mlp is not None
 
     assert why_not_served(replace(nano, mlp=replace(nano.mlp, activation="mish"))) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"activation": "gelu"}, "gelu"), ({"latent": 64}, "latent"), ({"bias": True}, "bias")],
+)
+def test_experts_that_no_kernel_computes_are_refused(changes: dict[str, Any], word: str) -> None:
+    nano = model("nemotron-3-nano-30b-a3b")
+    assert nano.moe is not None
+
+    assert word in (why_not_served(replace(nano, moe=replace(nano.moe, **changes))) or "")
+
+
+def test_rotary_positions_are_refused() -> None:
+    granite = model("granite-4.0-h-micro")
+    assert granite.attention is not None
+
+    rotary = replace(granite, attention=replace(granite.attention, rope_theta=10_000.0))
+    assert "rotary" in (why_not_served(rotary) or "")
+
+
+def test_the_activations_of_experts_are_those_the_layers_have() -> None:
+    served = {(gated, name) for gated, names in EXPERT_ACTIVATIONS_SERVED.items() for name in names}
+    assert served == set(EXPERT_ACTIVATIONS)
 
 
 def test_the_activations_are_those_the_layers_have() -> None:

@@ -37,6 +37,9 @@ class Step {
   void run(void* out) {
     read_integers();
     kernels_.packed_rows(step_.embedding, tokens_, step_.rows, hidden_, step_.norm.x_kind);
+    if (step_.embedding_scale != 1.0f) {
+      kernels_.scale(hidden_, step_.embedding_scale, step_.rows * step_.norm.width, step_.norm.x_kind);
+    }
     for (int32_t i = 0; i < step_.block_count; ++i) {
       const DecodeBlock& block = step_.blocks[i];
       norm(block.norm, i > 0, normed_);

@@ -179,6 +179,7 @@ struct DecodeStep {
   int64_t integers_stride;
   const int32_t* page_table;  // [any, pages]
   int64_t page_table_stride;
+  float embedding_scale;  // of the embedding's rows
   int32_t block_count;
   int32_t rows;
 };
@@ -252,6 +253,7 @@ struct KernelTable {
   void (*packed_rows)(const LinearLayer*, const int32_t* outputs, int64_t rows, void* out, int32_t out_kind);
   void (*largest)(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite);
   void (*multiply)(void* x, const void* y, int64_t count, int32_t kind);  // x = x * y
+  void (*scale)(void* x, float factor, int64_t count, int32_t kind);      // x = x * factor
   void (*gated_delta_update)(const GatedDeltaUpdate*);
   void (*gated_delta_prefill)(const GatedDeltaPrefill*);
 };

@@ -15,4 +15,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx512;
-const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, gated_delta_update, gated_delta_prefill};
+const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, scale, gated_delta_update, gated_delta_prefill};

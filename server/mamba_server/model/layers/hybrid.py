@@ -20,11 +20,13 @@ from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.embedding import TokenEmbedding
-from mamba_server.model.layers.loader import Loader, Norm
+from mamba_server.model.layers.loader import Loader, Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
+from mamba_server.model.layers.moe import Moe
 from mamba_server.model.source import Progress, silent
 from mamba_server.model.step_plans import StepPlans
+from mamba_server.model.tensor_names import NAMES
 from mamba_server.model.weights import Weights
 
 
@@ -33,7 +35,7 @@ class Block:
     """x + mixer(norm(x)). `cache_index` counts recurrent or attention layers, whichever it is."""
 
     norm: Norm
-    mixer: Mamba2Mixer | Attention | Mlp
+    mixer: Mamba2Mixer | Attention | Mlp | Moe
     cache_index: int
 
 
@@ -74,14 +76,22 @@ class HybridModel:
         )
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
-        self.embedding = TokenEmbedding(loader, "embeddings.weight", config.vocab_size, d)
+        self._names = NAMES[config.family]
+        # The residual stream is held divided by the factor on what blocks add to it, so that nothing is
+        # multiplied on the way: norms give the same, with an epsilon that is divided twice.
+        factors = config.multipliers
+        self.embedding_scale = factors.embedding / factors.residual
+        self._norm_eps = config.norm_eps / factors.residual**2
+        self.embedding = TokenEmbedding(loader, self._names.embedding, config.vocab_size, d)
         self.blocks = self._blocks(loader)
-        self.norm = loader.norm("norm_f.weight", d, config.norm_eps)
+        self.norm = loader.norm(self._names.norm, d, self._norm_eps)
         if config.tie_embeddings and "lm_head.weight" not in weights:
             # A head of its own in the files wins over the configuration, as it does in transformers.
-            self.head = self.embedding.head()
+            head = self.embedding.head()
         else:
-            self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)
+            head = loader.linear("lm_head", d, config.vocab_size, bias=False)
+        # There are fewer hidden states than logits.
+        self.head: Rows = head if factors.logits == 1 else lambda hidden: head(hidden * factors.logits)
         weights.finish()
         # The C++ kernels hold one state, in batch-invariant mode the scan one a sequence: both take all rows.
         together = batch_invariant or library is not None or config.mamba is None
@@ -156,6 +166,8 @@ class HybridModel:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The residual stream [T, d], and what the last layer adds to it."""
         x = self.embedding(token_ids).to(self.residual_dtype)
+        if self.embedding_scale != 1:
+            x = x * self.embedding_scale
         added: torch.Tensor | None = None
         for block in self.blocks:
             added = self._mix(block, block.norm(x, added), cache, plans)
@@ -167,17 +179,19 @@ class HybridModel:
                 return mamba(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
             case Attention() as attention:
                 return attention(x, cache.kv[block.cache_index], plans)
-            case mlp:
-                return mlp(x)
+            case feed_forward:
+                return feed_forward(x)
 
     def _blocks(self, loader: Loader) -> list[Block]:
         config, d = self.config, self.config.hidden_size
         blocks: list[Block] = []
         recurrent = attending = 0
         for index, kind in enumerate(config.layers):
-            here = loader.at("layers", index)
-            inside = here.at("mixer")
-            norm = here.norm("norm.weight", d, config.norm_eps)
+            if (names := self._names.blocks.get(kind)) is None:
+                raise UnsupportedModel(f"layer {index}: blocks of kind {kind!r} cannot be served yet")
+            here = loader.at("layers", config.checkpoint_layers[index] if config.checkpoint_layers else index)
+            inside = here.at(names.mixer)
+            norm = here.norm(names.norm, d, self._norm_eps)
             if kind == "mamba" and config.mamba is not None:
                 blocks.append(Block(norm, Mamba2Mixer(config.mamba, d, inside), recurrent))
                 recurrent += 1
@@ -185,7 +199,9 @@ class HybridModel:
                 blocks.append(Block(norm, Attention(config.attention, d, inside), attending))
                 attending += 1
             elif kind == "mlp" and config.mlp is not None:
-                blocks.append(Block(norm, Mlp(config.mlp, d, inside), -1))
+                blocks.append(Block(norm, Mlp(config.mlp, d, self._names, inside), -1))
+            elif kind == "moe" and config.moe is not None and self._names.moe is not None:
+                blocks.append(Block(norm, Moe(config.moe, d, self._names.moe, here), -1))
             else:
                 raise UnsupportedModel(f"layer {index}: blocks of kind {kind!r} cannot be served yet")
         return blocks

@@ -10,6 +10,7 @@ from mamba_kernels import invariant
 from mamba_planner.model_config import MlpConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.loader import Loader, Rows
+from mamba_server.model.tensor_names import TensorNames
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -56,7 +57,7 @@ def activation(name: str, *, batch_invariant: bool = False) -> Activation:
 class Mlp:
     """Weights and forward of one feed-forward block."""
 
-    def __init__(self, config: MlpConfig, hidden_size: int, loader: Loader) -> None:
+    def __init__(self, config: MlpConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
         self.gate_proj: Rows | None
         self.activation: Activation | None
         """None = it is part of the product before it."""
@@ -65,13 +66,18 @@ class Mlp:
         joined = config.activation if loader.activates(config.activation) else ""
         if joined:
             self.activation = None
-        if config.gated:
+        if config.gated and names.gate_up_proj:
+            both = loader.tensor(f"{names.gate_up_proj}.weight", 2 * width, hidden_size).chunk(2)
+            biases = loader.tensor(f"{names.gate_up_proj}.bias", 2 * width).chunk(2) if bias else (None, None)
+            self.gate_proj = loader.product(both[0], biases[0], joined)
+            self.up_proj = loader.product(both[1], biases[1])
+        elif config.gated:
             self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=joined)
             self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
         else:
             self.gate_proj = None
             self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias, activation=joined)
-        self.down_proj = loader.linear("down_proj", width, hidden_size, bias=bias)
+        self.down_proj = loader.linear(names.down_proj, width, hidden_size, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, d] -> [T, d]."""

@@ -44,6 +44,7 @@ def step_decoder(
         embedding=weight,
         blocks=blocks,
         norm=norm,
+        embedding_scale=model.embedding_scale,
         residual_dtype=model.residual_dtype,
         page_table=page_table,
         last_token=last_token,

@@ -285,7 +285,8 @@ def step(library: Library) -> None:
             blocks=ctypes.addressof(blocks), embedding=layer(50, width, kind, packing),
             norm=RmsNorm(weight=array(width, kind=kind), width=width, eps=1e-5, x_kind=residual, kind=kind),
             last_token=last_token.ctypes.data, integers=integers.ctypes.data, integers_stride=3,
-            page_table=table.ctypes.data, page_table_stride=14, block_count=4, rows=3,
+            page_table=table.ctypes.data, page_table_stride=14, embedding_scale=0.5, block_count=4,
+            rows=3,
         )  # fmt: skip
         library.decode_step(ctypes.addressof(call), array(3, width, kind=kind))
 

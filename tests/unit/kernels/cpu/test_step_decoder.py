@@ -53,11 +53,17 @@ class Model:
     """Random blocks of every kind with their caches; the same numbers each time it is made."""
 
     def __init__(
-        self, library: Library, dtype: torch.dtype, residual: torch.dtype, state: torch.dtype, pack: type
+        self,
+        library: Library,
+        dtype: torch.dtype,
+        residual: torch.dtype,
+        state: torch.dtype,
+        pack: type,
+        embedding_scale: float = 1.0,
     ) -> None:
         self._generator = torch.Generator().manual_seed(7)
         self._library, self.dtype, self.residual, self._pack = library, dtype, residual, pack
-        self.state_dtype = state
+        self.state_dtype, self.embedding_scale = state, embedding_scale
         self.embedding: PackedMatrix = pack(self.random(VOCABULARY, WIDTH))
         self.mixers = [MixerRows(len(ROUTES), (6, 5, 9, 2, 4), dtype, state, norm=True) for _ in range(2)]
         pages = [[1 + row * WIDEST + page for page in range(WIDEST)] for row in range(len(ROWS))]
@@ -117,8 +123,8 @@ class Model:
         """Hidden states [n, d] by what is tested."""
         decoder = StepDecoder(
             self._library, embedding=self.embedding, blocks=self.blocks, norm=self.last_norm,
-            residual_dtype=self.residual, page_table=self.table, last_token=self.last_token,
-            most_rows=most_rows,
+            embedding_scale=self.embedding_scale, residual_dtype=self.residual,
+            page_table=self.table, last_token=self.last_token, most_rows=most_rows,
         )  # fmt: skip
         return decoder(self.decodes())
 
@@ -141,6 +147,7 @@ class Model:
             torch.from_numpy(given.kv_row).long() % PAGE,
         )
         x = self.embedding.rows(self.last_token[torch.from_numpy(ROWS).long()].long()).to(self.residual)
+        x = x * self.embedding_scale
         added = None
         for block in self.blocks:
             rows = block.norm(x, added)
@@ -171,12 +178,20 @@ def on_threads(library: Library, count: int) -> Iterator[None]:
     library.set_threads(1)
 
 
-@pytest.mark.parametrize("pack", [PackedWeight, QuantizedWeight])
+@pytest.mark.parametrize(
+    ("pack", "scale"), [(PackedWeight, 1.0), (PackedWeight, 54.5), (QuantizedWeight, 0.3)]
+)
 @pytest.mark.parametrize(("dtype", "residual", "state"), TYPES)
 def test_it_has_the_bits_of_the_kernels_one_by_one(
-    library: Library, threads: int, dtype: torch.dtype, residual: torch.dtype, state: torch.dtype, pack: type
+    library: Library,
+    threads: int,
+    dtype: torch.dtype,
+    residual: torch.dtype,
+    state: torch.dtype,
+    pack: type,
+    scale: float,
 ) -> None:
-    together, apart = (Model(library, dtype, residual, state, pack) for _ in range(2))
+    together, apart = (Model(library, dtype, residual, state, pack, scale) for _ in range(2))
     with on_threads(library, threads):
         got = together.one_call()
     expected = apart.one_by_one()

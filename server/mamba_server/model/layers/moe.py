@@ -1,0 +1,104 @@
+"""The sparse feed-forward block: a router, experts of which a row takes some, and one that every row takes.
+
+Called by `HybridModel` once per such block and step; no value is read by the host.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from mamba_kernels.cpu.experts import PackedExperts
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.dispatch.operators import REFERENCE
+from mamba_kernels.moe import Activation, Routing, SharedExpert, route
+from mamba_planner.model_config import MoeConfig
+from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.layers.loader import Loader
+from mamba_server.model.tensor_names import MoeNames
+
+ACTIVATIONS = {
+    (True, "silu"): Activation.GATED_SILU,
+    (True, "swish"): Activation.GATED_SILU,
+    (False, "relu2"): Activation.SQUARED_RELU,
+}
+"""By whether an expert has a gate, and the name of its activation in Hugging Face configurations."""
+Matrices = torch.Tensor | Sequence[torch.Tensor]
+"""One of each expert, [outputs, inputs]."""
+
+
+class Moe:
+    """Weights and forward of one block. The router computes in float32, since its scores are compared."""
+
+    def __init__(self, config: MoeConfig, hidden_size: int, names: MoeNames, loader: Loader) -> None:
+        """loader: of the block's layer. Raises UnsupportedModel, WeightsError."""
+        self.activation = _activation(config)
+        self.routing = Routing(
+            top_k=config.experts_per_token,
+            scores="sigmoid" if config.scoring == "sigmoid" else "softmax",
+            renormalise=config.normalize or config.scoring == "softmax_topk",
+            scale=config.scale,
+            groups=config.groups,
+            kept_groups=config.groups_per_token,
+        )
+        self.router = loader.wide_linear(names.router, hidden_size, config.experts)
+        self.correction = loader.wide(names.correction, config.experts) if names.correction else None
+        inner, per_inner = config.intermediate, self.activation.projections
+        gate_up = _of_experts(names.gate_up, (config.experts, per_inner * inner, hidden_size), loader)
+        down = _of_experts(names.down, (config.experts, hidden_size, inner), loader)
+        shared = None
+        if width := config.shared_intermediate:
+            shared = SharedExpert(
+                loader.tensor(names.shared_gate_up, per_inner * width, hidden_size),
+                loader.tensor(names.shared_down, hidden_size, width),
+            )
+        self.packed = (
+            None if loader.library is None else self._pack(loader.library, gate_up, down, shared, loader)
+        )
+        """All in one call; None = by `compute`, with weights as they are."""
+        # In batch-invariant mode a row's bits must not follow from how many rows there are.
+        self.compute = (REFERENCE if loader.batch_invariant else loader.operators).moe
+        if self.packed is None:
+            self.gate_up, self.down, self.shared = _stacked(gate_up), _stacked(down), shared
+
+    def _pack(
+        self,
+        library: Library,
+        gate_up: Matrices,
+        down: Matrices,
+        shared: SharedExpert | None,
+        loader: Loader,
+    ) -> PackedExperts:
+        pairs = [(loader.packed(up), loader.packed(back)) for up, back in zip(gate_up, down, strict=True)]
+        own = None if shared is None else (loader.packed(shared.gate_up), loader.packed(shared.down))
+        return PackedExperts(library, pairs, self.activation, own)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, d] -> [T, d]."""
+        experts, weights = route(self.router(x), self.routing, self.correction)
+        if self.packed is not None:
+            return self.packed(x, experts, weights)
+        out = torch.empty_like(x)
+        self.compute(x, experts, weights, self.gate_up, self.down, self.activation, out, self.shared)
+        return out
+
+
+def _activation(config: MoeConfig) -> Activation:
+    found = ACTIVATIONS.get((config.gated, config.activation))
+    if found is None:
+        with_gate = "with" if config.gated else "without"
+        raise UnsupportedModel(
+            f"experts {with_gate} a gate and the activation {config.activation!r} are not supported; "
+            f"supported: {', '.join(name for gated, name in ACTIVATIONS if gated == config.gated)}"
+        )
+    return found
+
+
+def _stacked(matrices: Matrices) -> torch.Tensor:
+    return matrices if isinstance(matrices, torch.Tensor) else torch.stack(tuple(matrices))
+
+
+def _of_experts(name: str, shape: tuple[int, int, int], loader: Loader) -> Matrices:
+    """`name` has a place for the expert's number where each one has a tensor of its own."""
+    if "{expert}" not in name:
+        return loader.tensor(name, *shape)
+    return [loader.tensor(name.format(expert=expert), *shape[1:]) for expert in range(shape[0])]

@@ -1,0 +1,86 @@
+"""What the tensors of a checkpoint are called, by family: as transformers writes them.
+
+Names are without the prefix that `Weights` takes off. Read while a model is built.
+"""
+
+from dataclasses import dataclass
+
+from mamba_planner.model_config import LayerKind
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNames:
+    """Where the tensors of a residual block lie below its layer."""
+
+    norm: str
+    """Weight of the norm in front of it."""
+    mixer: str
+    """What all its other tensors begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoeNames:
+    """The tensors of a sparse feed-forward, below its layer."""
+
+    router: str
+    correction: str
+    """What is added to scores for the choice alone; "" = nothing is."""
+    gate_up: str
+    """First projection of the experts: one tensor of all, or one of each with "{expert}" for its number."""
+    down: str
+    shared_gate_up: str
+    shared_down: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names of one family."""
+
+    embedding: str
+    norm: str
+    """Weight of the norm behind the last block."""
+    blocks: dict[LayerKind, BlockNames]
+    gate_up_proj: str = ""
+    """The feed-forward's gate and up projection where they are one matrix; "" = two of their own names."""
+    down_proj: str = "down_proj"
+    moe: MoeNames | None = None
+
+
+_ONE_MIXER = BlockNames("norm.weight", "mixer")
+
+NAMES: dict[str, TensorNames] = {
+    "nemotron_h": TensorNames(
+        embedding="embeddings.weight",
+        norm="norm_f.weight",
+        blocks={"mamba": _ONE_MIXER, "attention": _ONE_MIXER, "mlp": _ONE_MIXER, "moe": _ONE_MIXER},
+        moe=MoeNames(
+            router="mixer.gate.weight",
+            correction="mixer.gate.e_score_correction_bias",
+            gate_up="mixer.experts.{expert}.up_proj.weight",
+            down="mixer.experts.{expert}.down_proj.weight",
+            shared_gate_up="mixer.shared_experts.up_proj.weight",
+            shared_down="mixer.shared_experts.down_proj.weight",
+        ),
+    ),
+    "granitemoehybrid": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="norm.weight",
+        blocks={
+            "mamba": BlockNames("input_layernorm.weight", "mamba"),
+            "attention": BlockNames("input_layernorm.weight", "self_attn"),
+            "mlp": BlockNames("post_attention_layernorm.weight", "shared_mlp"),
+            "moe": BlockNames("post_attention_layernorm.weight", "block_sparse_moe"),
+        },
+        moe=MoeNames(
+            router="block_sparse_moe.router.layer.weight",
+            correction="",
+            gate_up="block_sparse_moe.input_linear.weight",
+            down="block_sparse_moe.output_linear.weight",
+            shared_gate_up="shared_mlp.input_linear.weight",
+            shared_down="shared_mlp.output_linear.weight",
+        ),
+        gate_up_proj="input_linear",
+        down_proj="output_linear",
+    ),
+}
+"""By `ModelConfig.family`."""
