@@ -1,6 +1,7 @@
 """Parity with transformers through the whole engine: greedy tokens and top-5 log-probabilities in float32."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from engines import Answer, greedy, make_engine, run
 from mamba_server.engine.admission import Admission
 from mamba_server.wire import AddRequest
-from testmodels.checkpoints import random_granite, random_nemotron_h
+from testmodels.checkpoints import random_granite, random_mamba2, random_nemotron_h
 
 TOLERANCE = 1e-4
 OUTPUTS = 64
@@ -40,9 +41,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.7,
     },
 }
-GRANITE_SHAPES: dict[str, dict[str, Any]] = {
-    "granite": {},
-    "granite-experts": {"num_local_experts": 8, "num_experts_per_tok": 3, "tie_word_embeddings": False},
+OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "granite": (random_granite, {}),
+    "granite-experts": (
+        random_granite,
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "tie_word_embeddings": False},
+    ),
+    "mamba2": (random_mamba2, {}),
 }
 
 
@@ -84,9 +89,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
 
     def get(name: str) -> tuple[Path, torch.nn.Module]:
         if name not in made:
-            write, fields = random_nemotron_h, SHAPES.get(name)
-            if fields is None:
-                write, fields = random_granite, GRANITE_SHAPES[name]
+            write, fields = OTHERS.get(name) or (random_nemotron_h, SHAPES[name])
             path = write(tmp_path_factory.mktemp(name), **fields)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
             if model.config.tie_word_embeddings:
@@ -99,7 +102,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [*SHAPES, *GRANITE_SHAPES])
+@pytest.mark.parametrize("shape", [*SHAPES, *OTHERS])
 def test_sixteen_ragged_requests_at_once_say_what_transformers_says(checkpoint, shape: str) -> None:
     path, model = checkpoint(shape)
     engine = make_engine(path, dtype="float32", max_running_requests=16)

@@ -49,6 +49,7 @@ class TensorNames:
 _ONE_MIXER = BlockNames("norm.weight", "mixer")
 
 NAMES: dict[str, TensorNames] = {
+    "mamba2": TensorNames(embedding="embeddings.weight", norm="norm_f.weight", blocks={"mamba": _ONE_MIXER}),
     "nemotron_h": TensorNames(
         embedding="embeddings.weight",
         norm="norm_f.weight",

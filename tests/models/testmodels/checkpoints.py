@@ -66,6 +66,21 @@ SMALL_GRANITE: dict[str, Any] = {
     "eos_token_id": 258,
     "rms_norm_eps": 1e-5,
 }
+SMALL_MAMBA2: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "state_size": 16,
+    "num_heads": 8,
+    "head_dim": 12,
+    "n_groups": 2,
+    "chunk_size": 32,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
 
 
 def random_nemotron_h(
@@ -97,6 +112,21 @@ def random_granite(
 
     config = GraniteMoeHybridConfig(**{**SMALL_GRANITE, **overrides})
     return _write(GraniteMoeHybridForCausalLM(config), directory, seed, dtype, shard)
+
+
+def random_mamba2(
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """The same of a model without attention."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    config = Mamba2Config(**{**SMALL_MAMBA2, **overrides})
+    return _write(Mamba2ForCausalLM(config), directory, seed, dtype, shard)
 
 
 def _write(model: Any, directory: Path, seed: int, dtype: torch.dtype, shard: str) -> Path:

@@ -14,7 +14,7 @@ import torch
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
-from testmodels.checkpoints import random_granite, random_nemotron_h
+from testmodels.checkpoints import random_granite, random_mamba2, random_nemotron_h
 
 TOLERANCE = 1e-4
 STEPS = 64
@@ -103,9 +103,20 @@ GRANITE: dict[str, dict[str, Any]] = {
     },
     "Granite, experts": {"num_local_experts": 8, "num_experts_per_tok": 3, "seed": 9},
 }
+MAMBA2: dict[str, dict[str, Any]] = {
+    "Mamba2 alone, tied, float32 stream": {},
+    "Mamba2 alone, biases, one group": {
+        "tie_word_embeddings": False,
+        "use_bias": True,
+        "n_groups": 1,
+        "residual_in_fp32": False,
+        "seed": 12,
+    },
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
+    **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 
 

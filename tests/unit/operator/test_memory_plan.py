@@ -129,7 +129,7 @@ def test_any_budget_gets_a_plan_or_the_numbers(
         assert any(unit in verdict.message for unit in ("Gi", "Mi", "Ki"))
 
 
-SERVED = ("granite-4.0-h-tiny", "nemotron-nano-9b-v2")
+SERVED = ("codestral-mamba-7b", "granite-4.0-h-tiny", "nemotron-nano-9b-v2")
 UNSERVED = [name for name in FAMILIES if name not in SERVED]
 
 
