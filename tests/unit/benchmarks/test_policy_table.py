@@ -114,12 +114,15 @@ def test_evictions_keep_the_ledger_and_spare_what_is_locked(
     made = of(*[[10 * depth + each for depth, each in enumerate(prompt)] for prompt in prompts])
     cache = cache_of(CacheSize(slabs, BLOCK, pages_per_slab * BLOCK), made, "RecomputeCost")
     locked: list[tuple[object, int]] = []
+    longest = max(map(len, prompts))
+    # Room for the longest prompt, its two slots and as long a path that is locked with its state.
+    room_for_locked = 2 * -(-longest // pages_per_slab) + 3 < slabs
 
     def each(number: int) -> None:
         ledger.check(cache)
         assert all(node.slot == slot for node, slot in locked)  # type: ignore[attr-defined]
         nodes = [node for node in cache.tree.walk() if node.slot and not node.state_lock]
-        if number == 3 and nodes and held:
+        if number == 3 and nodes and held and room_for_locked:
             node = nodes[held % len(nodes)]
             # As a transfer would: no allocation counts it, so the ledger is no longer asked.
             locked.append((node, node.slot))
