@@ -79,6 +79,11 @@ class AttentionConfig:
     qk_norm: bool = False
     """RMSNorm over `head_dim` of queries and keys (Qwen3-Next)."""
 
+    @property
+    def rotated(self) -> int:
+        """Elements of a head that are rotated."""
+        return 0 if self.rope_theta is None else int(self.head_dim * self.rotary_fraction)
+
 
 @dataclass(frozen=True, slots=True)
 class MlpConfig:

@@ -11,7 +11,7 @@ import torch
 from engines import Answer, greedy, make_engine, run
 from mamba_server.engine.admission import Admission
 from mamba_server.wire import AddRequest
-from testmodels.checkpoints import random_granite, random_mamba2, random_nemotron_h
+from testmodels.checkpoints import random_bamba, random_granite, random_mamba2, random_nemotron_h
 
 TOLERANCE = 1e-4
 OUTPUTS = 64
@@ -48,6 +48,7 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
         {"num_local_experts": 8, "num_experts_per_tok": 3, "tie_word_embeddings": False},
     ),
     "mamba2": (random_mamba2, {}),
+    "bamba": (random_bamba, {}),
 }
 
 

@@ -24,6 +24,7 @@ from mamba_kernels.cpu.structures import (
     DecodeBlock,
     DecodeStep,
 )
+from mamba_kernels.rope import turns
 from mamba_kernels.slot_plan import IntArray
 
 
@@ -130,13 +131,15 @@ class StepDecoder:
         blocks: Sequence[Block],
         norm: RowNorm,
         embedding_scale: float = 1.0,
+        frequencies: torch.Tensor | None = None,
         residual_dtype: torch.dtype,
         page_table: torch.Tensor,
         last_token: torch.Tensor,
         most_rows: int,
     ) -> None:
-        """embedding_scale: of tokens' rows, in front of the first block; page_table: [R, W] int32, and
-        last_token: [at least R] int32, read anew in each step; `most_rows`: of a step."""
+        """embedding_scale: of tokens' rows, in front of the first block; frequencies: as of `rope.turns`,
+        where queries and keys are turned; page_table: [R, W] int32, and last_token: [at least R] int32, read
+        anew in each step; `most_rows`: of a step."""
         # Addresses do not keep what lies there.
         self._kept = (embedding, blocks, norm, page_table, last_token)
         self._run: Callable[..., None] = library.decode_step
@@ -161,6 +164,8 @@ class StepDecoder:
             block_count=len(blocks),
         )
         self._step.norm.x_kind = KINDS[residual_dtype]
+        self._frequencies = frequencies
+        self._step.rope_half = 0 if frequencies is None else len(frequencies)
         self._address = ctypes.addressof(self._step)
 
     def __call__(self, decodes: DecodeRows) -> torch.Tensor:
@@ -175,5 +180,8 @@ class StepDecoder:
         integers[4], integers[5], integers[6] = decodes.table_row, decodes.context_len, decodes.kv_row
         out = torch.empty(rows, self._width, dtype=self._dtype)
         self._step.rows = rows
+        if self._frequencies is not None:
+            cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies)
+            self._step.cos, self._step.sin = cos.data_ptr(), sin.data_ptr()
         self._run(self._address, out.data_ptr())
         return out

@@ -241,6 +241,22 @@ class Experts(Structure):
     )
 
 
+class Rope(Structure):
+    """Heads that are turned."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("rows", c_int64),
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("half", c_int32),
+        ("kind", c_int32),
+    )
+
+
 class DecodeBlock(Structure):
     """A residual block of a decode step."""
 
@@ -267,7 +283,10 @@ class DecodeStep(Structure):
         ("integers_stride", c_int64),
         ("page_table", c_void_p),
         ("page_table_stride", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
         ("embedding_scale", c_float),
+        ("rope_half", c_int32),
         ("block_count", c_int32),
         ("rows", c_int32),
     )

@@ -18,12 +18,14 @@ from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.gated_delta import GatedDelta
 from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.rope import RowRope
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
 from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.moe import moe
 from mamba_kernels.paged_attention import paged_attention
 from mamba_kernels.rms_norm import rms_norm
+from mamba_kernels.rope import rope
 from mamba_kernels.sample import sample
 from mamba_kernels.ssd_prefill import ssd_prefill
 from mamba_kernels.state_update import state_update
@@ -45,6 +47,7 @@ class Operators:
     moe: Operator
     paged_attention: Operator
     rms_norm: Operator
+    rope: Operator
     ssd_prefill: Operator
     state_update: Operator
     sample: Operator | None
@@ -66,6 +69,7 @@ REFERENCE = Operators(
     moe=moe,
     paged_attention=paged_attention,
     rms_norm=rms_norm,
+    rope=rope,
     ssd_prefill=ssd_prefill,
     state_update=state_update,
     sample=None,
@@ -86,6 +90,7 @@ def cpu_operators(library: Library) -> Operators:
         gated_delta_update=KernelOrReference(
             "gated_delta_update", delta.update, gated_delta_update, backend="C++"
         ),
+        rope=KernelOrReference("rope", RowRope(library), rope, backend="C++"),
     )
 
 
@@ -100,6 +105,7 @@ def triton_operators() -> Operators:
     from mamba_kernels.moe import triton as moe_kernel
     from mamba_kernels.paged_attention import triton as paged_attention_kernel
     from mamba_kernels.rms_norm import triton as rms_norm_kernel
+    from mamba_kernels.rope import triton as rope_kernel
     from mamba_kernels.sample import triton as sample_kernel
     from mamba_kernels.ssd_prefill import triton as ssd_prefill_kernel
     from mamba_kernels.state_update import triton as state_update_kernel
@@ -120,6 +126,7 @@ def triton_operators() -> Operators:
         moe=KernelOrReference("moe", moe_kernel.moe, moe),
         paged_attention=paged_attention_kernel.paged_attention,
         rms_norm=KernelOrReference("rms_norm", rms_norm_kernel.rms_norm, rms_norm),
+        rope=KernelOrReference("rope", rope_kernel.rope, rope),
         ssd_prefill=KernelOrReference("ssd_prefill", ssd_prefill_kernel.ssd_prefill, ssd_prefill),
         state_update=KernelOrReference("state_update", state_update_kernel.state_update, state_update),
         sample=KernelOrReference("sample", sample_kernel.sample, sample),

@@ -6,7 +6,7 @@ everywhere with the same words. Torch-free.
 
 from mamba_planner.model_config import ModelConfig
 
-FAMILIES_SERVED = ("granitemoehybrid", "mamba2", "nemotron_h")
+FAMILIES_SERVED = ("bamba", "granitemoehybrid", "mamba2", "nemotron_h")
 ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
 EXPERT_ACTIVATIONS_SERVED = {True: ("silu", "swish"), False: ("relu2",)}
 """By whether experts have a gate."""
@@ -16,10 +16,9 @@ def why_not_served(model: ModelConfig) -> str | None:
     """Why this version's engine cannot serve the model, and what it serves instead; None = it can."""
     if model.family not in FAMILIES_SERVED:
         return _refusal(f"models of family {model.family}", f"{' and '.join(FAMILIES_SERVED)} models")
-    if model.attention is not None and model.attention.rope_theta is not None:
-        return _refusal(
-            f"{model.family} models with rotary positions", "those whose attention has no positions"
-        )
+    if model.attention is not None and model.attention.rotated % 2:
+        what = f"heads of which {model.attention.rotated} elements are rotated"
+        return _refusal(what, "even numbers of them")
     if model.mlp is not None and model.mlp.activation not in ACTIVATIONS_SERVED:
         return _refusal(f"models with the activation {model.mlp.activation}", ", ".join(ACTIVATIONS_SERVED))
     if (moe := model.moe) is None:

@@ -26,7 +26,7 @@ class DecodeInputs:
     def __init__(self, rows: int, spare_row: int, page_table: torch.Tensor) -> None:
         device = page_table.device
         self.rows = rows
-        self._padding = np.array([-1, -1, -1, spare_row, 0, 0, 0, 0], np.int32)[:, None]
+        self._padding = np.array([-1, -1, -1, spare_row, 0, 0, 0, 0, 0], np.int32)[:, None]
         self._staged = StagedBuffer(torch.from_numpy(np.repeat(self._padding, aligned(rows), 1)), device)
         self._device = self._staged.on_device
         self._page_table = page_table
@@ -43,6 +43,7 @@ class DecodeInputs:
         fields[3, :n], fields[4, :n] = batch.table_row, batch.context_len
         fields[5, :n], fields[6, :n] = batch.kv_row // page_size, batch.kv_row % page_size
         fields[7, :n] = batch.state_noise if len(batch.state_noise) else 0
+        fields[8, :n] = batch.positions
         fields[:, n:] = self._padding
         self._staged.send()
 
@@ -69,6 +70,7 @@ class DecodeInputs:
             )
             if attention
             else None,
+            positions=fields[8, :rows],
             page=fields[5, :rows],
             offset=fields[6, :rows],
         )

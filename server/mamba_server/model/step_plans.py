@@ -23,6 +23,8 @@ class StepPlans:
     """Rows of the batch and the plan of the pieces there; several where their states would be too many."""
     attention: AttentionPlan | None
     """None in a model without attention."""
+    positions: torch.Tensor
+    """[T] int32: place of each new token in its sequence"""
     page: torch.Tensor
     """[T] int64: page of each new token's key and value"""
     offset: torch.Tensor
@@ -70,6 +72,7 @@ class StepPlans:
             )
             if attention
             else None,
+            positions=batch.positions,
             page=index_tensor(host.kv_row // batch.page_size, device),
             offset=index_tensor(host.kv_row % batch.page_size, device),
         )

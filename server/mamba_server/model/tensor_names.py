@@ -49,6 +49,15 @@ class TensorNames:
 _ONE_MIXER = BlockNames("norm.weight", "mixer")
 
 NAMES: dict[str, TensorNames] = {
+    "bamba": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="final_layernorm.weight",
+        blocks={
+            "mamba": BlockNames("input_layernorm.weight", "mamba"),
+            "attention": BlockNames("input_layernorm.weight", "self_attn"),
+            "mlp": BlockNames("pre_ff_layernorm.weight", "feed_forward"),
+        },
+    ),
     "mamba2": TensorNames(embedding="embeddings.weight", norm="norm_f.weight", blocks={"mamba": _ONE_MIXER}),
     "nemotron_h": TensorNames(
         embedding="embeddings.weight",

@@ -56,7 +56,7 @@ SMALL_GRANITE: dict[str, Any] = {
     "mamba_d_conv": 4,
     "position_embedding_type": "nope",
     "embedding_multiplier": 0.6,
-    "logits_scaling": 0.8,
+    "logits_scaling": 2.5,
     "residual_multiplier": 1.3,
     "attention_multiplier": 0.35,
     "tie_word_embeddings": True,
@@ -65,6 +65,23 @@ SMALL_GRANITE: dict[str, Any] = {
     "bos_token_id": 257,
     "eos_token_id": 258,
     "rms_norm_eps": 1e-5,
+}
+SMALL_BAMBA: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "attn_layer_indices": [1, 3],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 80,
+    "mamba_d_state": 16,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 32,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
 }
 SMALL_MAMBA2: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -112,6 +129,21 @@ def random_granite(
 
     config = GraniteMoeHybridConfig(**{**SMALL_GRANITE, **overrides})
     return _write(GraniteMoeHybridForCausalLM(config), directory, seed, dtype, shard)
+
+
+def random_bamba(
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """The same of a Bamba, whose attention has rotary positions."""
+    from transformers import BambaConfig, BambaForCausalLM
+
+    config = BambaConfig(**{**SMALL_BAMBA, **overrides})
+    return _write(BambaForCausalLM(config), directory, seed, dtype, shard)
 
 
 def random_mamba2(

@@ -81,6 +81,10 @@ def _write() -> dict[str, Any]:
     return {"kv": numbers(4, 2, 4, 2, 6), "key": rows, "value": 2 * rows, "page": at + 1, "offset": at}
 
 
+def _rope() -> dict[str, Any]:
+    return {"x": numbers(3, 2, 6), "cos": numbers(3, 2), "sin": numbers(3, 2)}
+
+
 def _attention() -> dict[str, Any]:
     batch = PagedBatch([1, 1, 3], [5, 9, 4], heads=4, kv_heads=2, width=16, dtype=WIDE)
     kv = batch.kv.nan_to_num(nan=0.0)
@@ -149,6 +153,10 @@ CALLS = {
     "kv_write": OperatorCall(
         _write, ("kv", "key"),
         {"kv.0": None, "kv.2": None, "kv.3": "key", "kv.4": "key", "key.0": "value"},
+    ),
+    "rope": OperatorCall(
+        _rope, ("x", "cos"), {"x.0": "cos", "x.1": None, "x.2": None, "cos.1": "sin"},
+        dense_from={"cos": 0, "sin": 0}, may_be_shorter=("x.2",),
     ),
     "paged_attention": OperatorCall(
         _attention, ("kv", "query"),

@@ -14,7 +14,7 @@ import torch
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
-from testmodels.checkpoints import random_granite, random_mamba2, random_nemotron_h
+from testmodels.checkpoints import random_bamba, random_granite, random_mamba2, random_nemotron_h
 
 TOLERANCE = 1e-4
 STEPS = 64
@@ -101,6 +101,7 @@ GRANITE: dict[str, dict[str, Any]] = {
         "logits_scaling": 1.0,
         "seed": 8,
     },
+    "Granite, rotary positions": {"position_embedding_type": "rope", "seed": 14},
     "Granite, experts": {"num_local_experts": 8, "num_experts_per_tok": 3, "seed": 9},
 }
 MAMBA2: dict[str, dict[str, Any]] = {
@@ -113,9 +114,20 @@ MAMBA2: dict[str, dict[str, Any]] = {
         "seed": 12,
     },
 }
+BAMBA: dict[str, dict[str, Any]] = {
+    "Bamba, half of each head turned": {},
+    "Bamba, biases, attention first": {
+        "attn_layer_indices": [0, 2],
+        "mamba_proj_bias": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "seed": 13,
+    },
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
+    **{name: (random_bamba, fields) for name, fields in BAMBA.items()},
     **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 

@@ -14,7 +14,7 @@ from mamba_server.model.errors import UnsupportedModel, WeightsError
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.weight_files import weights_size
 from mamba_server.model.weights import Weights
-from testmodels.checkpoints import random_granite, random_nemotron_h
+from testmodels.checkpoints import random_nemotron_h
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"
@@ -188,6 +188,8 @@ def test_a_tied_head_is_the_embedding_unless_the_files_have_a_head_of_their_own(
 
 
 def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
-    rotary = random_granite(tmp_path / "rotary", position_embedding_type="rope")
-    with pytest.raises(UnsupportedModel, match="rotary positions"):
-        load(rotary)
+    biased = random_nemotron_h(
+        tmp_path, hybrid_override_pattern="ME*", n_routed_experts=4, num_experts_per_tok=2, mlp_bias=True
+    )
+    with pytest.raises(UnsupportedModel, match="bias"):
+        load(biased)

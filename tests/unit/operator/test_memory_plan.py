@@ -129,7 +129,7 @@ def test_any_budget_gets_a_plan_or_the_numbers(
         assert any(unit in verdict.message for unit in ("Gi", "Mi", "Ki"))
 
 
-SERVED = ("codestral-mamba-7b", "granite-4.0-h-tiny", "nemotron-nano-9b-v2")
+SERVED = ("bamba-9b", "codestral-mamba-7b", "granite-4.0-h-tiny", "nemotron-nano-9b-v2")
 UNSERVED = [name for name in FAMILIES if name not in SERVED]
 
 
@@ -148,7 +148,7 @@ def test_a_model_no_engine_serves_is_refused_though_its_gpu_is_unknown() -> None
     )
 
 
-@pytest.mark.parametrize("name", ["bamba-9b", "falcon-h1-7b"])
+@pytest.mark.parametrize("name", ["falcon-h1-7b"])
 def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves_and_says_so(name: str) -> None:
     verdict = of_config(config(name))
 

@@ -15,7 +15,7 @@ from mamba_server.model.layers.moe import ACTIVATIONS as EXPERT_ACTIVATIONS
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 SERVED = {
-    "codestral-mamba-7b", "granite-4.0-h-350m", "granite-4.0-h-micro", "granite-4.0-h-small",
+    "bamba-9b", "codestral-mamba-7b", "granite-4.0-h-350m", "granite-4.0-h-micro", "granite-4.0-h-small",
     "granite-4.0-h-tiny", "mamba2-2.7b",
     "nemotron-3-nano-30b-a3b", "nemotron-h-8b", "nemotron-nano-9b-v2",
 }  # fmt: skip
@@ -34,7 +34,7 @@ def test_some_families_are_served_and_no_other(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("bamba-9b", "bamba"), ("falcon-h1-7b", "falcon_h1"), ("qwen3-next-80b-a3b", "qwen3_next")],
+    [("falcon-h1-7b", "falcon"), ("falcon-h1-7b", "falcon_h1"), ("qwen3-next-80b-a3b", "qwen3_next")],
 )
 def test_the_words_name_what_is_missing(name: str, word: str) -> None:
     why = why_not_served(model(name))
@@ -61,12 +61,12 @@ def test_experts_that_no_kernel_computes_are_refused(changes: dict[str, Any], wo
     assert word in (why_not_served(replace(nano, moe=replace(nano.moe, **changes))) or "")
 
 
-def test_rotary_positions_are_refused() -> None:
-    granite = model("granite-4.0-h-micro")
-    assert granite.attention is not None
+def test_an_odd_number_of_rotated_elements_is_refused() -> None:
+    bamba = model("bamba-9b")
+    assert bamba.attention is not None
 
-    rotary = replace(granite, attention=replace(granite.attention, rope_theta=10_000.0))
-    assert "rotary" in (why_not_served(rotary) or "")
+    odd = replace(bamba, attention=replace(bamba.attention, head_dim=66))
+    assert "33 elements" in (why_not_served(odd) or "")
 
 
 def test_the_activations_of_experts_are_those_the_layers_have() -> None:

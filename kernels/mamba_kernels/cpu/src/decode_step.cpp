@@ -96,6 +96,7 @@ class Step {
 
   void attention(const DecodeBlock& block) {
     product(block.in_proj, normed_, inner_);
+    if (step_.rope_half > 0) turn(block);
     write_keys(block);
     PagedDecode call = block.attention;
     call.query = inner_;
@@ -108,6 +109,14 @@ class Step {
     call.rows = step_.rows;
     kernels_.paged_decode(&call);
     product(block.out_proj, gated_, added_);
+  }
+
+  // Keys lie behind queries.
+  void turn(const DecodeBlock& block) {
+    const PagedDecode& at = block.attention;
+    const Rope call{inner_,     block.in_proj->outputs, step_.cos,   step_.sin,       step_.rows,
+                    at.heads + at.kv_heads, at.head_dim, step_.rope_half, at.kind};
+    kernels_.rope(&call);
   }
 
   // Each row has its keys and values behind its queries.

@@ -154,6 +154,19 @@ struct Experts {
   int32_t kind;
 };
 
+// The first 2 `half` elements of each head of each row, turned by its angles.
+struct Rope {
+  void* x;  // [rows, heads, head_dim] of `kind`, written
+  int64_t x_stride;
+  const float* cos;  // [rows, half]
+  const float* sin;
+  int64_t rows;
+  int32_t heads;
+  int32_t head_dim;
+  int32_t half;
+  int32_t kind;
+};
+
 // A residual block of a decode step: x + mixer(norm(x)). What differs from step to step (rows, where values lie) is
 // not read here.
 enum BlockKind : int32_t { kMambaBlock = 0, kAttentionBlock = 1, kMlpBlock = 2 };
@@ -179,7 +192,10 @@ struct DecodeStep {
   int64_t integers_stride;
   const int32_t* page_table;  // [any, pages]
   int64_t page_table_stride;
+  const float* cos;  // [rows, rope_half], what queries and keys are turned by
+  const float* sin;
   float embedding_scale;  // of the embedding's rows
+  int32_t rope_half;      // 0 = they are not
   int32_t block_count;
   int32_t rows;
 };
@@ -254,6 +270,7 @@ struct KernelTable {
   void (*largest)(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite);
   void (*multiply)(void* x, const void* y, int64_t count, int32_t kind);  // x = x * y
   void (*scale)(void* x, float factor, int64_t count, int32_t kind);      // x = x * factor
+  void (*rope)(const Rope*);
   void (*gated_delta_update)(const GatedDeltaUpdate*);
   void (*gated_delta_prefill)(const GatedDeltaPrefill*);
 };

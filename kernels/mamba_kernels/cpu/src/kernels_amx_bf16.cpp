@@ -11,8 +11,9 @@
 #include "multiply.h"
 #include "norms.h"
 #include "packed_rows.h"
+#include "rope.h"
 #include "paged_decode.h"
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, scale, gated_delta_update, gated_delta_prefill};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, scale, rope, gated_delta_update, gated_delta_prefill};

@@ -94,6 +94,7 @@ void mamba_prefill(const MambaPrefill* call) { table->mamba_prefill(call); }
 void mamba_rms_norm(const RmsNorm* call) { table->rms_norm(call); }
 void mamba_paged_decode(const PagedDecode* call) { table->paged_decode(call); }
 void mamba_paged_extend(const PagedExtend* call) { table->paged_extend(call); }
+void mamba_rope(const Rope* call) { table->rope(call); }
 void mamba_moe(const Experts* call) { table->moe(call); }
 void mamba_largest(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite) {
   table->largest(x, rows, columns, kind, where, finite);

@@ -15,13 +15,16 @@ from mamba_server.model.step_plans import StepPlans
 
 log = logging.getLogger(__name__)
 
+Turns = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of a step's rows, [T, h] float32."""
+
 
 class Attention:
-    """Weights and forward of one attention layer without positional embedding."""
+    """Weights and forward of one attention layer."""
 
     def __init__(self, config: AttentionConfig, hidden_size: int, loader: Loader) -> None:
         self.config = config
-        self.write = loader.operators.kv_write
+        self.write, self.rope = loader.operators.kv_write, loader.operators.rope
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         # One product instead of three: the rows are read once, and less is launched.
@@ -55,11 +58,18 @@ class Attention:
             PagedExtender(library, heads=heads, kv_heads=kv_heads, head_dim=width, scale=scale),
         )
 
-    def __call__(self, x: torch.Tensor, kv: torch.Tensor, plans: StepPlans) -> torch.Tensor:
-        """x: [T, d]; kv: [pages, 2, page_size, kv_heads, head_dim], written. Returns [T, d]."""
+    def __call__(
+        self, x: torch.Tensor, kv: torch.Tensor, plans: StepPlans, turns: Turns | None = None
+    ) -> torch.Tensor:
+        """x: [T, d]; kv: [pages, 2, page_size, kv_heads, head_dim], written; turns: of queries and keys, None
+        without positions. Returns [T, d]."""
         assert plans.attention is not None
         width = self.config.head_dim
-        parts = self.qkv_proj(x).split(tuple(self.projections.values()), 1)
+        joined = self.qkv_proj(x)
+        if turns is not None:
+            turned = joined[:, : -self.projections["v_proj"]].unflatten(1, (-1, width))
+            self.rope(turned, *turns)
+        parts = joined.split(tuple(self.projections.values()), 1)
         query, key, value = (part.unflatten(1, (-1, width)) for part in parts)
         self.write(kv, key, value, plans.page, plans.offset)
         attended = query.new_empty(query.shape)

@@ -12,13 +12,14 @@ import torch
 from mamba_api.quantization import Quantization
 from mamba_kernels.dispatch.backend import TRITON, backend_for
 from mamba_kernels.precision import accumulator
+from mamba_kernels.rope import frequencies, turns
 from mamba_planner.families.support import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import scanned_chunks
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
-from mamba_server.model.layers.attention import Attention
+from mamba_server.model.layers.attention import Attention, Turns
 from mamba_server.model.layers.embedding import TokenEmbedding
 from mamba_server.model.layers.loader import Loader, Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
@@ -82,6 +83,8 @@ class HybridModel:
         factors = config.multipliers
         self.embedding_scale = factors.embedding / factors.residual
         self._norm_eps = config.norm_eps / factors.residual**2
+        self.frequencies = _frequencies(config, device)
+        """Of queries' and keys' rotation; None = attention has no positions."""
         self.embedding = TokenEmbedding(loader, self._names.embedding, config.vocab_size, d)
         self.blocks = self._blocks(loader)
         self.norm = loader.norm(self._names.norm, d, self._norm_eps)
@@ -168,17 +171,20 @@ class HybridModel:
         x = self.embedding(token_ids).to(self.residual_dtype)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
+        rotation = None if self.frequencies is None else turns(plans.positions, self.frequencies)
         added: torch.Tensor | None = None
         for block in self.blocks:
-            added = self._mix(block, block.norm(x, added), cache, plans)
+            added = self._mix(block, block.norm(x, added), cache, plans, rotation)
         return x, added
 
-    def _mix(self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans) -> torch.Tensor:
+    def _mix(
+        self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans, rotation: Turns | None
+    ) -> torch.Tensor:
         match block.mixer:
             case Mamba2Mixer() as mamba:
                 return mamba(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
             case Attention() as attention:
-                return attention(x, cache.kv[block.cache_index], plans)
+                return attention(x, cache.kv[block.cache_index], plans, rotation)
             case feed_forward:
                 return feed_forward(x)
 
@@ -205,3 +211,10 @@ class HybridModel:
             else:
                 raise UnsupportedModel(f"layer {index}: blocks of kind {kind!r} cannot be served yet")
         return blocks
+
+
+def _frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor | None:
+    attention = config.attention
+    if attention is None or attention.rope_theta is None:
+        return None
+    return frequencies(attention.rope_theta, attention.rotated, device)

@@ -45,6 +45,7 @@ def step_decoder(
         blocks=blocks,
         norm=norm,
         embedding_scale=model.embedding_scale,
+        frequencies=model.frequencies,
         residual_dtype=model.residual_dtype,
         page_table=page_table,
         last_token=last_token,

@@ -39,6 +39,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     PagedDecode,
     PagedExtend,
     RmsNorm,
+    Rope,
 )
 
 BYTE = 3
@@ -182,6 +183,14 @@ def norm(library: Library) -> None:
         library.rms_norm(ctypes.addressof(call))
 
 
+def turn(library: Library) -> None:
+    for kind, half in product((FLOAT32, BFLOAT16), (1, 17, 20)):
+        call = Rope(
+            array(70, 3, 40, kind=kind), 120, array(70, half), array(70, half), 70, 3, 40, half, kind
+        )  # fmt: skip
+        library.rope(ctypes.addressof(call))
+
+
 def attend(library: Library) -> None:
     for kind, (heads, kv_heads, head_dim), page_size in product(
         (FLOAT32, BFLOAT16), ((6, 2, 63), (3, 1, 100), (2, 2, 16), (4, 2, 64), (2, 1, 128)), (1, 5)
@@ -285,8 +294,8 @@ def step(library: Library) -> None:
             blocks=ctypes.addressof(blocks), embedding=layer(50, width, kind, packing),
             norm=RmsNorm(weight=array(width, kind=kind), width=width, eps=1e-5, x_kind=residual, kind=kind),
             last_token=last_token.ctypes.data, integers=integers.ctypes.data, integers_stride=3,
-            page_table=table.ctypes.data, page_table_stride=14, embedding_scale=0.5, block_count=4,
-            rows=3,
+            page_table=table.ctypes.data, page_table_stride=14, cos=array(3, 2),
+            sin=array(3, 2), embedding_scale=0.5, rope_half=2, block_count=4, rows=3,
         )  # fmt: skip
         library.decode_step(ctypes.addressof(call), array(3, width, kind=kind))
 
@@ -319,7 +328,7 @@ def caught(library: Library) -> None:
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
 for check in (
-    linear, decode, prefill, delta_update, delta_prefill, norm, attend, extend, mixture, step, largest,
+    linear, decode, prefill, delta_update, delta_prefill, norm, turn, attend, extend, mixture, step, largest,
     caught,
 ):  # fmt: skip
     check(library)

@@ -13,9 +13,11 @@ from mamba_kernels.cpu.packed_linear import PackedLinear, PackedMatrix, PackedWe
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.rope import RowRope
 from mamba_kernels.cpu.step_decoder import AttentionBlock, Block, MambaBlock, MlpBlock, StepDecoder
 from mamba_kernels.kv_write.reference import kv_write
 from mamba_kernels.paged_attention import AttentionPlan
+from mamba_kernels.rope import frequencies, turns
 from mamba_kernels.slot_plan import IntArray, SlotPlan
 from mamba_kernels.stochastic_rounding import noise_words
 from testmodels.chunks import CPU, ints, poisoned, strided_cache
@@ -64,6 +66,8 @@ class Model:
         self._generator = torch.Generator().manual_seed(7)
         self._library, self.dtype, self.residual, self._pack = library, dtype, residual, pack
         self.state_dtype, self.embedding_scale = state, embedding_scale
+        # With the scale, so that one run has both and another none.
+        self.frequencies = None if embedding_scale == 1 else frequencies(100.0, 6, CPU)
         self.embedding: PackedMatrix = pack(self.random(VOCABULARY, WIDTH))
         self.mixers = [MixerRows(len(ROUTES), (6, 5, 9, 2, 4), dtype, state, norm=True) for _ in range(2)]
         pages = [[1 + row * WIDEST + page for page in range(WIDEST)] for row in range(len(ROWS))]
@@ -123,7 +127,8 @@ class Model:
         """Hidden states [n, d] by what is tested."""
         decoder = StepDecoder(
             self._library, embedding=self.embedding, blocks=self.blocks, norm=self.last_norm,
-            embedding_scale=self.embedding_scale, residual_dtype=self.residual,
+            embedding_scale=self.embedding_scale, frequencies=self.frequencies,
+            residual_dtype=self.residual,
             page_table=self.table, last_token=self.last_token, most_rows=most_rows,
         )  # fmt: skip
         return decoder(self.decodes())
@@ -157,7 +162,11 @@ class Model:
                     out = poisoned(len(rows), block.out_proj.weight.inputs, dtype=self.dtype)
                     block.mixer(inner, block.window, block.state, routes, out)
                 case AttentionBlock():
-                    parts = inner.unflatten(1, (-1, HEAD_DIM)).split([HEADS, KV_HEADS, KV_HEADS], 1)
+                    heads = inner.unflatten(1, (-1, HEAD_DIM))
+                    if self.frequencies is not None:
+                        places = torch.from_numpy(given.context_len) - 1
+                        RowRope(self._library)(heads[:, :-KV_HEADS], *turns(places, self.frequencies))
+                    parts = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
                     kv_write(self.kv, parts[1], parts[2], page, offset)
                     out = poisoned(len(rows), HEADS, HEAD_DIM, dtype=self.dtype)
                     block.attention(parts[0], self.kv, attention, out)

@@ -18,10 +18,11 @@ from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.rope import RowRope
 from mamba_kernels.cpu.row_argmax import RowArgmax
 from mamba_kernels.moe.activation import Activation
 from testmodels.mixers import MixerRows, Sizes
-from testmodels.operator_calls import OperatorCall, chunks, numbers, slots
+from testmodels.operator_calls import CALLS, OperatorCall, chunks, numbers, slots
 from testmodels.paged import SCALE, PagedBatch
 from wrong_arguments import Arguments, Changed, assert_refused, assert_same, changes, results, with_change
 
@@ -93,6 +94,11 @@ LAYERS = {
         "paged_extend",
         lambda library: PagedExtender(library, **_SHAPE, scale=SCALE),
         _of_attention(slice(2, None)),
+    ),
+    "RowRope": LayerCall(
+        "rope",
+        RowRope,
+        replace(CALLS["rope"], device=("x", "x"), dense_from={"x": 1, "cos": 0, "sin": 0}),
     ),
     "RowNorm": LayerCall(
         "rms_norm",

@@ -8,6 +8,7 @@ from compiled_kernel import compiled
 from mamba_kernels.kv_write.triton import write_call
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.paged_attention.triton import calls
+from mamba_kernels.rope.triton import rope_call
 
 META = torch.device("meta")
 
@@ -51,6 +52,14 @@ def test_attention(heads: int, kv_heads: int, width: int, capability: int) -> No
     kernel = compiled(combine, capability)
     assert kernel.stack == 0
     assert ".f64" not in kernel.ptx, "a constant that float32 has not makes doubles of all it meets"
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_rotary_positions(capability: int) -> None:
+    angles = meta(98, 64, dtype=torch.float32)
+    kernel = compiled(rope_call(meta(98, 40, 128), angles, angles), capability)
+    assert kernel.stack == 0
+    assert kernel.widest_load == kernel.widest_store == 128
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

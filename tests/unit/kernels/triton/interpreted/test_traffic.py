@@ -17,6 +17,7 @@ from mamba_kernels.kv_write.triton import kv_write
 from mamba_kernels.moe.triton import moe
 from mamba_kernels.paged_attention.triton import paged_attention
 from mamba_kernels.rms_norm.triton import rms_norm
+from mamba_kernels.rope.triton import rope
 from mamba_kernels.sample import PenaltyCounts, SampleParameters
 from mamba_kernels.sample.noise import seed_words
 from mamba_kernels.sample.triton import sample
@@ -136,6 +137,10 @@ def test_what_is_written_or_copied_moves_once() -> None:
     with counted() as traffic:
         kv_write(kv, rows, rows.clone(), at // 4, at)
     assert_least(traffic, 4 * rows.nbytes, asked=1.01)
+    turned, angles = torch.randn(16, 5, 128).bfloat16(), torch.randn(16, 64)
+    with counted() as traffic:
+        rope(turned, angles, angles.clone())
+    assert_least(traffic, 2 * turned.nbytes + 2 * angles.nbytes, asked=1.01)
     memory = torch.zeros(6, 64 * 1024, dtype=torch.uint8)
     with counted() as traffic:
         slot_copy(memory, memory, torch.tensor([[1, 2], [3, 4]]))

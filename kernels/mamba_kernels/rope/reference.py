@@ -1,0 +1,34 @@
+"""Rotary positions in plain torch, any device. Called by attention layers before keys are written."""
+
+import torch
+
+from mamba_kernels.precision import accumulator
+
+
+def frequencies(theta: float, width: int, device: torch.device) -> torch.Tensor:
+    """[width / 2] float32: radians a token, of each pair of the `width` rotated elements of a head."""
+    return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+
+
+def turns(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of each row's angles, [T, width / 2] float32. positions: [T] int32 or int64.
+
+    The angle is rounded to float32 as in training; its cosine is taken in float64, so that it has the same
+    bits at any place of the tensor.
+    """
+    angles = (positions.float().unsqueeze(1) * frequencies).double()
+    return angles.cos().float(), angles.sin().float()
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Turns each head of each row (Su et al. 2021, eq. 34, the pairs half a width apart): in place.
+
+    x: [T, heads, head_dim], rows and heads may be strided; cos, sin: [T, h] with 2 h <= head_dim. Elements
+    behind the first 2 h stay as they are.
+    """
+    half = cos.shape[1]
+    wide = accumulator(x.dtype)
+    first, second = x[..., :half].to(wide), x[..., half : 2 * half].to(wide)
+    c, s = cos.unsqueeze(1).to(wide), sin.unsqueeze(1).to(wide)
+    turned = torch.cat([first * c - second * s, second * c + first * s], -1)
+    x[..., : 2 * half] = turned.to(x.dtype)
