@@ -11,7 +11,13 @@ import torch
 from engines import Answer, greedy, make_engine, run
 from mamba_server.engine.admission import Admission
 from mamba_server.wire import AddRequest
-from testmodels.checkpoints import random_bamba, random_granite, random_mamba2, random_nemotron_h
+from testmodels.checkpoints import (
+    random_bamba,
+    random_falcon_h1,
+    random_granite,
+    random_mamba2,
+    random_nemotron_h,
+)
 
 TOLERANCE = 1e-4
 OUTPUTS = 64
@@ -49,6 +55,7 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     ),
     "mamba2": (random_mamba2, {}),
     "bamba": (random_bamba, {}),
+    "falcon-h1": (random_falcon_h1, {}),
 }
 
 

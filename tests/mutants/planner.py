@@ -129,7 +129,7 @@ MUTANTS = (
     ),
     Mutant(
         "who waits for a place does not come back", PLANNER + "throughput.py",
-        "(workload.concurrency or running) - running", "running - running", (THROUGHPUT,),
+        "max(workload.concurrency or 0, running) - running", "running - running", (THROUGHPUT,),
     ),
     Mutant(
         "free slots keep what is new", PLANNER + "throughput.py",

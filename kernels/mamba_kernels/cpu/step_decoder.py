@@ -21,6 +21,7 @@ from mamba_kernels.cpu.structures import (
     ATTENTION_BLOCK,
     MAMBA_BLOCK,
     MLP_BLOCK,
+    PARALLEL_BLOCK,
     DecodeBlock,
     DecodeStep,
 )
@@ -59,7 +60,8 @@ class AttentionBlock:
 
     def fill(self, call: DecodeBlock) -> None:
         """Write what stays from step to step."""
-        call.kind, call.in_proj, call.out_proj = ATTENTION_BLOCK, self.in_proj.address, self.out_proj.address
+        call.kind = ATTENTION_BLOCK
+        call.attention_in_proj, call.attention_out_proj = self.in_proj.address, self.out_proj.address
         self.attention.place(call.attention, self.kv)
 
 
@@ -78,7 +80,25 @@ class MlpBlock:
         call.gate_proj = None if self.gate_proj is None else self.gate_proj.address
 
 
-Block = MambaBlock | AttentionBlock | MlpBlock
+@dataclass(frozen=True, slots=True)
+class ParallelBlock:
+    """x + the sum of what the two give for norm(x), whose norm is that of the first."""
+
+    mamba: MambaBlock
+    attention: AttentionBlock
+
+    @property
+    def norm(self) -> RowNorm:
+        return self.mamba.norm
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write what stays from step to step."""
+        self.mamba.fill(call)
+        self.attention.fill(call)
+        call.kind = PARALLEL_BLOCK
+
+
+Block = MambaBlock | AttentionBlock | MlpBlock | ParallelBlock
 
 
 class DecodeRows(Protocol):

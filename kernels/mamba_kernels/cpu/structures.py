@@ -5,7 +5,7 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 WHOLE, INT8 = 0, 1
 IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
-MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK = 0, 1, 2
+MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK = 0, 1, 2, 3
 
 
 class LinearLayer(Structure):
@@ -267,6 +267,8 @@ class DecodeBlock(Structure):
         ("in_proj", c_void_p),
         ("gate_proj", c_void_p),
         ("out_proj", c_void_p),
+        ("attention_in_proj", c_void_p),
+        ("attention_out_proj", c_void_p),
         ("kind", c_int32),
     )
 

@@ -6,7 +6,7 @@ everywhere with the same words. Torch-free.
 
 from mamba_planner.model_config import ModelConfig
 
-FAMILIES_SERVED = ("bamba", "granitemoehybrid", "mamba2", "nemotron_h")
+FAMILIES_SERVED = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h")
 ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
 EXPERT_ACTIVATIONS_SERVED = {True: ("silu", "swish"), False: ("relu2",)}
 """By whether experts have a gate."""
@@ -19,6 +19,8 @@ def why_not_served(model: ModelConfig) -> str | None:
     if model.attention is not None and model.attention.rotated % 2:
         what = f"heads of which {model.attention.rotated} elements are rotated"
         return _refusal(what, "even numbers of them")
+    if model.mamba is not None and model.mamba.gated_norm and model.mamba.norm_before_gate:
+        return _refusal(f"{model.family} models that norm in front of the gate", "those that norm behind it")
     if model.mlp is not None and model.mlp.activation not in ACTIVATIONS_SERVED:
         return _refusal(f"models with the activation {model.mlp.activation}", ", ".join(ACTIVATIONS_SERVED))
     if (moe := model.moe) is None:

@@ -15,7 +15,7 @@ class BlockNames:
     norm: str
     """Weight of the norm in front of it."""
     mixer: str
-    """What all its other tensors begin with."""
+    """What all its other tensors begin with; "" = they begin differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,14 @@ class MoeNames:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelNames:
+    """What the tensors of two mixers that share a block begin with, below its layer."""
+
+    mamba: str
+    attention: str
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names of one family."""
 
@@ -44,6 +52,7 @@ class TensorNames:
     """The feed-forward's gate and up projection where they are one matrix; "" = two of their own names."""
     down_proj: str = "down_proj"
     moe: MoeNames | None = None
+    parallel: ParallelNames | None = None
 
 
 _ONE_MIXER = BlockNames("norm.weight", "mixer")
@@ -71,6 +80,15 @@ NAMES: dict[str, TensorNames] = {
             shared_gate_up="mixer.shared_experts.up_proj.weight",
             shared_down="mixer.shared_experts.down_proj.weight",
         ),
+    ),
+    "falcon_h1": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="final_layernorm.weight",
+        blocks={
+            "mamba_attention": BlockNames("input_layernorm.weight", ""),
+            "mlp": BlockNames("pre_ff_layernorm.weight", "feed_forward"),
+        },
+        parallel=ParallelNames(mamba="mamba", attention="self_attn"),
     ),
     "granitemoehybrid": TensorNames(
         embedding="embed_tokens.weight",

@@ -66,6 +66,36 @@ SMALL_GRANITE: dict[str, Any] = {
     "eos_token_id": 258,
     "rms_norm_eps": 1e-5,
 }
+SMALL_FALCON_H1: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "intermediate_size": 80,
+    "mamba_d_ssm": 64,
+    "mamba_d_state": 16,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 32,
+    "mamba_rms_norm": False,
+    "mamba_norm_before_gate": False,
+    "embedding_multiplier": 1.4,
+    "lm_head_multiplier": 0.6,
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 0.7,
+    "key_multiplier": 0.8,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.4, 0.9, 0.7, 1.3, 0.6],
+    "mlp_multipliers": [0.8, 0.6],
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
 SMALL_BAMBA: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -129,6 +159,21 @@ def random_granite(
 
     config = GraniteMoeHybridConfig(**{**SMALL_GRANITE, **overrides})
     return _write(GraniteMoeHybridForCausalLM(config), directory, seed, dtype, shard)
+
+
+def random_falcon_h1(
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """The same of a Falcon-H1, whose mixers lie side by side."""
+    from transformers import FalconH1Config, FalconH1ForCausalLM
+
+    config = FalconH1Config(**{**SMALL_FALCON_H1, **overrides})
+    return _write(FalconH1ForCausalLM(config), directory, seed, dtype, shard)
 
 
 def random_bamba(

@@ -32,7 +32,9 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_plan_says_whether_its_model_can_be_served(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text((CONFIGS / "falcon-h1-7b.json").read_text())
+    config = json.loads((CONFIGS / "falcon-h1-7b.json").read_text())
+    config |= {"mamba_rms_norm": True, "mamba_norm_before_gate": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     served = outcome(memory={"deviceMemory": "80Gi"}).to_json()
     planned_only = plan_directory(tmp_path, PlanFlags(device_memory=80 * GIB)).to_json()
 

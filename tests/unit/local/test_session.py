@@ -464,8 +464,12 @@ def test_a_plan_that_does_not_fit_starts_nothing_and_shows_the_numbers(bench: Be
     assert bench.journal == []
 
 
+UNSERVED = {**config("falcon-h1-7b"), "mamba_rms_norm": True, "mamba_norm_before_gate": True}
+"""Its norm would have to be in front of the gate."""
+
+
 def test_a_model_no_engine_serves_is_planned_and_refused_before_anything_starts(bench: Bench) -> None:
-    bench.file.write_text(deployment(model={"uri": "file://./m", "config": config("falcon-h1-7b")}))
+    bench.file.write_text(deployment(model={"uri": "file://./m", "config": UNSERVED}))
     with pytest.raises(InvalidInput, match="falcon_h1"):
         bench.up()
     assert "not served" in bench.text
@@ -473,7 +477,7 @@ def test_a_model_no_engine_serves_is_planned_and_refused_before_anything_starts(
 
 
 def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves(bench: Bench) -> None:
-    model = {"uri": "file://./m", "config": config("falcon-h1-7b")}
+    model = {"uri": "file://./m", "config": UNSERVED}
     bench.file.write_text(deployment(mode="Plan", model=model))
     assert bench.up() == 0
     assert "not served" in bench.text

@@ -14,7 +14,13 @@ import torch
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
-from testmodels.checkpoints import random_bamba, random_granite, random_mamba2, random_nemotron_h
+from testmodels.checkpoints import (
+    random_bamba,
+    random_falcon_h1,
+    random_granite,
+    random_mamba2,
+    random_nemotron_h,
+)
 
 TOLERANCE = 1e-4
 STEPS = 64
@@ -124,10 +130,23 @@ BAMBA: dict[str, dict[str, Any]] = {
         "seed": 13,
     },
 }
+FALCON_H1: dict[str, dict[str, Any]] = {
+    "Falcon-H1, every factor": {},
+    "Falcon-H1, a norm, biases": {
+        "mamba_rms_norm": True,
+        "mamba_n_groups": 2,
+        "mamba_proj_bias": True,
+        "projectors_bias": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "seed": 15,
+    },
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
     **{name: (random_bamba, fields) for name, fields in BAMBA.items()},
+    **{name: (random_falcon_h1, fields) for name, fields in FALCON_H1.items()},
     **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 

@@ -10,7 +10,7 @@ from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
-from testmodels.checkpoints import random_bamba, random_granite, random_nemotron_h
+from testmodels.checkpoints import random_bamba, random_falcon_h1, random_granite, random_nemotron_h
 
 from .conftest import LoadModel
 
@@ -50,7 +50,7 @@ class Served:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("write", [random_nemotron_h, random_granite, random_bamba])
+@pytest.mark.parametrize("write", [random_nemotron_h, random_granite, random_bamba, random_falcon_h1])
 def test_logits_and_caches_have_the_bits_of_the_layers(
     write: Callable[[Path], Path], quantization: str, tmp_path: Path
 ) -> None:

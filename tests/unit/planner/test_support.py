@@ -15,8 +15,8 @@ from mamba_server.model.layers.moe import ACTIVATIONS as EXPERT_ACTIVATIONS
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 SERVED = {
-    "bamba-9b", "codestral-mamba-7b", "granite-4.0-h-350m", "granite-4.0-h-micro", "granite-4.0-h-small",
-    "granite-4.0-h-tiny", "mamba2-2.7b",
+    "bamba-9b", "codestral-mamba-7b", "falcon-h1-7b", "granite-4.0-h-350m",
+    "granite-4.0-h-micro", "granite-4.0-h-small", "granite-4.0-h-tiny", "mamba2-2.7b",
     "nemotron-3-nano-30b-a3b", "nemotron-h-8b", "nemotron-nano-9b-v2",
 }  # fmt: skip
 ALL = sorted(path.stem for path in CONFIGS.glob("*.json"))
@@ -34,7 +34,7 @@ def test_some_families_are_served_and_no_other(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("falcon-h1-7b", "falcon"), ("falcon-h1-7b", "falcon_h1"), ("qwen3-next-80b-a3b", "qwen3_next")],
+    [("qwen3-next-80b-a3b", "qwen3_next")],
 )
 def test_the_words_name_what_is_missing(name: str, word: str) -> None:
     why = why_not_served(model(name))
@@ -59,6 +59,14 @@ def test_experts_that_no_kernel_computes_are_refused(changes: dict[str, Any], wo
     assert nano.moe is not None
 
     assert word in (why_not_served(replace(nano, moe=replace(nano.moe, **changes))) or "")
+
+
+def test_a_norm_in_front_of_the_gate_is_refused() -> None:
+    falcon = model("falcon-h1-7b")
+    assert falcon.mamba is not None
+
+    normed = replace(falcon, mamba=replace(falcon.mamba, gated_norm=True, norm_before_gate=True))
+    assert "in front of the gate" in (why_not_served(normed) or "")
 
 
 def test_an_odd_number_of_rotated_elements_is_refused() -> None:

@@ -13,7 +13,7 @@ int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
 // The values of a step, in memory of the calling thread that the next step takes again.
 struct Values {
-  Scratch hidden, normed, inner, gated, added, slots, tokens;
+  Scratch hidden, normed, inner, gated, added, beside, slots, tokens;
 };
 
 class Step {
@@ -22,14 +22,22 @@ class Step {
     const int64_t rows = step.rows, width = step.norm.width, bytes = bytes_of(step.norm.kind);
     int64_t inner = 0, gated = 0;
     for (int32_t i = 0; i < step.block_count; ++i) {
-      inner = larger(inner, step.blocks[i].in_proj->outputs);
-      gated = larger(gated, step.blocks[i].out_proj->inputs);
+      const DecodeBlock& block = step.blocks[i];
+      if (block.in_proj != nullptr) {
+        inner = larger(inner, block.in_proj->outputs);
+        gated = larger(gated, block.out_proj->inputs);
+      }
+      if (block.attention_in_proj != nullptr) {
+        inner = larger(inner, block.attention_in_proj->outputs);
+        gated = larger(gated, block.attention_out_proj->inputs);
+      }
     }
     hidden_ = values.hidden.get<char>(rows * width * bytes_of(step.norm.x_kind));
     normed_ = values.normed.get<char>(rows * width * bytes);
     inner_ = values.inner.get<char>(rows * inner * bytes);
     gated_ = values.gated.get<char>(rows * gated * bytes);
     added_ = values.added.get<char>(rows * width * bytes);
+    beside_ = values.beside.get<char>(rows * width * bytes);
     slots_ = values.slots.get<int64_t>(rows * kSlots);
     tokens_ = values.tokens.get<int32_t>(rows);
   }
@@ -45,7 +53,12 @@ class Step {
       norm(block.norm, i > 0, normed_);
       switch (block.kind) {
         case kMambaBlock: mamba(block); break;
-        case kAttentionBlock: attention(block); break;
+        case kAttentionBlock: attention(block, added_); break;
+        case kParallelBlock:
+          mamba(block);
+          attention(block, beside_);
+          kernels_.add(added_, beside_, step_.rows * step_.norm.width, step_.norm.kind);
+          break;
         default: mlp(block);
       }
     }
@@ -94,13 +107,13 @@ class Step {
     product(block.out_proj, gated_, added_);
   }
 
-  void attention(const DecodeBlock& block) {
-    product(block.in_proj, normed_, inner_);
+  void attention(const DecodeBlock& block, void* out) {
+    product(block.attention_in_proj, normed_, inner_);
     if (step_.rope_half > 0) turn(block);
     write_keys(block);
     PagedDecode call = block.attention;
     call.query = inner_;
-    call.query_stride = block.in_proj->outputs;
+    call.query_stride = block.attention_in_proj->outputs;
     call.page_table = step_.page_table;
     call.page_table_stride = step_.page_table_stride;
     call.table_row = field(kTableRow);
@@ -108,14 +121,14 @@ class Step {
     call.out = gated_;
     call.rows = step_.rows;
     kernels_.paged_decode(&call);
-    product(block.out_proj, gated_, added_);
+    product(block.attention_out_proj, gated_, out);
   }
 
   // Keys lie behind queries.
   void turn(const DecodeBlock& block) {
     const PagedDecode& at = block.attention;
-    const Rope call{inner_,     block.in_proj->outputs, step_.cos,   step_.sin,       step_.rows,
-                    at.heads + at.kv_heads, at.head_dim, step_.rope_half, at.kind};
+    const Rope call{inner_, block.attention_in_proj->outputs, step_.cos, step_.sin, step_.rows, at.heads + at.kv_heads,
+                    at.head_dim, step_.rope_half, at.kind};
     kernels_.rope(&call);
   }
 
@@ -129,7 +142,7 @@ class Step {
     for (int32_t row = 0; row < step_.rows; ++row) {
       const int32_t key_row = field(kKeyRow)[row];
       char* key = pages + (key_row / call.page_size * call.page_stride + key_row % call.page_size * keys) * bytes;
-      const char* from = inner_ + (row * block.in_proj->outputs + queries) * bytes;
+      const char* from = inner_ + (row * block.attention_in_proj->outputs + queries) * bytes;
       std::memcpy(key, from, static_cast<size_t>(keys * bytes));
       std::memcpy(key + call.value_offset * bytes, from + keys * bytes, static_cast<size_t>(keys * bytes));
     }
@@ -145,7 +158,7 @@ class Step {
 
   const KernelTable& kernels_;
   const DecodeStep& step_;
-  char *hidden_, *normed_, *inner_, *gated_, *added_;
+  char *hidden_, *normed_, *inner_, *gated_, *added_, *beside_;
   int64_t* slots_;
   int32_t* tokens_;
 };

@@ -169,14 +169,16 @@ struct Rope {
 
 // A residual block of a decode step: x + mixer(norm(x)). What differs from step to step (rows, where values lie) is
 // not read here.
-enum BlockKind : int32_t { kMambaBlock = 0, kAttentionBlock = 1, kMlpBlock = 2 };
+enum BlockKind : int32_t { kMambaBlock = 0, kAttentionBlock = 1, kMlpBlock = 2, kParallelBlock = 3 };
 struct DecodeBlock {
   RmsNorm norm;
-  MambaDecode mamba;      // of a mamba block
+  MambaDecode mamba;      // of a mamba block and of a parallel one, which has attention too
   PagedDecode attention;  // of an attention block: of the rows' kind, as its queries, keys and values
-  const LinearLayer* in_proj;    // to gate, x, B, C and dt; to queries, keys and values; to an MLP's inner width
+  const LinearLayer* in_proj;    // to gate, x, B, C and dt; to an MLP's inner width
   const LinearLayer* gate_proj;  // of an MLP with a gate: what in_proj gives is multiplied by it; or null
   const LinearLayer* out_proj;
+  const LinearLayer* attention_in_proj;  // of an attention block, and of one beside a mixer, whose results are added
+  const LinearLayer* attention_out_proj;
   int32_t kind;  // one of BlockKind
 };
 
@@ -269,6 +271,7 @@ struct KernelTable {
   void (*packed_rows)(const LinearLayer*, const int32_t* outputs, int64_t rows, void* out, int32_t out_kind);
   void (*largest)(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite);
   void (*multiply)(void* x, const void* y, int64_t count, int32_t kind);  // x = x * y
+  void (*add)(void* x, const void* y, int64_t count, int32_t kind);       // x = x + y
   void (*scale)(void* x, float factor, int64_t count, int32_t kind);      // x = x * factor
   void (*rope)(const Rope*);
   void (*gated_delta_update)(const GatedDeltaUpdate*);

@@ -2,13 +2,13 @@
 #include "lanes_avx512.h"
 
 #include "linear_amx.h"
+#include "elementwise.h"
 #include "experts.h"
 #include "gated_delta_prefill.h"
 #include "gated_delta_update.h"
 #include "largest.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
-#include "multiply.h"
 #include "norms.h"
 #include "packed_rows.h"
 #include "rope.h"
@@ -16,4 +16,4 @@
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, scale, rope, gated_delta_update, gated_delta_prefill};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill};

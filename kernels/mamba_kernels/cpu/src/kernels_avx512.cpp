@@ -2,13 +2,13 @@
 #include "lanes_avx512.h"
 
 #include "linear.h"
+#include "elementwise.h"
 #include "experts.h"
 #include "gated_delta_prefill.h"
 #include "gated_delta_update.h"
 #include "largest.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
-#include "multiply.h"
 #include "norms.h"
 #include "packed_rows.h"
 #include "rope.h"
@@ -16,4 +16,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx512;
-const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, scale, rope, gated_delta_update, gated_delta_prefill};
+const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill};

@@ -25,8 +25,10 @@ from mamba_server.model.layers.loader import Loader, Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
+from mamba_server.model.layers.parallel_mixers import ParallelMixers
 from mamba_server.model.source import Progress, silent
 from mamba_server.model.step_plans import StepPlans
+from mamba_server.model.tensor_factors import row_factors
 from mamba_server.model.tensor_names import NAMES
 from mamba_server.model.weights import Weights
 
@@ -36,7 +38,7 @@ class Block:
     """x + mixer(norm(x)). `cache_index` counts recurrent or attention layers, whichever it is."""
 
     norm: Norm
-    mixer: Mamba2Mixer | Attention | Mlp | Moe
+    mixer: Mamba2Mixer | Attention | ParallelMixers | Mlp | Moe
     cache_index: int
 
 
@@ -99,7 +101,7 @@ class HybridModel:
         # The C++ kernels hold one state, in batch-invariant mode the scan one a sequence: both take all rows.
         together = batch_invariant or library is not None or config.mamba is None
         self._most_chunks = None if together or config.mamba is None else scanned_chunks(config.mamba)
-        attending = [block.mixer for block in self.blocks if isinstance(block.mixer, Attention)]
+        attending = [found for block in self.blocks if (found := _attention(block.mixer)) is not None]
         self._gathered = any(attention.gathers for attention in attending)
 
     @classmethod
@@ -185,17 +187,22 @@ class HybridModel:
                 return mamba(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
             case Attention() as attention:
                 return attention(x, cache.kv[block.cache_index], plans, rotation)
+            case ParallelMixers() as both:
+                at = block.cache_index
+                return both(x, cache.conv[at], cache.ssm[at], cache.kv[at], plans, rotation)
             case feed_forward:
                 return feed_forward(x)
 
     def _blocks(self, loader: Loader) -> list[Block]:
         config, d = self.config, self.config.hidden_size
         blocks: list[Block] = []
+        factors = row_factors(config, self._names)
         recurrent = attending = 0
         for index, kind in enumerate(config.layers):
             if (names := self._names.blocks.get(kind)) is None:
                 raise UnsupportedModel(f"layer {index}: blocks of kind {kind!r} cannot be served yet")
-            here = loader.at("layers", config.checkpoint_layers[index] if config.checkpoint_layers else index)
+            layer = config.checkpoint_layers[index] if config.checkpoint_layers else index
+            here = loader.at_layer(layer, factors)
             inside = here.at(names.mixer)
             norm = here.norm(names.norm, d, self._norm_eps)
             if kind == "mamba" and config.mamba is not None:
@@ -204,6 +211,10 @@ class HybridModel:
             elif kind == "attention" and config.attention is not None:
                 blocks.append(Block(norm, Attention(config.attention, d, inside), attending))
                 attending += 1
+            elif kind == "mamba_attention" and (both := self._parallel(here)) is not None:
+                # Every layer has both: one index is that of either cache.
+                blocks.append(Block(norm, both, recurrent))
+                recurrent += 1
             elif kind == "mlp" and config.mlp is not None:
                 blocks.append(Block(norm, Mlp(config.mlp, d, self._names, inside), -1))
             elif kind == "moe" and config.moe is not None and self._names.moe is not None:
@@ -211,6 +222,23 @@ class HybridModel:
             else:
                 raise UnsupportedModel(f"layer {index}: blocks of kind {kind!r} cannot be served yet")
         return blocks
+
+    def _parallel(self, layer: Loader) -> ParallelMixers | None:
+        config, names = self.config, self._names.parallel
+        if config.mamba is None or config.attention is None or names is None:
+            return None
+        d = config.hidden_size
+        return ParallelMixers(
+            Mamba2Mixer(config.mamba, d, layer.at(names.mamba)),
+            Attention(config.attention, d, layer.at(names.attention)),
+        )
+
+
+def _attention(mixer: object) -> Attention | None:
+    """Its attention, if it has some."""
+    if isinstance(mixer, ParallelMixers):
+        return mixer.attention
+    return mixer if isinstance(mixer, Attention) else None
 
 
 def _frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor | None:

@@ -1,7 +1,7 @@
 """How a layer gets its tensors: a place in the checkpoint, a device, a type."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,6 +14,7 @@ from mamba_kernels.dispatch.operators import REFERENCE, Operators
 from mamba_kernels.invariant import sound_row_tile
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.mapped_pages import give_back
+from mamba_server.model.tensor_factors import Factors
 from mamba_server.model.weights import Weights
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
@@ -37,13 +38,29 @@ class Loader:
     """The C++ kernels where they compute, in place of operators; None = they do not."""
     quantization: Quantization = "none"
     """How the C++ kernels hold matrices."""
+    factors: Factors = field(default_factory=dict)
+    """What rows of a layer's tensors are multiplied by."""
+    layer: str = ""
+    """Prefix of the layer that the factors are of."""
 
     def at(self, *parts: str | int) -> "Loader":
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
 
+    def at_layer(self, index: int, factors: Factors) -> "Loader":
+        """The place of a layer of the checkpoint, and what its tensors are multiplied by."""
+        here = self.at("layers", index)
+        return replace(here, factors=factors, layer=here.prefix)
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor `name` below the prefix. Raises WeightsError if it is missing or has another shape."""
-        return self.weights.take(self.prefix + name, shape, dtype or self.dtype, self.device)
+        wanted = dtype or self.dtype
+        factor = self.factors.get((self.prefix + name).removeprefix(self.layer))
+        if factor is None:
+            return self.weights.take(self.prefix + name, shape, wanted, self.device)
+        wide = max(wanted, torch.float32, key=_width)
+        exact = self.weights.take(self.prefix + name, shape, wide, self.device)
+        rows = factor.view(-1, *[1] * (len(shape) - 1)) if factor.dim() else factor
+        return (exact * rows.to(self.device)).to(wanted)
 
     def wide(self, name: str, *shape: int) -> torch.Tensor:
         """A small tensor that enters sums: float32, or float64 in a float64 model."""
@@ -100,6 +117,10 @@ class Loader:
         outputs, inputs = weight.shape
         tile = sound_row_tile(inputs, outputs, bias is not None, weight.dtype, weight.device)
         return Linear(weight, bias, tile)
+
+
+def _width(dtype: torch.dtype) -> int:
+    return dtype.itemsize
 
 
 def _one(parts: list[torch.Tensor]) -> torch.Tensor:

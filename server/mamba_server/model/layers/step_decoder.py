@@ -7,7 +7,13 @@ import torch
 
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.rms_norm import RowNorm
-from mamba_kernels.cpu.step_decoder import AttentionBlock, MambaBlock, MlpBlock, StepDecoder
+from mamba_kernels.cpu.step_decoder import (
+    AttentionBlock,
+    MambaBlock,
+    MlpBlock,
+    ParallelBlock,
+    StepDecoder,
+)
 from mamba_kernels.cpu.step_decoder import Block as BlockCall
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.attention import Attention
@@ -15,6 +21,7 @@ from mamba_server.model.layers.hybrid import Block, HybridModel
 from mamba_server.model.layers.loader import Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
+from mamba_server.model.layers.parallel_mixers import ParallelMixers
 
 
 class _NotFusable(Exception):
@@ -54,18 +61,33 @@ def step_decoder(
 
 
 def _block(block: Block, cache: CacheViews) -> BlockCall:
-    norm = _kernel(block.norm)
+    norm, at = _kernel(block.norm), block.cache_index
     match block.mixer:
-        case Mamba2Mixer(kernels=(decoder, _)) as mamba:
-            conv, ssm = cache.conv[block.cache_index], cache.ssm[block.cache_index]
-            return MambaBlock(norm, _packed(mamba.in_proj), decoder, _packed(mamba.out_proj), conv, ssm)
-        case Attention(kernels=(decoder, _)) as attention:
-            kv = cache.kv[block.cache_index]
-            return AttentionBlock(norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), kv)
+        case Mamba2Mixer() as mamba:
+            return _mamba(norm, mamba, cache, at)
+        case Attention() as attention:
+            return _attention(norm, attention, cache, at)
+        case ParallelMixers(mamba=mamba, attention=attention):
+            return ParallelBlock(_mamba(norm, mamba, cache, at), _attention(norm, attention, cache, at))
         case Mlp(activation=None) as mlp:
             gate = None if mlp.gate_proj is None else _packed(mlp.gate_proj)
             return MlpBlock(norm, _packed(mlp.up_proj), gate, _packed(mlp.down_proj))
     raise _NotFusable
+
+
+def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, at: int) -> MambaBlock:
+    if mamba.kernels is None:
+        raise _NotFusable
+    decoder, _ = mamba.kernels
+    in_proj, out_proj = _packed(mamba.in_proj), _packed(mamba.out_proj)
+    return MambaBlock(norm, in_proj, decoder, out_proj, cache.conv[at], cache.ssm[at])
+
+
+def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, at: int) -> AttentionBlock:
+    if attention.kernels is None:
+        raise _NotFusable
+    decoder, _ = attention.kernels
+    return AttentionBlock(norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), cache.kv[at])
 
 
 def _kernel(norm: Norm) -> RowNorm:

@@ -25,6 +25,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     INT8,
     MAMBA_BLOCK,
     MLP_BLOCK,
+    PARALLEL_BLOCK,
     WHOLE,
     DecodeBlock,
     DecodeStep,
@@ -274,10 +275,10 @@ def step(library: Library) -> None:
         ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), MIXERS, (WHOLE, INT8)
     ):
         H, P, N, G, _ = sizes
-        blocks = (DecodeBlock * 4)()
+        blocks = (DecodeBlock * 5)()
         for block in blocks:
             block.norm = RmsNorm(weight=array(width, kind=kind), width=width, eps=1e-5, kind=kind)
-        mamba, attention, mlp, gated = blocks
+        mamba, attention, mlp, gated, parallel = blocks
         mamba.kind, attention.kind, mlp.kind, gated.kind = MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, MLP_BLOCK
         cached = caches(1, *sizes, kind, FLOAT32)
         mamba.mamba = MambaDecode(mixer=mixer(*sizes, kind), **cached)
@@ -286,16 +287,23 @@ def step(library: Library) -> None:
             scale=0.3, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, kind=kind,
         )  # fmt: skip
         inner = {0: 2 * H * P + 2 * G * N + H, 1: queries + 2 * keys, 2: 21, 3: 40}
-        for index, (block, outer) in enumerate(zip(blocks, (H * P, queries, 21, 40), strict=True)):
-            block.in_proj = layer(inner[index], width, kind, packing)
-            block.out_proj = layer(width, outer, kind, packing)
+        for index, (block, outer) in enumerate(zip(blocks, (H * P, queries, 21, 40), strict=False)):
+            into, out = layer(inner[index], width, kind, packing), layer(width, outer, kind, packing)
+            if index == 1:
+                block.attention_in_proj, block.attention_out_proj = into, out
+            else:
+                block.in_proj, block.out_proj = into, out
+        ctypes.memmove(ctypes.addressof(parallel), ctypes.addressof(mamba), ctypes.sizeof(mamba))
+        parallel.kind, parallel.attention = PARALLEL_BLOCK, attention.attention
+        parallel.attention_in_proj = attention.attention_in_proj
+        parallel.attention_out_proj = attention.attention_out_proj
         gated.gate_proj = layer(40, width, kind, packing)
         call = DecodeStep(
             blocks=ctypes.addressof(blocks), embedding=layer(50, width, kind, packing),
             norm=RmsNorm(weight=array(width, kind=kind), width=width, eps=1e-5, x_kind=residual, kind=kind),
             last_token=last_token.ctypes.data, integers=integers.ctypes.data, integers_stride=3,
             page_table=table.ctypes.data, page_table_stride=14, cos=array(3, 2),
-            sin=array(3, 2), embedding_scale=0.5, rope_half=2, block_count=4, rows=3,
+            sin=array(3, 2), embedding_scale=0.5, rope_half=2, block_count=5, rows=3,
         )  # fmt: skip
         library.decode_step(ctypes.addressof(call), array(3, width, kind=kind))
 

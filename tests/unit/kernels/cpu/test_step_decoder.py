@@ -14,7 +14,14 @@ from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.rope import RowRope
-from mamba_kernels.cpu.step_decoder import AttentionBlock, Block, MambaBlock, MlpBlock, StepDecoder
+from mamba_kernels.cpu.step_decoder import (
+    AttentionBlock,
+    Block,
+    MambaBlock,
+    MlpBlock,
+    ParallelBlock,
+    StepDecoder,
+)
 from mamba_kernels.kv_write.reference import kv_write
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.rope import frequencies, turns
@@ -69,21 +76,23 @@ class Model:
         # With the scale, so that one run has both and another none.
         self.frequencies = None if embedding_scale == 1 else frequencies(100.0, 6, CPU)
         self.embedding: PackedMatrix = pack(self.random(VOCABULARY, WIDTH))
-        self.mixers = [MixerRows(len(ROUTES), (6, 5, 9, 2, 4), dtype, state, norm=True) for _ in range(2)]
+        self.mixers = [MixerRows(len(ROUTES), (6, 5, 9, 2, 4), dtype, state, norm=True) for _ in range(3)]
         pages = [[1 + row * WIDEST + page for page in range(WIDEST)] for row in range(len(ROWS))]
         self.table = torch.tensor(pages, dtype=torch.int32)
         self.kv = strided_cache(len(ROWS) * WIDEST + 1, 2, PAGE, KV_HEADS, HEAD_DIM, dtype=dtype)
         self.kv.copy_(self.random(*self.kv.shape))
+        self.beside = self.kv.clone()
         self.last_token = torch.tensor([3, 49, 16, 0, 31, 15], dtype=torch.int32)
         self.blocks: list[Block] = [
             self.mamba(self.mixers[0]),
             MlpBlock(self.norm(), self.linear(WIDTH, 21, "relu2"), None, self.linear(21, WIDTH)),
-            self.attention(),
+            self.attention(self.kv),
             MlpBlock(
                 self.norm(), self.linear(WIDTH, 100), self.linear(WIDTH, 100, "silu"),
                 self.linear(100, WIDTH),
             ),
             self.mamba(self.mixers[1]),
+            ParallelBlock(self.mamba(self.mixers[2]), self.attention(self.beside)),
         ]  # fmt: skip
         self.last_norm = self.norm()
 
@@ -105,16 +114,16 @@ class Model:
             self.linear(H * P, WIDTH), rows.window, rows.state,
         )  # fmt: skip
 
-    def attention(self) -> AttentionBlock:
+    def attention(self, kv: torch.Tensor) -> AttentionBlock:
         decoder = PagedDecoder(
             self._library, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5
         )
         joined = self.linear(WIDTH, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
-        return AttentionBlock(self.norm(), joined, decoder, self.linear(HEADS * HEAD_DIM, WIDTH), self.kv)
+        return AttentionBlock(self.norm(), joined, decoder, self.linear(HEADS * HEAD_DIM, WIDTH), kv)
 
     @property
     def caches(self) -> tuple[torch.Tensor, ...]:
-        return (self.kv, *(part for each in self.mixers for part in (each.window, each.state)))
+        return (self.kv, self.beside, *(part for each in self.mixers for part in (each.window, each.state)))
 
     def decodes(self) -> Decodes:
         slot_in, slot_out, track = (ints(each) for each in zip(*ROUTES, strict=True))
@@ -154,29 +163,35 @@ class Model:
         x = self.embedding.rows(self.last_token[torch.from_numpy(ROWS).long()].long()).to(self.residual)
         x = x * self.embedding_scale
         added = None
+
+        def mixed(block: MambaBlock | AttentionBlock, rows: torch.Tensor) -> torch.Tensor:
+            inner = block.in_proj(rows)
+            if isinstance(block, MambaBlock):
+                out = poisoned(len(rows), block.out_proj.weight.inputs, dtype=self.dtype)
+                block.mixer(inner, block.window, block.state, routes, out)
+                return block.out_proj(out)
+            heads = inner.unflatten(1, (-1, HEAD_DIM))
+            if self.frequencies is not None:
+                places = torch.from_numpy(given.context_len) - 1
+                RowRope(self._library)(heads[:, :-KV_HEADS], *turns(places, self.frequencies))
+            parts = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
+            kv_write(block.kv, parts[1], parts[2], page, offset)
+            out = poisoned(len(rows), HEADS, HEAD_DIM, dtype=self.dtype)
+            block.attention(parts[0], block.kv, attention, out)
+            return block.out_proj(out.flatten(1))
+
         for block in self.blocks:
             rows = block.norm(x, added)
-            inner = block.in_proj(rows)
             match block:
-                case MambaBlock():
-                    out = poisoned(len(rows), block.out_proj.weight.inputs, dtype=self.dtype)
-                    block.mixer(inner, block.window, block.state, routes, out)
-                case AttentionBlock():
-                    heads = inner.unflatten(1, (-1, HEAD_DIM))
-                    if self.frequencies is not None:
-                        places = torch.from_numpy(given.context_len) - 1
-                        RowRope(self._library)(heads[:, :-KV_HEADS], *turns(places, self.frequencies))
-                    parts = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
-                    kv_write(self.kv, parts[1], parts[2], page, offset)
-                    out = poisoned(len(rows), HEADS, HEAD_DIM, dtype=self.dtype)
-                    block.attention(parts[0], self.kv, attention, out)
-                    out = out.flatten(1)
+                case MambaBlock() | AttentionBlock():
+                    added = mixed(block, rows)
+                case ParallelBlock():
+                    added = mixed(block.mamba, rows) + mixed(block.attention, rows)
                 case MlpBlock(gate_proj=None):
-                    out = inner
+                    added = block.out_proj(block.in_proj(rows))
                 case MlpBlock(gate_proj=gate):
                     assert gate is not None
-                    out = gate(rows) * inner
-            added = block.out_proj(out)
+                    added = block.out_proj(gate(rows) * block.in_proj(rows))
         return self.last_norm(x, added)
 
 
