@@ -34,7 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one sequence is sampled. Ranges are checked by the API process; the engine trusts them."""
 
     max_tokens: int
-    """Most tokens to generate, >= 1."""
+    """Most tokens to generate; 0 = none: the prompt is computed for its log-probabilities alone."""
     temperature: float = 1.0
     """0 = greedy."""
     top_k: int = 0

@@ -134,6 +134,15 @@ class FakeEngine:
 
     async def sequence(self, request: wire.AddRequest, index: int, script: list[str], delay: float) -> None:
         params, prompt = request.params, request.token_ids
+        scored = None
+        if params.prompt_logprobs >= 0:
+            scored = [None, *(self.logprobs(item, params.prompt_logprobs) for item in prompt[1:])]
+        if not params.max_tokens:
+            last = wire.SequenceDelta(
+                request.request_id, index, [], finish_reason="length", prompt_logprobs=scored
+            )
+            await self.send(wire.Outputs([last]))
+            return
         source = prompt[1:] if prompt[0] == 1 and len(prompt) > 1 else prompt
         for place in range(params.max_tokens):
             if delay:
@@ -155,18 +164,13 @@ class FakeEngine:
             reason = "error" if failed else "length" if last and not ends else "stop" if ends else None
             if token in params.stop_token_ids:
                 reason = "stop"
-            prompt_logprobs = None
-            if place == 0 and params.prompt_logprobs >= 0:
-                prompt_logprobs = [
-                    None, *(self.logprobs(item, params.prompt_logprobs) for item in prompt[1:])
-                ]  # fmt: skip
             delta = wire.SequenceDelta(
                 request.request_id, index, [token],
                 logprobs=[self.logprobs(token, params.logprobs)] if params.logprobs >= 0 else None,
                 finish_reason=reason,
                 stop_token_id=token if reason == "stop" else None,
                 cached_tokens=max(0, len(prompt) - TAIL) if place == 0 else 0,
-                prompt_logprobs=prompt_logprobs,
+                prompt_logprobs=scored if place == 0 else None,
             )  # fmt: skip
             await self.send(wire.Outputs([delta]))
             if reason is not None:

@@ -320,9 +320,9 @@ def _act(trial: EngineTrial, rng: random.Random, stems: list[np.ndarray]) -> Non
         tail = [rng.randrange(1, VOCABULARY) for _ in range(rng.choice([0, 1, 3, 20]))]
         prompt = stem[: rng.randint(1, len(stem))] + tail
         trial.add(
-            prompt, rng.choice([1, 2, 9, 40, 90]), n=rng.choice([1, 1, 1, 3]), priority=rng.choice([0, 0, 1]),
-            salt=rng.choice(["", "", "x"]), boundary=rng.choice([0, len(prompt) // 2]),
-            ignore_eos=rng.random() < 0.5,
+            prompt, rng.choice([0, 1, 2, 9, 40, 90]), n=rng.choice([1, 1, 1, 3]),
+            priority=rng.choice([0, 0, 1]), salt=rng.choice(["", "", "x"]),
+            boundary=rng.choice([0, len(prompt) // 2]), ignore_eos=rng.random() < 0.5,
         )  # fmt: skip
     elif kind < 0.40:
         trial.abort()

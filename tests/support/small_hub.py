@@ -24,6 +24,8 @@ class Hub:
     """A file whose body ends half way."""
     served: list[str] = field(default_factory=list)
     """Files whose content was sent."""
+    asked: list[str] = field(default_factory=list)
+    """Files that were asked for, as `METHOD NAME`, whatever the answer."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -41,6 +43,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self) -> None:
         hub = self.hub
+        if "/resolve/" in self.path:
+            hub.asked.append(f"{self.command} {self.path.partition('/resolve/')[2].partition('/')[2]}")
         if hub.refuse is not None:
             status, code = hub.refuse
             self.send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": "told so"})

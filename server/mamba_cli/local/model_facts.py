@@ -3,6 +3,7 @@
 Reads small files only; of a model on the Hub its config.json and weight index, never the weights.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,10 +84,9 @@ def local_uri(uri: str, where: Path) -> str:
 
 
 def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
-    config_file = _hub_file(uri, "config.json", text)
-    index = _hub_file(uri, HUB_INDEX, text, needed=False)
+    config_file, index = _hub_files(uri, text)
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
+        config = json.loads(config_file.read_text(encoding="utf-8"))
         total = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]) if index else 0
         if not isinstance(config, dict):
             raise TypeError("config.json must hold a JSON object")
@@ -104,9 +104,9 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
     return ModelFacts(model, size)
 
 
-def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path | None:
-    """One small file of a Hub model, from the local cache when it is there. What is not `needed` is done
-    without, whatever keeps it away. Raises `RunFailed`."""
+def _hub_files(uri: ModelUri, text: str) -> tuple[Path, Path | None]:
+    """config.json of a Hub model and its weight index, from the local cache when they are there. Without the
+    index is done, whatever keeps it away. Raises `RunFailed`."""
     try:
         import logging
 
@@ -123,20 +123,43 @@ def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path 
             "give spec.model.config"
         ) from error
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    cached = try_to_load_from_cache(uri.name, name, revision=uri.revision)
-    if isinstance(cached, str):
-        return Path(cached)
-    try:
-        # Asked first, since the download itself tries for half a minute, in silence, where nobody answers.
-        get_hf_file_metadata(hf_hub_url(uri.name, name, revision=uri.revision))
+
+    def cached(name: str) -> Path | None:
+        found = try_to_load_from_cache(uri.name, name, revision=uri.revision)
+        return Path(found) if isinstance(found, str) else None
+
+    def fetched(name: str) -> Path:
         return Path(hf_hub_download(uri.name, name, revision=uri.revision))
-    except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
-        if not needed:
-            return None
+
+    def missing(error: Exception) -> bool:
         # The local kind means that the Hub was not reached, and is one of the others by inheritance.
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise RunFailed(f"{text}: the Hub has no {name} there") from error
-        raise RunFailed(
-            f"{text}: {name} cannot be had from the Hub ({type(error).__name__}): check the name and the "
-            "network, or give spec.model.config in the file"
-        ) from error
+        return isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
+
+    config, index = cached("config.json"), cached(HUB_INDEX)
+    indexed = index is None
+    if indexed:
+        # Asked first, since a download tries for half a minute, in silence, where nobody answers. Not of
+        # config.json, of which the download asks the same once more.
+        try:
+            get_hf_file_metadata(hf_hub_url(uri.name, HUB_INDEX, revision=uri.revision))
+        except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+            if config is None and not missing(error):
+                raise _unread(text, error) from error
+            indexed = False
+    try:
+        config = config or fetched("config.json")
+    except Exception as error:
+        if missing(error):
+            raise RunFailed(f"{text}: the Hub has no config.json there") from error
+        raise _unread(text, error) from error
+    if indexed:
+        with contextlib.suppress(Exception):
+            index = fetched(HUB_INDEX)
+    return config, index
+
+
+def _unread(text: str, error: Exception) -> RunFailed:
+    return RunFailed(
+        f"{text}: config.json cannot be had from the Hub ({type(error).__name__}): check the name and the "
+        "network, or give spec.model.config in the file"
+    )

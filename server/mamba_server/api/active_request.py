@@ -184,10 +184,10 @@ class ActiveRequest:
             sequence.first_at = sequence.last_at = delta.first_at or at
             shown = self._trace.exemplar()
             self._metrics.first_token(sequence.first_at - self._started_at, shown)
-            if delta.started:
-                queued, prefill = delta.started - self._started_at, sequence.first_at - delta.started
-                self._metrics.prompt_done(queued, prefill, shown)
             later -= 1
+        if delta.started:
+            queued, prefill = delta.started - self._started_at, (delta.first_at or at) - delta.started
+            self._metrics.prompt_done(queued, prefill, self._trace.exemplar())
         if later:
             self._metrics.next_tokens((at - sequence.last_at) / later, later)
         sequence.last_at = at

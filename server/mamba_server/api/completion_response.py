@@ -43,7 +43,6 @@ class CompletionResponseBuilder:
         self._prompts = prompts
         self._id, self._created, self._model = response_id, created, model
         self._n = request.n or 1
-        self._hide_output = request.max_tokens == 0
         self._choices = [_CompletionChoice() for _ in range(self._n * len(prompts))]
 
     def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
@@ -83,9 +82,6 @@ class CompletionResponseBuilder:
         choice.finish_reason = update.finish_reason
         if update.prompt_logprobs is not None:
             choice.prompt_logprobs = update.prompt_logprobs
-        if self._hide_output:
-            choice.finish_reason = "length" if update.finish_reason is not None else None
-            return
         choice.text.append(update.text)
         choice.token_ids += update.token_ids
         choice.logprobs += update.logprobs or ()

@@ -160,7 +160,7 @@ class GenerationEndpoints:
                 else:
                     async for update in active.updates():
                         builder.collect(update)
-                    await send_json(send, builder.full(_usage(request, active)))
+                    await send_json(send, builder.full(_usage(active)))
         finally:
             trace.root.set(names.RESPONSE_ID, adds[0].request_id)
             trace.root.set(names.INPUT_TOKENS, active.counts.prompt)
@@ -194,11 +194,9 @@ def _add_request(
     )
 
 
-def _usage(request: GenerationRequest, active: ActiveRequest) -> UsageBody:
+def _usage(active: ActiveRequest) -> UsageBody:
     counts = active.counts
-    # The step that gives a prompt's log-probabilities makes a token that nobody asked for.
-    generated = 0 if request.max_tokens == 0 else counts.completion
-    return responses.usage_body(counts.prompt, generated, counts.cached_total)
+    return responses.usage_body(counts.prompt, counts.completion, counts.cached_total)
 
 
 async def _events(
@@ -217,13 +215,13 @@ async def _events(
     begun = False
     try:
         async for update in active.updates():
-            usage = _usage(request, active) if continuous else None
+            usage = _usage(active) if continuous else None
             chunk = builder.chunk(update, usage, with_usage=include or continuous)
             if chunk is not None:
                 begun = True
                 yield chunk
         if include:
-            yield builder.usage_chunk(_usage(request, active))
+            yield builder.usage_chunk(_usage(active))
     except ApiError as error:
         if not begun:
             raise
@@ -231,5 +229,5 @@ async def _events(
         log.warning("stream_failed", code=error.code, reason=error.message)
         yield error.event()
     if with_comment:
-        yield responses.usage_comment(_usage(request, active))
+        yield responses.usage_comment(_usage(active))
     yield responses.DONE

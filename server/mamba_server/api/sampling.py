@@ -15,11 +15,11 @@ COMPLETION_MAX_TOKENS = 16
 
 
 def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimits) -> int:
-    """Most tokens to generate for a prompt of this length. Raises ContextTooLong."""
+    """Most tokens to generate for a prompt of this length; 0 = it is only read. Raises ContextTooLong."""
     chat = isinstance(request, ChatCompletionRequest)
     param = "messages" if chat else "prompt"
     room = limits.max_model_len - prompt_len
-    if room < 1:
+    if room < (0 if request.max_tokens == 0 else 1):
         raise ContextTooLong(
             f"This model's maximum context length is {limits.max_model_len} tokens, and the prompt alone has "
             f"{prompt_len}. Shorten the {param}.",
@@ -36,7 +36,7 @@ def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimi
             f"context length is {limits.max_model_len} tokens, of which the prompt takes {prompt_len}.",
             param=asked,
         )
-    return max(1, wanted)  # max_tokens 0 (echo) runs one step for the prompt's log-probabilities
+    return wanted
 
 
 def sampling_params(

@@ -316,6 +316,12 @@ class EngineCore:
         if sequence.phase is Phase.FINISHED:
             # Seen one step late: the extra token is discarded.
             return
+        if not sequence.params.max_tokens:
+            # The step that ends a prompt samples a token, which nobody asked for and nothing has room for.
+            self._commit_cache(sequence, step)
+            self._emit(sequence, [], None, "length")
+            self._finish(sequence, "length")
+            return
         sequence.token_ids[sequence.known] = token
         sequence.known += 1
         self.generated_tokens += 1
@@ -326,7 +332,7 @@ class EngineCore:
             reason = "stop"
         elif outputs >= sequence.params.max_tokens:
             reason = "length"
-        self._emit(sequence, token, logprobs, reason)
+        self._emit(sequence, [token], logprobs, reason)
         if reason is not None:
             self._finish(sequence, reason)
 
@@ -338,7 +344,7 @@ class EngineCore:
     def _emit(
         self,
         sequence: Sequence,
-        token: int,
+        tokens: list[int],
         logprobs: TokenLogprobs | None,
         reason: FinishReason | None,
     ) -> None:
@@ -348,10 +354,10 @@ class EngineCore:
             SequenceDelta(
                 sequence.request_id,
                 sequence.index,
-                [token],
+                tokens,
                 logprobs=[logprobs] if logprobs is not None else None,
                 finish_reason=reason,
-                stop_token_id=token if reason == "stop" else None,
+                stop_token_id=tokens[-1] if reason == "stop" else None,
                 cached_tokens=sequence.cached_tokens if first else 0,
                 prompt_logprobs=sequence.prompt_logprobs if first else None,
                 at=self._last_step_end,

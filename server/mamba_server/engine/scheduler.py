@@ -244,7 +244,8 @@ class Scheduler:
         if sequence.phase is Phase.WAITING:
             self.waiting.remove(sequence)
         else:
-            self.answers.ended(sequence.outputs, cut=sequence.outputs >= sequence.params.max_tokens)
+            if sequence.params.max_tokens:
+                self.answers.ended(sequence.outputs, cut=sequence.outputs >= sequence.params.max_tokens)
             self._release(sequence, keep)
         sequence.phase = Phase.FINISHED
         sequence.prompt_done = True

@@ -310,3 +310,15 @@ async def test_times_are_those_of_the_engine_from_the_arrival_on_however_the_cli
     assert sums(api) == {"queue": 1, "prefill": 2, "decode": 3, "duration": 6, "ttft": 3, "itl": 3}
     assert api.count("mambaserve_request_max_generated_tokens_sum", model="tiny") == 3
     assert api.count("mambaserve_inter_token_latency_seconds_count", model="tiny") == 2
+
+
+async def test_a_prompt_that_is_only_scored_waited_and_was_computed_and_had_no_first_token() -> None:
+    api = Api()
+    requests = [wire.AddRequest("r0", wire.TokenIds([5]), wire.SamplingParams(max_tokens=0), arrival=100.0)]
+    run = ActiveRequest(api.engine.client, TOKENIZER, requests, TextVisibility(), api.serving.metrics)
+    async with run:
+        api.engine.delta([], at=103.0, started=101.0, first_at=103.0, finish_reason="length")
+        assert [update.finish_reason for update in await drained(run)] == ["length"]
+    assert sums(api) == {"queue": 1, "prefill": 2, "decode": 0, "duration": 3, "ttft": 0, "itl": 0}
+    assert api.count("mambaserve_time_to_first_token_seconds_count", model="tiny") == 0
+    assert run.counts.completion == 0

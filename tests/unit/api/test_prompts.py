@@ -140,7 +140,8 @@ async def test_no_tokens_are_counted_for_an_echo_alone() -> None:
     api = Api()
     asked = post(api, TEXT, prompt="one", echo=True, max_tokens=0)
     await until(lambda: api.engine.requests)
-    api.engine.delta("!", finish_reason="length")
+    assert api.engine.requests[0].params.max_tokens == 0
+    api.engine.delta([], finish_reason="length")
     await asked.done()
     assert asked.json["choices"][0]["text"] == "one"
     usage = asked.json["usage"]

@@ -100,7 +100,8 @@ def test_what_the_model_cannot_do_is_refused_with_its_field(fields: dict[str, An
         (text(), 10, 16),
         (text(), 45, 5),
         (text(max_tokens=40), 10, 40),
-        (text(max_tokens=0, echo=True), 10, 1),
+        (text(max_tokens=0, echo=True), 10, 0),
+        (text(max_tokens=0, echo=True), 50, 0),
         (chat(), 10, 40),
         (chat(max_tokens=3), 10, 3),
         (chat(max_tokens=3, max_completion_tokens=5), 10, 5),
@@ -114,6 +115,7 @@ def test_output_is_what_was_asked_for_or_what_fits(request_: Any, prompt: int, e
     ("request_", "prompt", "param"),
     [
         (text(), 50, "prompt"),
+        (text(max_tokens=0, echo=True), 51, "prompt"),
         (text(max_tokens=41), 10, "max_tokens"),
         (chat(), 51, "messages"),
         (chat(max_completion_tokens=41), 10, "max_completion_tokens"),

@@ -44,6 +44,27 @@ def test_a_request_of_exactly_the_models_length_runs_and_one_token_more_does_not
     assert run(engine)[-1].finish_reason == "length"
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16, 48])
+def test_a_prompt_alone_may_fill_the_models_length_and_gets_no_token(page_size: int, overlap: bool) -> None:
+    engine = trial(slabs=1600, page_size=page_size, overlap=overlap)
+    assert engine.core.add(ask("over", [1] * 1025, 0)) is not None
+    assert engine.core.add(ask("fits", [1 + at % 9 for at in range(1024)], 0, n=2)) is None
+    told = run(engine)
+    assert [(delta.token_ids, delta.finish_reason) for delta in told] == [([], "length")] * 2
+    assert engine.core.generated_tokens == 0
+    assert not engine.core.cache.allocations
+
+
+def test_prompts_alone_leave_the_expected_length_of_answers_as_it_was() -> None:
+    engine = trial()
+    expected = engine.core.scheduler.answers.expected(0, 1000)
+    for number in range(200):
+        assert engine.core.add(ask(f"r{number}", [1, 2, 3], 0)) is None
+    assert len(run(engine)) == 200
+    assert engine.core.scheduler.answers.expected(0, 1000) == expected
+
+
 def test_a_prompt_without_tokens_is_refused_and_holds_nobody_up() -> None:
     engine = trial()
     rejected = engine.core.add(ask("empty", [], 4))

@@ -337,6 +337,24 @@ def test_a_prompt_that_could_be_resumed_is_scored_whole_all_the_same() -> None:
     assert len(told.prompt_logprobs) == 29
 
 
+@pytest.mark.parametrize("moment", [None, 3])
+def test_a_prompt_alone_that_fills_the_models_length_is_scored_whole(
+    bench: Bench, moment: int | None
+) -> None:
+    prompt = [1 + (5 * at) % 39 for at in range(256)]
+    bench.add("other", [9, 8], 30)
+    bench.add("r", prompt, 0, prompt_logprobs=0, logprobs=0)
+    told = bench.run(lambda number: bench.preempt("r") if number == moment else None)
+    scores = told["r"].prompt_logprobs
+    assert scores is not None
+    assert (len(scores), scores[0]) == (256, None)
+    for place, each in enumerate(scores[1:], 1):
+        assert each is not None
+        check(each, prompt[place], logits_after(prompt[place - 1], place - 1), 0)
+    assert (told["r"].tokens, told["r"].logprobs, told["r"].reason) == ([], [], "length")
+    assert told["other"].tokens == greedy([9, 8], 30)
+
+
 def test_a_prompt_of_one_token_has_nothing_to_score() -> None:
     bench = Bench()
     bench.add("r", [7], 2, prompt_logprobs=3)

@@ -41,6 +41,17 @@ def test_without_an_index_the_weights_follow_from_the_parameters(hub: Hub) -> No
     assert facts().size is None
 
 
+@pytest.mark.parametrize("indexed", [False, True])
+def test_each_file_is_asked_for_once_but_an_index_that_is_there(hub: Hub, indexed: bool) -> None:
+    if not indexed:
+        del hub.files[HUB_INDEX]
+    facts()
+    # The client asks for name and size of a file before it is sent.
+    config = ["HEAD config.json", "GET config.json"]
+    index = [f"HEAD {HUB_INDEX}", f"GET {HUB_INDEX}"] if indexed else []
+    assert hub.asked == [f"HEAD {HUB_INDEX}", *config, *index]
+
+
 def test_a_hub_that_is_away_is_told_at_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", pauses.append)
