@@ -27,6 +27,7 @@ UNIT_FLAGS: dict[str, tuple[str, ...]] = {
     "decode_step.cpp": (),
     "worker_pool.cpp": (),
     "library.cpp": (),
+    "route.cpp": (),
     "matrix_unit.cpp": (),
     "kernels_avx2.cpp": _AVX2,
     "kernels_avx512.cpp": (*_AVX2, *_WIDE),

@@ -34,7 +34,7 @@ class PackedExperts:
         # The shared one's layers lie behind those of the others.
         self._gate_up = (LinearLayer * len(self._kept))(*(_layer(up, first) for up, _ in self._kept))
         self._down = (LinearLayer * len(self._kept))(*(_layer(down, IDENTITY) for _, down in self._kept))
-        self._call = Experts(
+        self.call = Experts(
             gate_up=ctypes.addressof(self._gate_up),
             down=ctypes.addressof(self._down),
             shared_gate_up=None if shared is None else ctypes.addressof(self._gate_up[count]),
@@ -43,7 +43,7 @@ class PackedExperts:
             gated=gated,
             kind=KINDS[experts[0][0].dtype],
         )
-        self._address = ctypes.addressof(self._call)
+        self._address = ctypes.addressof(self.call)
 
     def __call__(
         self,
@@ -69,7 +69,7 @@ class PackedExperts:
         if shared_weight is not None:
             check("shared_weight", shared_weight, (len(hidden),), dtypes=(torch.float32,), device=CPU)
         out = hidden.new_empty(len(hidden), down.outputs)
-        call = self._call
+        call = self.call
         call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)
         call.chosen, call.weights = experts.data_ptr(), weights.data_ptr()
         call.shared_weight = None if shared_weight is None else shared_weight.data_ptr()

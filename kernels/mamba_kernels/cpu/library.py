@@ -55,6 +55,9 @@ class Library:
             "mamba_largest", pointer, wide, wide, ctypes.c_int32, pointer, pointer
         )
         self.rope: Callable[..., None] = self._function("mamba_rope", pointer)
+        self.route: Callable[..., None] = self._function(
+            "mamba_route", pointer, pointer, wide, pointer, pointer
+        )
         self.moe: Callable[..., None] = self._function("mamba_moe", pointer)
         self.gated_delta_update: Callable[..., None] = self._function("mamba_gated_delta_update", pointer)
         self.gated_delta_prefill: Callable[..., None] = self._function("mamba_gated_delta_prefill", pointer)

@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from mamba_kernels.cpu.expert_router import ExpertRouter
+from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
 from mamba_kernels.cpu.packed_linear import KINDS, PackedLinear, PackedMatrix
@@ -21,6 +23,7 @@ from mamba_kernels.cpu.structures import (
     ATTENTION_BLOCK,
     MAMBA_BLOCK,
     MLP_BLOCK,
+    MOE_BLOCK,
     PARALLEL_BLOCK,
     DecodeBlock,
     DecodeStep,
@@ -98,7 +101,20 @@ class ParallelBlock:
         call.kind = PARALLEL_BLOCK
 
 
-Block = MambaBlock | AttentionBlock | MlpBlock | ParallelBlock
+@dataclass(frozen=True, slots=True)
+class MoeBlock:
+    """x + experts(norm(x)), each row by those that its router chooses."""
+
+    norm: RowNorm
+    router: ExpertRouter
+    experts: PackedExperts
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write what stays from step to step."""
+        call.kind, call.router, call.experts = MOE_BLOCK, self.router.call, self.experts.call
+
+
+Block = MambaBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock
 
 
 class DecodeRows(Protocol):

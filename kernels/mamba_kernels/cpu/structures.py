@@ -5,7 +5,7 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 WHOLE, INT8 = 0, 1
 IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
-MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK = 0, 1, 2, 3
+MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK, MOE_BLOCK = 0, 1, 2, 3, 4
 
 
 class LinearLayer(Structure):
@@ -241,6 +241,22 @@ class Experts(Structure):
     )
 
 
+class Router(Structure):
+    """How a row's experts follow from its scores."""
+
+    _fields_ = (
+        ("linear", c_void_p),
+        ("correction", c_void_p),
+        ("experts", c_int32),
+        ("top_k", c_int32),
+        ("groups", c_int32),
+        ("kept_groups", c_int32),
+        ("sigmoid", c_int32),
+        ("renormalise", c_int32),
+        ("scale", c_float),
+    )
+
+
 class Rope(Structure):
     """Heads that are turned."""
 
@@ -263,6 +279,8 @@ class DecodeBlock(Structure):
     _fields_ = (
         ("norm", RmsNorm),
         ("mamba", MambaDecode),
+        ("router", Router),
+        ("experts", Experts),
         ("attention", PagedDecode),
         ("in_proj", c_void_p),
         ("gate_proj", c_void_p),

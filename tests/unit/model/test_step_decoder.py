@@ -49,8 +49,22 @@ class Served:
         return self.model.logits(decoder(host))
 
 
+def granite_experts(directory: Path) -> Path:
+    return random_granite(directory, num_local_experts=8, num_experts_per_tok=3)
+
+
+def nemotron_experts(directory: Path) -> Path:
+    return random_nemotron_h(
+        directory, hybrid_override_pattern="ME*E", n_routed_experts=8, num_experts_per_tok=2, n_group=2,
+        topk_group=1, moe_intermediate_size=24, moe_shared_expert_intermediate_size=40,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("write", [random_nemotron_h, random_granite, random_bamba, random_falcon_h1])
+@pytest.mark.parametrize(
+    "write",
+    [random_nemotron_h, random_granite, random_bamba, random_falcon_h1, granite_experts, nemotron_experts],
+)
 def test_logits_and_caches_have_the_bits_of_the_layers(
     write: Callable[[Path], Path], quantization: str, tmp_path: Path
 ) -> None:
@@ -74,12 +88,10 @@ def test_a_model_that_something_else_computes_has_no_such_call(
 ) -> None:
     # Batch-invariant rows, a type without kernels, an activation that no product applies, and experts.
     gelu = random_nemotron_h(tmp_path / "gelu", mlp_hidden_act="gelu")
-    experts = random_granite(tmp_path / "experts", num_local_experts=4, num_experts_per_tok=2)
     others = (
         load_model(checkpoint, torch.float32, batch_invariant=True),
         load_model(checkpoint, torch.float64),
         load_model(gelu, torch.float32),
-        load_model(experts, torch.float32),
     )
     for model in others:
         views = poisoned_views(model.config, slabs=2, pages=2, page_size=PAGE, dtype=model.dtype)

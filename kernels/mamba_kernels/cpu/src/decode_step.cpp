@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "route.h"
 #include "scratch.h"
 
 namespace {
@@ -13,12 +14,13 @@ int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
 // The values of a step, in memory of the calling thread that the next step takes again.
 struct Values {
-  Scratch hidden, normed, inner, gated, added, beside, slots, tokens;
+  Scratch hidden, normed, inner, gated, added, beside, slots, tokens, wide, scores, chosen, weights;
 };
 
 class Step {
  public:
-  Step(const KernelTable& kernels, const DecodeStep& step, Values& values) : kernels_(kernels), step_(step) {
+  Step(const KernelTable& kernels, const DecodeStep& step, Values& values)
+      : kernels_(kernels), step_(step), values_(values) {
     const int64_t rows = step.rows, width = step.norm.width, bytes = bytes_of(step.norm.kind);
     int64_t inner = 0, gated = 0;
     for (int32_t i = 0; i < step.block_count; ++i) {
@@ -59,6 +61,7 @@ class Step {
           attention(block, beside_);
           kernels_.add(added_, beside_, step_.rows * step_.norm.width, step_.norm.kind);
           break;
+        case kMoeBlock: moe(block); break;
         default: mlp(block);
       }
     }
@@ -156,8 +159,42 @@ class Step {
     product(block.out_proj, gated_, added_);
   }
 
+  void moe(const DecodeBlock& block) {
+    const Router& router = block.router;
+    const int64_t pairs = int64_t{step_.rows} * router.top_k;
+    float* scores = values_.scores.get<float>(int64_t{step_.rows} * router.experts);
+    int32_t* chosen = values_.chosen.get<int32_t>(pairs);
+    float* weights = values_.weights.get<float>(pairs);
+    kernels_.linear(router.linear, widened_rows(), step_.norm.width, step_.rows, scores);
+    route(router, scores, step_.rows, chosen, weights);
+    Experts call = block.experts;
+    call.hidden = normed_;
+    call.hidden_stride = step_.norm.width;
+    call.chosen = chosen;
+    call.weights = weights;
+    call.out = added_;
+    call.rows = step_.rows;
+    call.top_k = router.top_k;
+    kernels_.moe(&call);
+  }
+
+  // Of the norm, in float32.
+  const void* widened_rows() {
+    if (step_.norm.kind == kFloat32) return normed_;
+    const int64_t count = step_.rows * step_.norm.width;
+    float* wide = values_.wide.get<float>(count);
+    for (int64_t i = 0; i < count; ++i) {
+      uint16_t half;
+      std::memcpy(&half, normed_ + 2 * i, 2);
+      const uint32_t bits = static_cast<uint32_t>(half) << 16;
+      std::memcpy(wide + i, &bits, 4);
+    }
+    return wide;
+  }
+
   const KernelTable& kernels_;
   const DecodeStep& step_;
+  Values& values_;
   char *hidden_, *normed_, *inner_, *gated_, *added_, *beside_;
   int64_t* slots_;
   int32_t* tokens_;

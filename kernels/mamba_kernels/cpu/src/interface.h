@@ -154,6 +154,19 @@ struct Experts {
   int32_t kind;
 };
 
+// How a row's experts follow from its scores: the rule of one model.
+struct Router {
+  const LinearLayer* linear;  // float32, to the logits of all experts
+  const float* correction;    // [experts], added to scores for the choice alone; or null
+  int32_t experts;
+  int32_t top_k;
+  int32_t groups;       // of neighbours
+  int32_t kept_groups;  // that may be chosen from
+  int32_t sigmoid;      // of each logit; otherwise a softmax
+  int32_t renormalise;  // by the sum of the chosen
+  float scale;          // of weights
+};
+
 // The first 2 `half` elements of each head of each row, turned by its angles.
 struct Rope {
   void* x;  // [rows, heads, head_dim] of `kind`, written
@@ -169,10 +182,12 @@ struct Rope {
 
 // A residual block of a decode step: x + mixer(norm(x)). What differs from step to step (rows, where values lie) is
 // not read here.
-enum BlockKind : int32_t { kMambaBlock = 0, kAttentionBlock = 1, kMlpBlock = 2, kParallelBlock = 3 };
+enum BlockKind : int32_t { kMambaBlock = 0, kAttentionBlock = 1, kMlpBlock = 2, kParallelBlock = 3, kMoeBlock = 4 };
 struct DecodeBlock {
   RmsNorm norm;
   MambaDecode mamba;      // of a mamba block and of a parallel one, which has attention too
+  Router router;          // of a moe block, as are its experts
+  Experts experts;
   PagedDecode attention;  // of an attention block: of the rows' kind, as its queries, keys and values
   const LinearLayer* in_proj;    // to gate, x, B, C and dt; to an MLP's inner width
   const LinearLayer* gate_proj;  // of an MLP with a gate: what in_proj gives is multiplied by it; or null

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "decode_step.h"
+#include "route.h"
 #include "interface.h"
 #include "matrix_unit.h"
 #include "worker_pool.h"
@@ -95,6 +96,9 @@ void mamba_rms_norm(const RmsNorm* call) { table->rms_norm(call); }
 void mamba_paged_decode(const PagedDecode* call) { table->paged_decode(call); }
 void mamba_paged_extend(const PagedExtend* call) { table->paged_extend(call); }
 void mamba_rope(const Rope* call) { table->rope(call); }
+void mamba_route(const Router* router, const float* logits, int64_t rows, int32_t* chosen, float* weights) {
+  route(*router, logits, rows, chosen, weights);
+}
 void mamba_moe(const Experts* call) { table->moe(call); }
 void mamba_largest(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite) {
   table->largest(x, rows, columns, kind, where, finite);

@@ -97,14 +97,6 @@ class Loader:
             return PackedLinear(self.library, self.packed(weight), bias, activation)
         return self.plain(weight, bias)
 
-    def wide_linear(self, name: str, inputs: int, outputs: int) -> Rows:
-        """The product with the tensor `name` in float32 or, in a float64 model, float64; never in int8."""
-        weight = self.wide(name, outputs, inputs)
-        if self.library is not None:
-            return PackedLinear(self.library, PackedWeight(weight, give_back), None)
-        product = self.plain(weight, None)
-        return lambda x: product(x.to(weight.dtype))
-
     def packed(self, weight: torch.Tensor) -> PackedMatrix:
         """The matrix as the C++ kernels read it; `weight` is not to be read any more."""
         pack = PackedWeight if self.quantization == "none" else QuantizedWeight

@@ -3,12 +3,14 @@
 Called by `HybridModel` once per such block and step; no value is read by the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.moe import Activation, Routing, SharedExpert, route
 from mamba_planner.model_config import MoeConfig
@@ -22,6 +24,8 @@ ACTIVATIONS = {
     (False, "relu2"): Activation.SQUARED_RELU,
 }
 """By whether an expert has a gate, and the name of its activation in Hugging Face configurations."""
+Router = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Rows [T, d] -> as of `mamba_kernels.moe.route`."""
 Matrices = torch.Tensor | Sequence[torch.Tensor]
 """One of each expert, [outputs, inputs]."""
 
@@ -32,7 +36,7 @@ class Moe:
     def __init__(self, config: MoeConfig, hidden_size: int, names: MoeNames, loader: Loader) -> None:
         """loader: of the block's layer. Raises UnsupportedModel, WeightsError."""
         self.activation = _activation(config)
-        self.routing = Routing(
+        routing = Routing(
             top_k=config.experts_per_token,
             scores="sigmoid" if config.scoring == "sigmoid" else "softmax",
             renormalise=config.normalize or config.scoring == "softmax_topk",
@@ -40,8 +44,8 @@ class Moe:
             groups=config.groups,
             kept_groups=config.groups_per_token,
         )
-        self.router = loader.wide_linear(names.router, hidden_size, config.experts)
-        self.correction = loader.wide(names.correction, config.experts) if names.correction else None
+        correction = loader.wide(names.correction, config.experts) if names.correction else None
+        self.router = _router(loader, names.router, (config.experts, hidden_size), routing, correction)
         inner, per_inner = config.intermediate, self.activation.projections
         gate_up = _of_experts(names.gate_up, (config.experts, per_inner * inner, hidden_size), loader)
         down = _of_experts(names.down, (config.experts, hidden_size, inner), loader)
@@ -74,12 +78,22 @@ class Moe:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, d] -> [T, d]."""
-        experts, weights = route(self.router(x), self.routing, self.correction)
+        experts, weights = self.router(x)
         if self.packed is not None:
             return self.packed(x, experts, weights)
         out = torch.empty_like(x)
         self.compute(x, experts, weights, self.gate_up, self.down, self.activation, out, self.shared)
         return out
+
+
+def _router(
+    loader: Loader, name: str, shape: tuple[int, int], routing: Routing, correction: torch.Tensor | None
+) -> Router:
+    weight = loader.wide(name, *shape)
+    if loader.library is not None:
+        return ExpertRouter(loader.library, PackedWeight(weight), routing, correction)
+    product = loader.plain(weight, None)
+    return lambda x: route(product(x.to(weight.dtype)), routing, correction)
 
 
 def _activation(config: MoeConfig) -> Activation:

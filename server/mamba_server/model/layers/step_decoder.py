@@ -5,12 +5,15 @@ Built by the runner, once.
 
 import torch
 
+from mamba_kernels.cpu.expert_router import ExpertRouter
+from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.step_decoder import (
     AttentionBlock,
     MambaBlock,
     MlpBlock,
+    MoeBlock,
     ParallelBlock,
     StepDecoder,
 )
@@ -21,6 +24,7 @@ from mamba_server.model.layers.hybrid import Block, HybridModel
 from mamba_server.model.layers.loader import Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
+from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
 
 
@@ -69,6 +73,8 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
             return _attention(norm, attention, cache, at)
         case ParallelMixers(mamba=mamba, attention=attention):
             return ParallelBlock(_mamba(norm, mamba, cache, at), _attention(norm, attention, cache, at))
+        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
+            return MoeBlock(norm, router, experts)
         case Mlp(activation=None) as mlp:
             gate = None if mlp.gate_proj is None else _packed(mlp.gate_proj)
             return MlpBlock(norm, _packed(mlp.up_proj), gate, _packed(mlp.down_proj))

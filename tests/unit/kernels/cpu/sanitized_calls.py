@@ -41,6 +41,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     PagedExtend,
     RmsNorm,
     Rope,
+    Router,
 )
 
 BYTE = 3
@@ -182,6 +183,16 @@ def norm(library: Library) -> None:
             array(70, width, kind=kind), 70, width, 1e-5, x_kind, kind,
         )  # fmt: skip
         library.rms_norm(ctypes.addressof(call))
+
+
+def choose(library: Library) -> None:
+    for (experts, groups, kept), sigmoid in product(((1, 1, 1), (24, 4, 2), (24, 24, 7)), (0, 1)):
+        top_k = min(5, experts)
+        call = Router(
+            linear=None, correction=array(experts), experts=experts, top_k=top_k, groups=groups,
+            kept_groups=kept, sigmoid=sigmoid, renormalise=sigmoid, scale=1.0,
+        )  # fmt: skip
+        library.route(ctypes.addressof(call), array(7, experts), 7, array(7, top_k), array(7, top_k))
 
 
 def turn(library: Library) -> None:
@@ -336,8 +347,8 @@ def caught(library: Library) -> None:
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
 for check in (
-    linear, decode, prefill, delta_update, delta_prefill, norm, turn, attend, extend, mixture, step, largest,
-    caught,
+    linear, decode, prefill, delta_update, delta_prefill, norm, choose, turn, attend, extend, mixture, step,
+    largest, caught,
 ):  # fmt: skip
     check(library)
     sys.stdout.write(check.__name__ + "\n")

@@ -37,6 +37,7 @@ def test_no_kernel_reads_or_writes_beside_its_arrays(name: str) -> None:
         "delta_update",
         "delta_prefill",
         "norm",
+        "choose",
         "turn",
         "attend",
         "extend",

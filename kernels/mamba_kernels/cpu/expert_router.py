@@ -1,0 +1,48 @@
+"""Which experts each row goes to, in one call behind the product that scores them."""
+
+import ctypes
+
+import torch
+
+from mamba_kernels.arguments import check
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import CPU, PackedLinear, PackedWeight
+from mamba_kernels.cpu.structures import Router
+from mamba_kernels.moe.routing import Routing
+
+
+class ExpertRouter:
+    """The product with a router's weight and `mamba_kernels.moe.route` of its rows, both in float32."""
+
+    def __init__(
+        self, library: Library, weight: PackedWeight, routing: Routing, correction: torch.Tensor | None
+    ) -> None:
+        """weight: [E, d] float32; correction: [E] float32, added to scores for the choice alone."""
+        experts = weight.outputs
+        if correction is not None:
+            check("correction", correction, (experts,), dtypes=(torch.float32,), device=CPU)
+        self._run = library.route
+        self._linear, self._kept, self._top_k = PackedLinear(library, weight, None), correction, routing.top_k
+        self.call = Router(
+            linear=self._linear.address,
+            correction=None if correction is None else correction.data_ptr(),
+            experts=experts,
+            top_k=routing.top_k,
+            groups=routing.groups,
+            kept_groups=routing.kept_groups,
+            sigmoid=routing.scores == "sigmoid",
+            renormalise=routing.renormalise,
+            scale=routing.scale,
+        )
+        self._address = ctypes.addressof(self.call)
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: [T, d]. Returns experts [T, k] int32, best first, and their weights [T, k] float32.
+
+        Raises WrongArgument.
+        """
+        logits = self._linear(x)
+        experts = torch.empty(len(x), self._top_k, dtype=torch.int32)
+        weights = torch.empty(len(x), self._top_k)
+        self._run(self._address, logits.data_ptr(), len(x), experts.data_ptr(), weights.data_ptr())
+        return experts, weights

@@ -1,0 +1,6 @@
+// Which experts a row goes to, and what each counts for.
+#pragma once
+#include "interface.h"
+
+// logits: [rows, experts]; chosen and weights: [rows, top_k], best first.
+void route(const Router& router, const float* logits, int64_t rows, int32_t* chosen, float* weights);
