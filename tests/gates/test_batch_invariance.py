@@ -1,6 +1,7 @@
 """`--batch-invariant`: no bit depends on the batch, on how a prompt was split, or on what is cached."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,17 @@ import torch
 
 from engines import Answer, greedy, make_engine, run
 from mamba_kernels import invariant
+from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers import mamba2
 from mamba_server.model.layers.mlp import ACTIVATIONS, activation
 from mamba_server.wire import AddRequest, SamplingParams
+from testmodels.checkpoints import (
+    random_bamba,
+    random_falcon_h1,
+    random_granite,
+    random_mamba2,
+    random_qwen3_next,
+)
 
 OUTPUTS = 12
 Answers = dict[tuple[str, int], Answer]
@@ -78,6 +87,31 @@ def test_a_hit_changes_no_bit(random_model: Path, state_dtype: str) -> None:
         got = run(engine, wanted)
         assert_same_bits(got, expected)
     assert sum(answer.cached_tokens > 0 for answer in got.values()) > len(got) // 2
+
+
+def granite_experts(path: Path) -> Path:
+    return random_granite(path, num_local_experts=8, num_experts_per_tok=3)
+
+
+@pytest.mark.parametrize("write", [granite_experts, random_bamba, random_falcon_h1, random_mamba2])
+def test_in_no_family_a_bit_depends_on_neighbours_splits_or_hits(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    path, wanted = write(tmp_path), requests(3)
+    expected = alone(path, wanted, dtype="bfloat16")
+    engine = make_engine(
+        path, batch_invariant=True, dtype="bfloat16", track_interval=16, max_running_requests=4,
+        chunked_prefill_tokens=64,
+    )  # fmt: skip
+    for _ in range(2):
+        got = run(engine, wanted)
+        assert_same_bits(got, expected)
+    assert sum(answer.cached_tokens > 0 for answer in got.values()) > len(got) // 2
+
+
+def test_a_model_of_the_gated_delta_rule_is_refused_in_this_mode(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="batch-invariant"):
+        make_engine(random_qwen3_next(tmp_path), batch_invariant=True)
 
 
 def test_a_second_turn_from_a_decoded_checkpoint_changes_no_bit(random_model: Path) -> None:

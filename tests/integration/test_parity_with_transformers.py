@@ -17,6 +17,7 @@ from testmodels.checkpoints import (
     random_granite,
     random_mamba2,
     random_nemotron_h,
+    random_qwen3_next,
 )
 
 TOLERANCE = 1e-4
@@ -56,6 +57,7 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "mamba2": (random_mamba2, {}),
     "bamba": (random_bamba, {}),
     "falcon-h1": (random_falcon_h1, {}),
+    "qwen3-next": (random_qwen3_next, {}),
 }
 
 

@@ -13,16 +13,22 @@ from mamba_kernels.cpu.structures import RmsNorm
 class RowNorm:
     """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight for one weight [d], float32 or bfloat16."""
 
-    def __init__(self, library: Library, weight: torch.Tensor, eps: float) -> None:
+    def __init__(
+        self, library: Library, weight: torch.Tensor, eps: float, dtype: torch.dtype | None = None
+    ) -> None:
+        """dtype: of y and what is added, by default the weight's; a float32 weight goes with bfloat16."""
         self._run = library.rms_norm
-        self._weight = weight
-        self.call = RmsNorm(weight=weight.data_ptr(), width=len(weight), eps=eps, kind=KINDS[weight.dtype])
+        self._weight, self._dtype = weight, dtype or weight.dtype
+        self.call = RmsNorm(
+            weight=weight.data_ptr(), width=len(weight), eps=eps, kind=KINDS[self._dtype],
+            weight_kind=KINDS[weight.dtype],
+        )  # fmt: skip
         self._address = ctypes.addressof(self.call)
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [T, d], rows may be strided, float32 or in the type of the weight, written if there is `added`:
-        [T, d], dense, in the type of the weight. Returns y, [T, d] in that type. Raises WrongArgument."""
-        kind, width = self._weight.dtype, len(self._weight)
+        """x: [T, d], rows may be strided, float32 or in the type of y, written if there is `added`: [T, d],
+        dense, in the type of y. Returns y, [T, d]. Raises WrongArgument."""
+        kind, width = self._dtype, len(self._weight)
         check("x", x, (None, width), dtypes=(torch.float32, kind), device=CPU)
         if added is not None:
             check("added", added, (len(x), width), dtypes=(kind,), device=CPU, dense_from=0)

@@ -102,6 +102,7 @@ class RmsNorm(Structure):
         ("eps", c_float),
         ("x_kind", c_int32),
         ("kind", c_int32),
+        ("weight_kind", c_int32),
     )
 
 

@@ -6,16 +6,20 @@ from mamba_kernels.precision import accumulator
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, added: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    added: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4).
 
     x: [..., d], written if there is `added`: like x; weight: [d]. Statistics and the product with the weight
-    are at least float32; the result has the type of `weight`, so a float32 residual stream enters a bfloat16
-    mixer without a second pass.
+    are at least float32; the result has the type `dtype`, by default that of `weight`, so a float32 residual
+    stream enters a bfloat16 mixer without a second pass.
     """
     if added is not None:
         x.add_(added)
     wide = x.to(accumulator(x.dtype))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).mul_(weight).to(weight.dtype)
+    return (wide * scale).mul_(weight).to(dtype or weight.dtype)

@@ -21,14 +21,18 @@ MOST_WIDTH = 1 << 15
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, added: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    added: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight.
 
     x: [T, d], rows may be strided, written if there is `added`: [T, d]; weight: [d]. Returns y, [T, d] in
-    the type of `weight`. Raises WrongArgument.
+    the type `dtype`, by default that of `weight`. Raises WrongArgument.
     """
-    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=dtype or weight.dtype, device=x.device)
     call(x, weight, eps, added, out).run()
     return out
 

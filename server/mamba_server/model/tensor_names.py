@@ -25,11 +25,14 @@ class MoeNames:
     router: str
     correction: str
     """What is added to scores for the choice alone; "" = nothing is."""
-    gate_up: str
-    """First projection of the experts: one tensor of all, or one of each with "{expert}" for its number."""
+    gate_up: tuple[str, ...]
+    """First projection of the experts, in one part or two: a tensor of all, or of each, "{expert}" being its
+    number."""
     down: str
-    shared_gate_up: str
+    shared_gate_up: tuple[str, ...]
     shared_down: str
+    shared_gate: str = ""
+    """What the shared expert's result is weighed by in each row; "" = 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class TensorNames:
     down_proj: str = "down_proj"
     moe: MoeNames | None = None
     parallel: ParallelNames | None = None
+    norm_offset: float = 0.0
+    """What is added to the weights of norms, those behind a mixer's gate apart."""
+    unused: tuple[str, ...] = ()
+    """What tensors begin with that nothing is computed with: heads that foresee tokens."""
 
 
 _ONE_MIXER = BlockNames("norm.weight", "mixer")
@@ -72,12 +79,13 @@ NAMES: dict[str, TensorNames] = {
         embedding="embeddings.weight",
         norm="norm_f.weight",
         blocks={"mamba": _ONE_MIXER, "attention": _ONE_MIXER, "mlp": _ONE_MIXER, "moe": _ONE_MIXER},
+        unused=("mtp.",),
         moe=MoeNames(
             router="mixer.gate.weight",
             correction="mixer.gate.e_score_correction_bias",
-            gate_up="mixer.experts.{expert}.up_proj.weight",
+            gate_up=("mixer.experts.{expert}.up_proj.weight",),
             down="mixer.experts.{expert}.down_proj.weight",
-            shared_gate_up="mixer.shared_experts.up_proj.weight",
+            shared_gate_up=("mixer.shared_experts.up_proj.weight",),
             shared_down="mixer.shared_experts.down_proj.weight",
         ),
     ),
@@ -102,13 +110,34 @@ NAMES: dict[str, TensorNames] = {
         moe=MoeNames(
             router="block_sparse_moe.router.layer.weight",
             correction="",
-            gate_up="block_sparse_moe.input_linear.weight",
+            gate_up=("block_sparse_moe.input_linear.weight",),
             down="block_sparse_moe.output_linear.weight",
-            shared_gate_up="shared_mlp.input_linear.weight",
+            shared_gate_up=("shared_mlp.input_linear.weight",),
             shared_down="shared_mlp.output_linear.weight",
         ),
         gate_up_proj="input_linear",
         down_proj="output_linear",
+    ),
+    "qwen3_next": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="norm.weight",
+        blocks={
+            "gated_delta": BlockNames("input_layernorm.weight", "linear_attn"),
+            "attention": BlockNames("input_layernorm.weight", "self_attn"),
+            "mlp": BlockNames("post_attention_layernorm.weight", "mlp"),
+            "moe": BlockNames("post_attention_layernorm.weight", "mlp"),
+        },
+        moe=MoeNames(
+            router="mlp.gate.weight",
+            correction="",
+            gate_up=("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight"),
+            down="mlp.experts.{expert}.down_proj.weight",
+            shared_gate_up=("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
+            shared_down="mlp.shared_expert.down_proj.weight",
+            shared_gate="mlp.shared_expert_gate.weight",
+        ),
+        norm_offset=1.0,
+        unused=("mtp.",),
     ),
 }
 """By `ModelConfig.family`."""

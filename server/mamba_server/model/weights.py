@@ -87,10 +87,13 @@ class Weights:
             give_back(tensor)
         return taken
 
-    def finish(self) -> None:
-        """Raise WeightsError if a tensor is left that nobody took: the model is not what the config says."""
+    def finish(self, unused: tuple[str, ...] = ()) -> None:
+        """Raise WeightsError if a tensor is left that nobody took: the model is not what the config says.
+
+        unused: what names begin with that nobody has to take.
+        """
         for name, entry in self._entries.items():
-            if name not in self._taken:
+            if name not in self._taken and not name.startswith(unused):
                 raise WeightsError(
                     f"{entry.file}: tensor {entry.name} is unexpected: the configuration has no place for it"
                 )

@@ -1,7 +1,7 @@
 """The shipped model on Triton's kernels says what it says on torch's, through the cache and without it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from mamba_kernels.dispatch.backend import TORCH
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
-from testmodels.checkpoints import random_granite
+from testmodels.checkpoints import random_granite, random_qwen3_next
 
 CLOSE = 2e-5
 """Between log-probabilities of two orders of float32 sums; a wrong state moves them by more than 1e-2."""
@@ -75,13 +75,28 @@ def test_tokens_and_log_probabilities_are_torchs_without_and_with_a_hit(
     assert not [each for each in caplog.messages if "Triton" in each], "a reference computed"
 
 
-def test_a_model_with_experts_and_factors_says_what_it_says_on_torch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def granite(path: Path) -> Path:
+    """With experts and factors."""
     layers = ["mamba", "attention"]
-    path = random_granite(
-        tmp_path, num_hidden_layers=2, layer_types=layers, num_local_experts=4, num_experts_per_tok=2
+    return random_granite(
+        path, num_hidden_layers=2, layer_types=layers, num_local_experts=4, num_experts_per_tok=2
     )
+
+
+def qwen3_next(path: Path) -> Path:
+    """With the gated delta rule, rotary positions, norms of heads and a gate behind attention."""
+    layers = ["linear_attention", "full_attention"]
+    return random_qwen3_next(
+        path, num_hidden_layers=2, layer_types=layers, num_experts=4, num_experts_per_tok=2,
+        linear_key_head_dim=16, linear_value_head_dim=16,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [granite, qwen3_next])
+def test_other_families_say_what_they_say_on_torch(
+    write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path)
     engine = make_engine(path, dtype="float32")
     assert engine.kernels.name == "triton"
     got = run(engine, requests("a"))

@@ -36,6 +36,10 @@ def poisoned_views(
         shape = (mamba.heads, mamba.head_dim, mamba.state_size)
         ssm = _interleaved(config.recurrent_layers, slabs, shape, kind)
         conv = _interleaved(config.recurrent_layers, slabs, (mamba.conv_kernel - 1, mamba.conv_dim), dtype)
+    if (delta := config.gated_delta) is not None:
+        shape = (delta.value_heads, delta.value_dim, delta.key_dim)
+        ssm = _interleaved(config.recurrent_layers, slabs, shape, kind)
+        conv = _interleaved(config.recurrent_layers, slabs, (delta.conv_kernel - 1, delta.conv_dim), dtype)
     if (attention := config.attention) is not None:
         block = (2, page_size, attention.kv_heads, attention.head_dim)
         kv = _interleaved(config.attention_layers, pages, block, dtype)

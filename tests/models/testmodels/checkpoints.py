@@ -66,6 +66,31 @@ SMALL_GRANITE: dict[str, Any] = {
     "eos_token_id": 258,
     "rms_norm_eps": 1e-5,
 }
+SMALL_QWEN3_NEXT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 80,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 3,
+    "linear_value_head_dim": 12,
+    "linear_key_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "mlp_only_layers": [1],
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
 SMALL_FALCON_H1: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -176,6 +201,21 @@ def random_falcon_h1(
     return _write(FalconH1ForCausalLM(config), directory, seed, dtype, shard)
 
 
+def random_qwen3_next(
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """The same of a Qwen3-Next, whose recurrence is the gated delta rule."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(**{**SMALL_QWEN3_NEXT, **overrides})
+    return _write(Qwen3NextForCausalLM(config), directory, seed, dtype, shard)
+
+
 def random_bamba(
     directory: Path,
     *,
@@ -207,7 +247,7 @@ def random_mamba2(
 
 
 def _write(model: Any, directory: Path, seed: int, dtype: torch.dtype, shard: str) -> Path:
-    randomize(model, seed)
+    randomize(model, seed, zero_centered=model.config.model_type == "qwen3_next")
     directory.mkdir(parents=True, exist_ok=True)
     tensors = model.to(dtype).state_dict()
     if model.config.tie_word_embeddings:
@@ -217,7 +257,7 @@ def _write(model: Any, directory: Path, seed: int, dtype: torch.dtype, shard: st
     return directory
 
 
-def randomize(model: torch.nn.Module, seed: int) -> None:
+def randomize(model: torch.nn.Module, seed: int, *, zero_centered: bool = False) -> None:
     """Weights with unit gain, decays and step sizes over their whole range, nothing left at 0 or 1."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -228,7 +268,9 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             elif name.endswith("dt_bias"):
                 tensor.copy_(noise - 2)
             elif name.endswith(("norm.weight", "norm_f.weight", ".D")):
-                tensor.copy_(1 + 0.3 * noise)
+                # Where one is added to weights of norms they are near zero, but behind a recurrence.
+                near = 0 if zero_centered and "linear_attn" not in name else 1
+                tensor.copy_(near + 0.3 * noise)
             elif tensor.dim() == 1:
                 tensor.copy_(0.3 * noise)
             elif name.endswith(("embeddings.weight", "embed_tokens.weight")):

@@ -30,6 +30,12 @@ def test_a_wide_residual_comes_out_in_the_type_of_the_weights() -> None:
     assert rms_norm(rand(2, 8).float(), torch.ones(8, dtype=torch.bfloat16), 1e-5).dtype == torch.bfloat16
 
 
+def test_a_wide_weight_may_give_narrow_rows() -> None:
+    weight = torch.full((8,), 1.001)
+    got = rms_norm(rand(2, 8).bfloat16(), weight, 1e-5, None, torch.bfloat16)
+    assert got.dtype == torch.bfloat16
+
+
 def test_large_activations_do_not_overflow_in_half_precision() -> None:
     x = torch.full((1, 64), 60000.0, dtype=torch.float16)
     torch.testing.assert_close(rms_norm(x, torch.ones(64).half(), 1e-5), torch.ones(1, 64).half())

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from mamba_planner.model_config import MlpConfig
+from mamba_planner.model_config import GatedDeltaConfig, MlpConfig
 from mamba_server.model.errors import UnsupportedModel, WeightsError
+from mamba_server.model.layers.gated_delta import by_kind
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.layers.mlp import Mlp, activation
@@ -99,6 +100,16 @@ def test_a_gate_and_an_up_projection_may_be_one_matrix(tmp_path: Path) -> None:
 
     x = random(5, 4, seed=4)
     torch.testing.assert_close(mlp(x), F.linear(F.silu(F.linear(x, both[:7])) * F.linear(x, both[7:]), down))
+
+
+def test_rows_of_a_delta_mixer_are_sorted_by_what_they_are() -> None:
+    """Two key heads of 1 with two value heads of 2 each."""
+    config = GatedDeltaConfig(4, 2, value_dim=2, key_dim=1, conv_kernel=2, norm_eps=1e-6)
+    qkvz, ba = by_kind(config)
+
+    # In the checkpoint: q, k, four rows of v and four of z of the first key head, then those of the second.
+    assert qkvz.tolist() == [0, 10, 1, 11, 2, 3, 4, 5, 12, 13, 14, 15, 6, 7, 8, 9, 16, 17, 18, 19]
+    assert ba.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
 
 
 def test_a_layer_names_the_tensor_it_misses_by_its_whole_name(tmp_path: Path) -> None:

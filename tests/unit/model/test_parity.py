@@ -20,6 +20,7 @@ from testmodels.checkpoints import (
     random_granite,
     random_mamba2,
     random_nemotron_h,
+    random_qwen3_next,
 )
 
 TOLERANCE = 1e-4
@@ -142,11 +143,21 @@ FALCON_H1: dict[str, dict[str, Any]] = {
         "seed": 15,
     },
 }
+QWEN3_NEXT: dict[str, dict[str, Any]] = {
+    "Qwen3-Next, experts and one dense layer": {},
+    "Qwen3-Next, dense, biases": {
+        "num_experts": 0,
+        "linear_num_key_heads": 6,
+        "attention_bias": True,
+        "seed": 16,
+    },
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
     **{name: (random_bamba, fields) for name, fields in BAMBA.items()},
     **{name: (random_falcon_h1, fields) for name, fields in FALCON_H1.items()},
+    **{name: (random_qwen3_next, fields) for name, fields in QWEN3_NEXT.items()},
     **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 

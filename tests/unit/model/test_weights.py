@@ -152,6 +152,11 @@ def test_an_unexpected_tensor_is_named_with_its_file(copy: Path) -> None:
         load(copy)
 
 
+def test_heads_that_foresee_tokens_are_passed_over(copy: Path) -> None:
+    rewrite(copy, lambda tensors: tensors.update({"mtp.layers.0.mixer.A_log": torch.zeros(3)}))
+    load(copy)
+
+
 def test_a_wrong_shape_is_told_with_both_shapes(copy: Path) -> None:
     rewrite(copy, lambda tensors: tensors.update({"backbone.norm_f.weight": torch.zeros(47)}))
     with pytest.raises(WeightsError, match=rf"{FILE}.*norm_f\.weight.*\[47\].*\[48\]"):

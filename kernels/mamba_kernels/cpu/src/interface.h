@@ -83,13 +83,14 @@ struct RmsNorm {
   void* x;  // [rows, width] of `x_kind`
   int64_t x_stride;
   const void* added;  // [rows, width] of `kind`, or null: x stays as it is
-  const void* weight;  // [width] of `kind`
+  const void* weight;  // [width] of `weight_kind`
   void* out;           // [rows, width] of `kind`
   int64_t rows;
   int64_t width;
   float eps;
   int32_t x_kind;
   int32_t kind;
+  int32_t weight_kind;  // `kind`, or float32
 };
 
 // Attention of one new token for each of `rows` sequences over pages [2, page_size, kv_heads, head_dim].

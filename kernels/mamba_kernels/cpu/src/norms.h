@@ -11,8 +11,8 @@ inline float inverse_root_mean_square(Lanes squares, int64_t width, float eps) {
   return 1.0f / std::sqrt(squares.sum() / static_cast<float>(width) + eps);
 }
 
-template <typename In, typename T>
-void rms_norm_row(In* x, const T* added, const T* weight, T* out, int64_t width, float eps) {
+template <typename In, typename W, typename T>
+void rms_norm_row(In* x, const T* added, const W* weight, T* out, int64_t width, float eps) {
   Lanes squares = Lanes::zero();
   for_each_vector(0, width, [&](auto kWhole, int64_t i, int count) {
     Lanes part = load_part<kWhole>(x + i, count);
@@ -31,7 +31,7 @@ void rms_norm_row(In* x, const T* added, const T* weight, T* out, int64_t width,
 
 constexpr int64_t kElementsPerChunk = 16384;
 
-template <typename In, typename T>
+template <typename In, typename W, typename T>
 void rms_norm_rows(const RmsNorm& call) {
   const int64_t per_chunk = call.width < kElementsPerChunk ? kElementsPerChunk / call.width : 1;
   const int64_t chunks = (call.rows + per_chunk - 1) / per_chunk;
@@ -39,19 +39,20 @@ void rms_norm_rows(const RmsNorm& call) {
     const int64_t end = (chunk + 1) * per_chunk < call.rows ? (chunk + 1) * per_chunk : call.rows;
     for (int64_t row = chunk * per_chunk; row < end; ++row) {
       const T* added = call.added == nullptr ? nullptr : static_cast<const T*>(call.added) + row * call.width;
-      rms_norm_row(static_cast<In*>(call.x) + row * call.x_stride, added, static_cast<const T*>(call.weight),
+      rms_norm_row(static_cast<In*>(call.x) + row * call.x_stride, added, static_cast<const W*>(call.weight),
                    static_cast<T*>(call.out) + row * call.width, call.width, call.eps);
     }
   });
 }
 
 void rms_norm(const RmsNorm* call) {
+  const bool wide_weight = call->weight_kind == kFloat32;
   if (call->kind == kFloat32) {
-    rms_norm_rows<float, float>(*call);
+    rms_norm_rows<float, float, float>(*call);
   } else if (call->x_kind == kFloat32) {
-    rms_norm_rows<float, uint16_t>(*call);
+    wide_weight ? rms_norm_rows<float, float, uint16_t>(*call) : rms_norm_rows<float, uint16_t, uint16_t>(*call);
   } else {
-    rms_norm_rows<uint16_t, uint16_t>(*call);
+    wide_weight ? rms_norm_rows<uint16_t, float, uint16_t>(*call) : rms_norm_rows<uint16_t, uint16_t, uint16_t>(*call);
   }
 }
 

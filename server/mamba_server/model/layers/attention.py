@@ -10,7 +10,7 @@ from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.dispatch.operators import REFERENCE, Operator
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
-from mamba_server.model.layers.loader import Loader
+from mamba_server.model.layers.loader import Loader, Rows
 from mamba_server.model.step_plans import StepPlans
 
 log = logging.getLogger(__name__)
@@ -22,13 +22,25 @@ Turns = tuple[torch.Tensor, torch.Tensor]
 class Attention:
     """Weights and forward of one attention layer."""
 
-    def __init__(self, config: AttentionConfig, hidden_size: int, loader: Loader) -> None:
+    def __init__(
+        self, config: AttentionConfig, hidden_size: int, loader: Loader, norm_eps: float = 0.0
+    ) -> None:
+        """norm_eps: of the norms of queries and keys, where there are some."""
         self.config = config
         self.write, self.rope = loader.operators.kv_write, loader.operators.rope
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        self.widths = (queries, keys, keys, *([queries] if config.output_gate else []))
+        """Of queries, keys, values and, where there is one, the output's gate."""
+        self.gated = config.output_gate
         # One product instead of three: the rows are read once, and less is launched.
-        self.qkv_proj = loader.joined(self.projections, hidden_size, bias=config.bias)
+        if config.output_gate:
+            self.qkv_proj = _with_gate(config, hidden_size, loader)
+        else:
+            projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+            self.qkv_proj = loader.joined(projections, hidden_size, bias=config.bias)
+        names = ("q_norm.weight", "k_norm.weight") if config.qk_norm else ()
+        self.norms = [loader.norm(name, config.head_dim, norm_eps) for name in names]
+        """Of each head of queries, and of keys, in front of their rotation; none without."""
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """Attend for rows that decode and for prompts; None = `attend` does for all rows."""
         self.attend, gathers = self._attend(loader)
@@ -66,11 +78,17 @@ class Attention:
         assert plans.attention is not None
         width = self.config.head_dim
         joined = self.qkv_proj(x)
-        if turns is not None:
-            turned = joined[:, : -self.projections["v_proj"]].unflatten(1, (-1, width))
-            self.rope(turned, *turns)
-        parts = joined.split(tuple(self.projections.values()), 1)
-        query, key, value = (part.unflatten(1, (-1, width)) for part in parts)
+        query, key, value, *gate = (part.unflatten(1, (-1, width)) for part in joined.split(self.widths, 1))
+        if self.norms:
+            of_query, of_key = self.norms
+            query = of_query(query.reshape(-1, width), None).view(query.shape)
+            key = of_key(key.reshape(-1, width), None).view(key.shape)
+            if turns is not None:
+                self.rope(query, *turns)
+                self.rope(key, *turns)
+        elif turns is not None:
+            # They lie side by side.
+            self.rope(joined[:, : sum(self.widths[:2])].unflatten(1, (-1, width)), *turns)
         self.write(kv, key, value, plans.page, plans.offset)
         attended = query.new_empty(query.shape)
         if self.kernels is None:
@@ -82,4 +100,20 @@ class Attention:
                 decode(query[:cut], kv, plans.attention, attended[:cut])
             if cut < plans.tokens:
                 extend(query[cut:], kv, plans.attention, attended[cut:])
+        if gate:
+            attended.mul_(gate[0].sigmoid())
         return self.o_proj(attended.flatten(1))
+
+
+def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Rows:
+    """To queries | keys | values | gates; in the checkpoint each head's gate is behind its query."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+
+    def joined(kind: str, *inputs: int) -> torch.Tensor:
+        both = loader.tensor(f"q_proj.{kind}", 2 * queries, *inputs).unflatten(0, (config.heads, 2, -1))
+        query, gate = (both[:, which].flatten(0, 1) for which in range(2))
+        return torch.cat(
+            [query, *(loader.tensor(f"{name}.{kind}", keys, *inputs) for name in ("k_proj", "v_proj")), gate]
+        )
+
+    return loader.product(joined("weight", hidden_size), joined("bias") if config.bias else None)

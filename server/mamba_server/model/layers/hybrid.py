@@ -4,7 +4,7 @@ Built once by the engine process; `forward` runs one step on the forward stream,
 the arena's views and returns logits. It never allocates cache memory and never reads a device tensor back.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention, Turns
 from mamba_server.model.layers.embedding import TokenEmbedding
+from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.loader import Loader, Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
@@ -38,7 +39,7 @@ class Block:
     """x + mixer(norm(x)). `cache_index` counts recurrent or attention layers, whichever it is."""
 
     norm: Norm
-    mixer: Mamba2Mixer | Attention | ParallelMixers | Mlp | Moe
+    mixer: Mamba2Mixer | GatedDeltaMixer | Attention | ParallelMixers | Mlp | Moe
     cache_index: int
 
 
@@ -76,6 +77,7 @@ class HybridModel:
             operators=self.backend.operators,
             library=library,
             quantization=quantization,
+            norm_offset=NAMES[config.family].norm_offset,
         )
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
@@ -97,7 +99,7 @@ class HybridModel:
             head = loader.linear("lm_head", d, config.vocab_size, bias=False)
         # There are fewer hidden states than logits.
         self.head: Rows = head if factors.logits == 1 else lambda hidden: head(hidden * factors.logits)
-        weights.finish()
+        weights.finish(self._names.unused)
         # The C++ kernels hold one state, in batch-invariant mode the scan one a sequence: both take all rows.
         together = batch_invariant or library is not None or config.mamba is None
         self._most_chunks = None if together or config.mamba is None else scanned_chunks(config.mamba)
@@ -183,8 +185,8 @@ class HybridModel:
         self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans, rotation: Turns | None
     ) -> torch.Tensor:
         match block.mixer:
-            case Mamba2Mixer() as mamba:
-                return mamba(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
+            case Mamba2Mixer() | GatedDeltaMixer() as recurrent:
+                return recurrent(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
             case Attention() as attention:
                 return attention(x, cache.kv[block.cache_index], plans, rotation)
             case ParallelMixers() as both:
@@ -209,8 +211,14 @@ class HybridModel:
                 blocks.append(Block(norm, Mamba2Mixer(config.mamba, d, inside), recurrent))
                 recurrent += 1
             elif kind == "attention" and config.attention is not None:
-                blocks.append(Block(norm, Attention(config.attention, d, inside), attending))
+                attention = Attention(config.attention, d, inside, config.norm_eps)
+                blocks.append(Block(norm, attention, attending))
                 attending += 1
+            elif kind == "gated_delta" and config.gated_delta is not None:
+                # The norm behind its recurrence has a weight near one.
+                delta = GatedDeltaMixer(config.gated_delta, d, replace(inside, norm_offset=0.0))
+                blocks.append(Block(norm, delta, recurrent))
+                recurrent += 1
             elif kind == "mamba_attention" and (both := self._parallel(here)) is not None:
                 # Every layer has both: one index is that of either cache.
                 blocks.append(Block(norm, both, recurrent))

@@ -42,6 +42,8 @@ class Loader:
     """What rows of a layer's tensors are multiplied by."""
     layer: str = ""
     """Prefix of the layer that the factors are of."""
+    norm_offset: float = 0.0
+    """What is added to the weights of norms; in float32, as they are near zero then."""
 
     def at(self, *parts: str | int) -> "Loader":
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
@@ -69,11 +71,12 @@ class Loader:
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         """The RMSNorm with the weight `name`."""
-        weight = self.tensor(name, width)
+        weight = self.wide(name, width) + self.norm_offset if self.norm_offset else self.tensor(name, width)
+        dtype = self.dtype
         if self.library is not None:
-            return RowNorm(self.library, weight, eps)
+            return RowNorm(self.library, weight, eps, dtype)
         norm = self.operators.rms_norm
-        return lambda x, added: norm(x, weight, eps, added)
+        return lambda x, added: norm(x, weight, eps, added, dtype)
 
     def activates(self, activation: str) -> bool:
         """Whether `linear` applies it to its product."""

@@ -4,8 +4,10 @@ Called by `HybridModel` once per such block and step; no value is read by the ho
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
@@ -15,7 +17,7 @@ from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.moe import Activation, Routing, SharedExpert, route
 from mamba_planner.model_config import MoeConfig
 from mamba_server.model.errors import UnsupportedModel
-from mamba_server.model.layers.loader import Loader
+from mamba_server.model.layers.loader import Loader, Rows
 from mamba_server.model.tensor_names import MoeNames
 
 ACTIVATIONS = {
@@ -48,13 +50,15 @@ class Moe:
         self.router = _router(loader, names.router, (config.experts, hidden_size), routing, correction)
         inner, per_inner = config.intermediate, self.activation.projections
         gate_up = _of_experts(names.gate_up, (config.experts, per_inner * inner, hidden_size), loader)
-        down = _of_experts(names.down, (config.experts, hidden_size, inner), loader)
+        down = _of_experts([names.down], (config.experts, hidden_size, inner), loader)
         shared = None
         if width := config.shared_intermediate:
             shared = SharedExpert(
-                loader.tensor(names.shared_gate_up, per_inner * width, hidden_size),
+                _in_parts(names.shared_gate_up, (per_inner * width, hidden_size), loader),
                 loader.tensor(names.shared_down, hidden_size, width),
             )
+        self.shared_gate = _shared_gate(names.shared_gate, hidden_size, loader)
+        """Rows to logits of what the shared expert counts for; None = 1."""
         self.packed = (
             None if loader.library is None else self._pack(loader.library, gate_up, down, shared, loader)
         )
@@ -79,10 +83,12 @@ class Moe:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, d] -> [T, d]."""
         experts, weights = self.router(x)
+        counts = None if self.shared_gate is None else self.shared_gate(x).squeeze(1).sigmoid()
         if self.packed is not None:
-            return self.packed(x, experts, weights)
+            return self.packed(x, experts, weights, counts)
         out = torch.empty_like(x)
-        self.compute(x, experts, weights, self.gate_up, self.down, self.activation, out, self.shared)
+        shared = self.shared if self.shared is None else replace(self.shared, weight=counts)
+        self.compute(x, experts, weights, self.gate_up, self.down, self.activation, out, shared)
         return out
 
 
@@ -111,8 +117,23 @@ def _stacked(matrices: Matrices) -> torch.Tensor:
     return matrices if isinstance(matrices, torch.Tensor) else torch.stack(tuple(matrices))
 
 
-def _of_experts(name: str, shape: tuple[int, int, int], loader: Loader) -> Matrices:
-    """`name` has a place for the expert's number where each one has a tensor of its own."""
-    if "{expert}" not in name:
-        return loader.tensor(name, *shape)
-    return [loader.tensor(name.format(expert=expert), *shape[1:]) for expert in range(shape[0])]
+def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices:
+    """Names have a place for the expert's number where each one has tensors of its own."""
+    if "{expert}" not in names[0]:
+        return loader.tensor(names[0], *shape)
+    of_each = ([name.format(expert=expert) for name in names] for expert in range(shape[0]))
+    return [_in_parts(own, (shape[1], shape[2]), loader) for own in of_each]
+
+
+def _in_parts(names: Sequence[str], shape: tuple[int, int], loader: Loader) -> torch.Tensor:
+    """A matrix [outputs, inputs] whose rows lie in one tensor or, equally many each, in several."""
+    rows, inputs = shape[0] // len(names), shape[1]
+    parts = [loader.tensor(name, rows, inputs) for name in names]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _shared_gate(name: str, hidden_size: int, loader: Loader) -> Rows | None:
+    if not name:
+        return None
+    weight = loader.wide(name, 1, hidden_size)
+    return lambda x: F.linear(x.to(weight.dtype), weight)

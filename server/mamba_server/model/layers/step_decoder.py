@@ -73,7 +73,7 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
             return _attention(norm, attention, cache, at)
         case ParallelMixers(mamba=mamba, attention=attention):
             return ParallelBlock(_mamba(norm, mamba, cache, at), _attention(norm, attention, cache, at))
-        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
+        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts, shared_gate=None):
             return MoeBlock(norm, router, experts)
         case Mlp(activation=None) as mlp:
             gate = None if mlp.gate_proj is None else _packed(mlp.gate_proj)
@@ -90,7 +90,7 @@ def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, at: int) -> Mam
 
 
 def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, at: int) -> AttentionBlock:
-    if attention.kernels is None:
+    if attention.kernels is None or attention.gated or attention.norms:
         raise _NotFusable
     decoder, _ = attention.kernels
     return AttentionBlock(norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), cache.kv[at])

@@ -175,12 +175,13 @@ def delta_prefill(library: Library) -> None:
 
 
 def norm(library: Library) -> None:
-    for (x_kind, kind), width in product(
-        ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), (1, 63, 257)
-    ):
+    kinds = ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16))
+    for (x_kind, kind), wide_weight, width in product(kinds, (False, True), (1, 63, 257)):
+        weight_kind = FLOAT32 if wide_weight else kind
         call = RmsNorm(
-            array(70, width, kind=x_kind), width, array(70, width, kind=kind), array(width, kind=kind),
-            array(70, width, kind=kind), 70, width, 1e-5, x_kind, kind,
+            array(70, width, kind=x_kind), width, array(70, width, kind=kind),
+            array(width, kind=weight_kind), array(70, width, kind=kind), 70, width, 1e-5, x_kind, kind,
+            weight_kind,
         )  # fmt: skip
         library.rms_norm(ctypes.addressof(call))
 
@@ -288,7 +289,9 @@ def step(library: Library) -> None:
         H, P, N, G, _ = sizes
         blocks = (DecodeBlock * 5)()
         for block in blocks:
-            block.norm = RmsNorm(weight=array(width, kind=kind), width=width, eps=1e-5, kind=kind)
+            block.norm = RmsNorm(
+                weight=array(width, kind=kind), width=width, eps=1e-5, kind=kind, weight_kind=kind
+            )
         mamba, attention, mlp, gated, parallel = blocks
         mamba.kind, attention.kind, mlp.kind, gated.kind = MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, MLP_BLOCK
         cached = caches(1, *sizes, kind, FLOAT32)
@@ -311,7 +314,10 @@ def step(library: Library) -> None:
         gated.gate_proj = layer(40, width, kind, packing)
         call = DecodeStep(
             blocks=ctypes.addressof(blocks), embedding=layer(50, width, kind, packing),
-            norm=RmsNorm(weight=array(width, kind=kind), width=width, eps=1e-5, x_kind=residual, kind=kind),
+            norm=RmsNorm(
+                weight=array(width, kind=kind), width=width, eps=1e-5, x_kind=residual, kind=kind,
+                weight_kind=kind,
+            ),
             last_token=last_token.ctypes.data, integers=integers.ctypes.data, integers_stride=3,
             page_table=table.ctypes.data, page_table_stride=14, cos=array(3, 2),
             sin=array(3, 2), embedding_scale=0.5, rope_half=2, block_count=5, rows=3,
@@ -338,7 +344,7 @@ def caught(library: Library) -> None:
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        call = RmsNorm(array(100), 104, None, array(104), array(104), 1, 104, 1e-5, FLOAT32, FLOAT32)
+        call = RmsNorm(array(100), 104, None, array(104), array(104), 1, 104, 1e-5, FLOAT32, FLOAT32, FLOAT32)
         library.rms_norm(ctypes.addressof(call))
         os._exit(0)
     assert os.waitpid(child, 0)[1] != 0, "the sanitizer does not see what it should"

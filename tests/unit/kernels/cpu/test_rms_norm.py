@@ -7,6 +7,7 @@ import torch
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.rms_norm import rms_norm
 
 KINDS = [
     (torch.float32, torch.float32, 2e-6),
@@ -29,6 +30,21 @@ def test_it_equals_its_definition(
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(RowNorm(library, weight, 1e-5)(x[7:8])[0], got[7])
+
+
+@pytest.mark.parametrize("residual", [torch.float32, torch.bfloat16])
+def test_a_float32_weight_is_not_rounded(library: Library, residual: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(70, 63, generator=generator).to(residual)
+    weight = 1 + 2e-3 * torch.randn(63, generator=generator)
+    got = RowNorm(library, weight, 1e-5, torch.bfloat16)(x)
+    assert got.dtype == torch.bfloat16
+    # Rounded once: half of the last place.
+    exact = rms_norm(x.double(), weight.double(), 1e-5)
+    torch.testing.assert_close(got.double(), exact, rtol=2**-8 + 1e-5, atol=1e-6)
+    added = torch.randn(70, 63, generator=generator).bfloat16()
+    norm = RowNorm(library, weight, 1e-5, torch.bfloat16)
+    assert torch.equal(norm(x, added), norm(x))
 
 
 @pytest.mark.parametrize(("residual", "dtype"), [kinds[:2] for kinds in KINDS])

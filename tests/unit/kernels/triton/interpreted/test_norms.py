@@ -30,6 +30,13 @@ def test_rms_norm_equals_the_reference(width: int, kind: torch.dtype) -> None:
         close(y, rms_reference(x.double(), weight.double(), 1e-5))
 
 
+def test_rms_norm_takes_a_wider_weight_than_it_gives() -> None:
+    x, weight = rows(100, 1, torch.bfloat16), 1 + 2e-3 * rows(100, 3, torch.float32)[0]
+    y = rms_norm(x, weight, 1e-5, None, torch.bfloat16)
+    assert y.dtype == torch.bfloat16
+    close(y, rms_reference(x.double(), weight.double(), 1e-5))
+
+
 @pytest.mark.parametrize("stream", KINDS)
 def test_rms_norm_adds_to_the_stream_first_and_norms_what_it_stored(stream: torch.dtype) -> None:
     x, added, weight = rows(100, 1, stream), rows(100, 2, torch.bfloat16), rows(100, 3, torch.bfloat16)[0]

@@ -1,0 +1,90 @@
+"""A mixer of the gated delta rule (Yang et al. 2024): projection, convolution, recurrence, norm, gate.
+
+Called by `HybridModel` once per recurrent layer and step; decoding rows and prefill rows take their own
+kernels and share the projections.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from mamba_kernels.gated_delta.inputs import DeltaInputs
+from mamba_kernels.precision import accumulator
+from mamba_planner.model_config import GatedDeltaConfig
+from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.layers.loader import Loader
+from mamba_server.model.step_plans import StepPlans
+
+
+class GatedDeltaMixer:
+    """Weights and forward of one mixer. A and dt_bias are kept in float32, as the states they shape."""
+
+    def __init__(self, config: GatedDeltaConfig, hidden_size: int, loader: Loader) -> None:
+        """Raises UnsupportedModel, WeightsError."""
+        if loader.batch_invariant:
+            raise UnsupportedModel(
+                "models with the gated delta rule have no batch-invariant kernels: serve without "
+                "--batch-invariant"
+            )
+        self.config, self.operators = config, loader.operators
+        heads, keys = config.value_heads, config.key_heads * config.key_dim
+        values = heads * config.value_dim
+        qkvz = loader.tensor("in_proj_qkvz.weight", 2 * keys + 2 * values, hidden_size)
+        ba = loader.tensor("in_proj_ba.weight", 2 * heads, hidden_size)
+        of_qkvz, of_ba = by_kind(config)
+        self.in_proj = loader.product(torch.cat([qkvz[of_qkvz], ba[of_ba]]), None)
+        self.widths = (config.conv_dim, values, heads, heads)
+        """Of q | k | v, z, b and a."""
+        self.out_proj = loader.linear("out_proj", values, hidden_size, bias=False)
+        weight = loader.wide("conv1d.weight", config.conv_dim, 1, config.conv_kernel)
+        self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]
+        self.A = -torch.exp(loader.wide("A_log", heads))
+        self.dt_bias = loader.wide("dt_bias", heads)
+        self.norm = loader.norm("norm.weight", config.value_dim, config.norm_eps)
+
+    def __call__(
+        self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
+    ) -> torch.Tensor:
+        """x: [T, d]; conv: [slabs, K-1, C]; ssm: [slabs, H, V, K], both written. Returns [T, d]."""
+        config, operators, cut = self.config, self.operators, plans.decodes
+        mixed, z, b, a = self.in_proj(x).split(self.widths, dim=-1)
+        y = x.new_empty(plans.tokens, config.value_heads, config.value_dim)
+        if plans.decode is not None:
+            rows = operators.conv1d_update(mixed[:cut], self.conv_weight, None, conv, plans.decode)
+            inputs = self._inputs(rows, a[:cut], b[:cut])
+            operators.gated_delta_update(ssm, inputs, plans.decode, y[:cut])
+        for piece, plan in plans.prefill:
+            rows = operators.conv1d_prefill(mixed[piece], self.conv_weight, None, conv, plan)
+            operators.gated_delta_prefill(ssm, self._inputs(rows, a[piece], b[piece]), plan, y[piece])
+        # The norm is of each head, and in front of the gate.
+        normed = self.norm(y.flatten(0, 1), None).view(plans.tokens, -1)
+        kind = accumulator(x.dtype)
+        return self.out_proj(F.silu(z.to(kind)).mul_(normed).to(x.dtype))
+
+    def _inputs(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:
+        """mixed: [n, C] = q | k | v after the convolution; a, b: [n, H]."""
+        config = self.config
+        keys = config.key_heads * config.key_dim
+        q, k, v = mixed.split([keys, keys, config.value_heads * config.value_dim], dim=-1)
+        return DeltaInputs(
+            q=q.unflatten(1, (config.key_heads, config.key_dim)),
+            k=k.unflatten(1, (config.key_heads, config.key_dim)),
+            v=v.unflatten(1, (config.value_heads, config.value_dim)),
+            a=a,
+            b=b,
+            A=self.A,
+            dt_bias=self.dt_bias,
+        )
+
+
+def by_kind(config: GatedDeltaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in the checkpoint's rows, which go by key head, those of q | k | v | z and of b | a lie."""
+    shared = config.value_heads // config.key_heads
+    values = shared * config.value_dim
+    widths = (config.key_dim, config.key_dim, values, values)
+    return _grouped(config.key_heads, widths), _grouped(config.key_heads, (shared, shared))
+
+
+def _grouped(groups: int, widths: tuple[int, ...]) -> torch.Tensor:
+    """Rows [groups, sum of widths] in the order [each width, groups]."""
+    rows = torch.arange(groups * sum(widths)).view(groups, -1)
+    return torch.cat([part.flatten() for part in rows.split(widths, dim=1)])
