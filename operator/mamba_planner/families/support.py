@@ -1,7 +1,7 @@
 """Which models this version can serve: the one answer of planner, operator, local mode and engine.
 
-The adapters read more families than the engine has layers for: those can be planned for and are refused
-everywhere with the same words. Torch-free.
+Every family that the adapters read is served, but not with everything that its configuration can say: such
+models can be planned for and are refused everywhere with the same words. Torch-free.
 """
 
 from mamba_planner.model_config import ModelConfig
