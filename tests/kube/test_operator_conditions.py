@@ -1,7 +1,6 @@
 """What else a condition says on a real API server with its controllers: states on the way, and refusals that
 no pod tells of. What pods suffer from is in test_operator_reasons."""
 
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from mamba_api import names
 from mamba_kube.access import connected, load_access
 from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Key, metadata
+from model_configs import unserved_config
 from testcluster.control_plane import ControlPlane
 from testcluster.pki import Identity
 
@@ -44,8 +44,8 @@ async def serve(life: Life, **spec: Any) -> None:
     [
         ({"memory": {}}, "Planned", "DeviceMemoryUnknown", "set spec.memory.deviceMemory"),
         ({"model": {"uri": "hf://org/model"}}, "Planned", "ModelUnknown", "spec.model.config"),
-        ({"model": {"uri": "hf://org/model", "config": json.loads((CONFIGS / "bamba-9b.json").read_text())}},
-         "Ready", "ModelNotServed", "cannot serve models of family"),
+        ({"model": {"uri": "hf://org/model", "config": unserved_config()}},
+         "Ready", "ModelNotServed", "cannot serve falcon_h1 models"),
         ({}, "Available", "NoReadyReplica", "0 of 1 engines answer"),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment, plan_directory
+from model_configs import unserved_config
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 GIB = 1 << 30
@@ -32,9 +33,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_plan_says_whether_its_model_can_be_served(tmp_path: Path) -> None:
-    config = json.loads((CONFIGS / "falcon-h1-7b.json").read_text())
-    config |= {"mamba_rms_norm": True, "mamba_norm_before_gate": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(unserved_config()))
     served = outcome(memory={"deviceMemory": "80Gi"}).to_json()
     planned_only = plan_directory(tmp_path, PlanFlags(device_memory=80 * GIB)).to_json()
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.local.bring_up import bring_up
+from model_configs import unserved_config
 
 FAKE = Path(__file__).parent / "fake_child.py"
 LAUNCHER = (sys.executable, str(FAKE))
@@ -464,8 +465,7 @@ def test_a_plan_that_does_not_fit_starts_nothing_and_shows_the_numbers(bench: Be
     assert bench.journal == []
 
 
-UNSERVED = {**config("falcon-h1-7b"), "mamba_rms_norm": True, "mamba_norm_before_gate": True}
-"""Its norm would have to be in front of the gate."""
+UNSERVED = unserved_config()
 
 
 def test_a_model_no_engine_serves_is_planned_and_refused_before_anything_starts(bench: Bench) -> None:

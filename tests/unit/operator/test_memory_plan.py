@@ -19,6 +19,7 @@ from mamba_operator.plan_verdict import (
     PlanVerdict,
     SpecInvalid,
 )
+from model_configs import unserved_config
 from operator_objects import CONFIGS, fitting_owner, nano_config, owner
 
 FAMILIES = [
@@ -129,8 +130,7 @@ def test_any_budget_gets_a_plan_or_the_numbers(
         assert any(unit in verdict.message for unit in ("Gi", "Mi", "Ki"))
 
 
-UNSERVED = {**config("falcon-h1-7b"), "mamba_rms_norm": True, "mamba_norm_before_gate": True}
-"""Its norm would have to be in front of the gate."""
+UNSERVED = unserved_config()
 
 
 def test_a_model_no_engine_serves_is_refused_before_anything_starts() -> None:

@@ -13,8 +13,8 @@ from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.placement import Node
 from mamba_operator.plan import WAITING_PERIOD, make_plan
 from mamba_operator.plan_verdict import ModelNotServed, PlanDoesNotFit, PlanFits, PlanUnknown, SpecInvalid
+from model_configs import unserved_config
 from operator_objects import (
-    CONFIGS,
     NOW,
     UID,
     applied,
@@ -293,8 +293,7 @@ def test_a_plan_that_cannot_fit_tears_nothing_down() -> None:
 
 
 def test_a_model_no_engine_serves_starts_nothing_and_tears_nothing_down() -> None:
-    bamba = json.loads((CONFIGS / "bamba-9b.json").read_text())
-    unserved = fitting_owner(model={"uri": "hf://a/b", "config": bamba})
+    unserved = fitting_owner(model={"uri": "hf://a/b", "config": unserved_config()})
 
     for children in ([], applied(fitting_owner())):
         plan = planned(unserved, children)

@@ -1,6 +1,5 @@
 """Conditions for every situation: a table of what is seen and what the status says."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -18,9 +17,9 @@ from mamba_operator.plan import make_plan
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 from mamba_operator.status import summarize
 from mamba_operator.workload.measured_workload import MeasuredWorkload
+from model_configs import unserved_config
 from model_loads import loaded, loading, with_status
 from operator_objects import (
-    CONFIGS,
     NOW,
     TOKEN,
     applied,
@@ -116,8 +115,7 @@ OF = fitting_owner()
 OPEN = fitting_owner(memory={})
 BIG, SMALL = ((Node({"nvidia.com/gpu.memory": mib}),) for mib in ("81559", "46068"))
 POOLED = fitting_owner(gateway={"inferencePool": {"proxyNamespace": "envoy"}})
-BAMBA = json.loads((CONFIGS / "bamba-9b.json").read_text())
-UNSERVED = {"uri": "hf://a/bamba", "config": BAMBA}
+UNSERVED = {"uri": "hf://a/falcon", "config": unserved_config()}
 HELD = fitting_owner(rollout={"pause": True})
 IDLE = fitting_owner(scaling={"minReplicas": 0})
 THREE = fitting_owner(replicas=3)
