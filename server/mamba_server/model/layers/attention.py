@@ -10,7 +10,8 @@ from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.dispatch.operators import REFERENCE, Operator
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
-from mamba_server.model.layers.loader import Loader, Rows
+from mamba_server.model.layers.loader import Loader, Rows, one_matrix
+from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.step_plans import StepPlans
 
 log = logging.getLogger(__name__)
@@ -110,10 +111,12 @@ def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Row
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
     def joined(kind: str, *inputs: int) -> torch.Tensor:
-        both = loader.tensor(f"q_proj.{kind}", 2 * queries, *inputs).unflatten(0, (config.heads, 2, -1))
-        query, gate = (both[:, which].flatten(0, 1) for which in range(2))
-        return torch.cat(
-            [query, *(loader.tensor(f"{name}.{kind}", keys, *inputs) for name in ("k_proj", "v_proj")), gate]
-        )
+        both = loader.tensor(f"q_proj.{kind}", 2 * queries, *inputs)
+        by_head = both.unflatten(0, (config.heads, 2, -1))
+        query, gate = (by_head[:, which].flatten(0, 1) for which in range(2))
+        key, value = (loader.tensor(f"{name}.{kind}", keys, *inputs) for name in ("k_proj", "v_proj"))
+        whole = one_matrix([query, key, value, gate])
+        give_back(both)
+        return whole
 
     return loader.product(joined("weight", hidden_size), joined("bias") if config.bias else None)

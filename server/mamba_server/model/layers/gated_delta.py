@@ -11,7 +11,8 @@ from mamba_kernels.gated_delta.inputs import DeltaInputs
 from mamba_kernels.precision import accumulator
 from mamba_planner.model_config import GatedDeltaConfig
 from mamba_server.model.errors import UnsupportedModel
-from mamba_server.model.layers.loader import Loader
+from mamba_server.model.layers.loader import Loader, one_matrix
+from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.step_plans import StepPlans
 
 
@@ -31,7 +32,9 @@ class GatedDeltaMixer:
         qkvz = loader.tensor("in_proj_qkvz.weight", 2 * keys + 2 * values, hidden_size)
         ba = loader.tensor("in_proj_ba.weight", 2 * heads, hidden_size)
         of_qkvz, of_ba = by_kind(config)
-        self.in_proj = loader.product(torch.cat([qkvz[of_qkvz], ba[of_ba]]), None)
+        rows = [qkvz[of_qkvz], ba[of_ba]]
+        give_back(qkvz)
+        self.in_proj = loader.product(one_matrix(rows), None)
         self.widths = (config.conv_dim, values, heads, heads)
         """Of q | k | v, z, b and a."""
         self.out_proj = loader.linear("out_proj", values, hidden_size, bias=False)

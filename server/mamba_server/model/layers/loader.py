@@ -62,7 +62,9 @@ class Loader:
         wide = max(wanted, torch.float32, key=_width)
         exact = self.weights.take(self.prefix + name, shape, wide, self.device)
         rows = factor.view(-1, *[1] * (len(shape) - 1)) if factor.dim() else factor
-        return (exact * rows.to(self.device)).to(wanted)
+        scaled = (exact * rows.to(self.device)).to(wanted)
+        give_back(exact)
+        return scaled
 
     def wide(self, name: str, *shape: int) -> torch.Tensor:
         """A small tensor that enters sums: float32, or float64 in a float64 model."""
@@ -88,10 +90,10 @@ class Loader:
 
     def joined(self, outputs: Mapping[str, int], inputs: int, *, bias: bool, activation: str = "") -> Rows:
         """One product with several weights, by name and number of outputs, which follow one another."""
-        weight = _one([self.tensor(f"{name}.weight", count, inputs) for name, count in outputs.items()])
+        weight = one_matrix([self.tensor(f"{name}.weight", count, inputs) for name, count in outputs.items()])
         added = None
         if bias:
-            added = _one([self.tensor(f"{name}.bias", count) for name, count in outputs.items()])
+            added = one_matrix([self.tensor(f"{name}.bias", count) for name, count in outputs.items()])
         return self.product(weight, added, activation)
 
     def product(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "") -> Rows:
@@ -118,7 +120,8 @@ def _width(dtype: torch.dtype) -> int:
     return dtype.itemsize
 
 
-def _one(parts: list[torch.Tensor]) -> torch.Tensor:
+def one_matrix(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Rows that follow one another; the parts are not to be read any more."""
     if len(parts) == 1:
         return parts[0]
     whole = torch.cat(parts)

@@ -17,7 +17,8 @@ from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.moe import Activation, Routing, SharedExpert, route
 from mamba_planner.model_config import MoeConfig
 from mamba_server.model.errors import UnsupportedModel
-from mamba_server.model.layers.loader import Loader, Rows
+from mamba_server.model.layers.loader import Loader, Rows, one_matrix
+from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.tensor_names import MoeNames
 
 ACTIVATIONS = {
@@ -114,7 +115,12 @@ def _activation(config: MoeConfig) -> Activation:
 
 
 def _stacked(matrices: Matrices) -> torch.Tensor:
-    return matrices if isinstance(matrices, torch.Tensor) else torch.stack(tuple(matrices))
+    if isinstance(matrices, torch.Tensor):
+        return matrices
+    whole = torch.stack(tuple(matrices))
+    for matrix in matrices:
+        give_back(matrix)
+    return whole
 
 
 def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices:
@@ -128,8 +134,7 @@ def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loade
 def _in_parts(names: Sequence[str], shape: tuple[int, int], loader: Loader) -> torch.Tensor:
     """A matrix [outputs, inputs] whose rows lie in one tensor or, equally many each, in several."""
     rows, inputs = shape[0] // len(names), shape[1]
-    parts = [loader.tensor(name, rows, inputs) for name in names]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return one_matrix([loader.tensor(name, rows, inputs) for name in names])
 
 
 def _shared_gate(name: str, hidden_size: int, loader: Loader) -> Rows | None:
