@@ -58,7 +58,7 @@ class AnyWeights:
     ) -> torch.Tensor:
         return torch.full(shape, 0.01, dtype=dtype, device=device)
 
-    def finish(self) -> None:
+    def finish(self, unused: tuple[str, ...] = ()) -> None:
         pass
 
 
