@@ -19,6 +19,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SMALL: dict[str, Any] = {
+    "model_type": "nemotron_h",
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "hybrid_override_pattern": "M-M*-M",
@@ -39,6 +40,7 @@ SMALL: dict[str, Any] = {
     "layer_norm_epsilon": 1e-5,
 }
 SMALL_GRANITE: dict[str, Any] = {
+    "model_type": "granitemoehybrid",
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "num_hidden_layers": 4,
@@ -67,6 +69,7 @@ SMALL_GRANITE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 SMALL_QWEN3_NEXT: dict[str, Any] = {
+    "model_type": "qwen3_next",
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "num_hidden_layers": 4,
@@ -92,6 +95,7 @@ SMALL_QWEN3_NEXT: dict[str, Any] = {
     "eos_token_id": 258,
 }
 SMALL_FALCON_H1: dict[str, Any] = {
+    "model_type": "falcon_h1",
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "num_hidden_layers": 3,
@@ -122,6 +126,7 @@ SMALL_FALCON_H1: dict[str, Any] = {
     "eos_token_id": 258,
 }
 SMALL_BAMBA: dict[str, Any] = {
+    "model_type": "bamba",
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "num_hidden_layers": 4,
@@ -139,6 +144,7 @@ SMALL_BAMBA: dict[str, Any] = {
     "eos_token_id": 258,
 }
 SMALL_MAMBA2: dict[str, Any] = {
+    "model_type": "mamba2",
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "num_hidden_layers": 4,
@@ -155,7 +161,8 @@ SMALL_MAMBA2: dict[str, Any] = {
 }
 
 
-def random_nemotron_h(
+def random_checkpoint(
+    fields: dict[str, Any],
     directory: Path,
     *,
     seed: int = 0,
@@ -164,97 +171,47 @@ def random_nemotron_h(
     **overrides: Any,
 ) -> Path:
     """Write config.json, safetensors, tokenizer and chat template to `directory`; fields as in the config."""
-    from transformers import NemotronHConfig, NemotronHForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return _write(
-        NemotronHForCausalLM(NemotronHConfig(**{**SMALL, **overrides})), directory, seed, dtype, shard
-    )
-
-
-def random_granite(
-    directory: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shard: str = "5GB",
-    **overrides: Any,
-) -> Path:
-    """The same of a Granite 4 hybrid."""
-    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
-
-    config = GraniteMoeHybridConfig(**{**SMALL_GRANITE, **overrides})
-    return _write(GraniteMoeHybridForCausalLM(config), directory, seed, dtype, shard)
-
-
-def random_falcon_h1(
-    directory: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shard: str = "5GB",
-    **overrides: Any,
-) -> Path:
-    """The same of a Falcon-H1, whose mixers lie side by side."""
-    from transformers import FalconH1Config, FalconH1ForCausalLM
-
-    config = FalconH1Config(**{**SMALL_FALCON_H1, **overrides})
-    return _write(FalconH1ForCausalLM(config), directory, seed, dtype, shard)
-
-
-def random_qwen3_next(
-    directory: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shard: str = "5GB",
-    **overrides: Any,
-) -> Path:
-    """The same of a Qwen3-Next, whose recurrence is the gated delta rule."""
-    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
-
-    config = Qwen3NextConfig(**{**SMALL_QWEN3_NEXT, **overrides})
-    return _write(Qwen3NextForCausalLM(config), directory, seed, dtype, shard)
-
-
-def random_bamba(
-    directory: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shard: str = "5GB",
-    **overrides: Any,
-) -> Path:
-    """The same of a Bamba, whose attention has rotary positions."""
-    from transformers import BambaConfig, BambaForCausalLM
-
-    config = BambaConfig(**{**SMALL_BAMBA, **overrides})
-    return _write(BambaForCausalLM(config), directory, seed, dtype, shard)
-
-
-def random_mamba2(
-    directory: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shard: str = "5GB",
-    **overrides: Any,
-) -> Path:
-    """The same of a model without attention."""
-    from transformers import Mamba2Config, Mamba2ForCausalLM
-
-    config = Mamba2Config(**{**SMALL_MAMBA2, **overrides})
-    return _write(Mamba2ForCausalLM(config), directory, seed, dtype, shard)
-
-
-def _write(model: Any, directory: Path, seed: int, dtype: torch.dtype, shard: str) -> Path:
-    randomize(model, seed, zero_centered=model.config.model_type == "qwen3_next")
+    config = AutoConfig.for_model(**{**fields, **overrides})
+    model = AutoModelForCausalLM.from_config(config)
+    randomize(model, seed, zero_centered=config.model_type == "qwen3_next")
     directory.mkdir(parents=True, exist_ok=True)
     tensors = model.to(dtype).state_dict()
-    if model.config.tie_word_embeddings:
+    if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     model.save_pretrained(directory, state_dict=tensors, max_shard_size=shard)
     write_tokenizer(directory)
     return directory
+
+
+def random_nemotron_h(directory: Path, **more: Any) -> Path:
+    return random_checkpoint(SMALL, directory, **more)
+
+
+def random_granite(directory: Path, **more: Any) -> Path:
+    """A Granite 4 hybrid."""
+    return random_checkpoint(SMALL_GRANITE, directory, **more)
+
+
+def random_falcon_h1(directory: Path, **more: Any) -> Path:
+    """Its mixers lie side by side."""
+    return random_checkpoint(SMALL_FALCON_H1, directory, **more)
+
+
+def random_qwen3_next(directory: Path, **more: Any) -> Path:
+    """Its recurrence is the gated delta rule."""
+    return random_checkpoint(SMALL_QWEN3_NEXT, directory, **more)
+
+
+def random_bamba(directory: Path, **more: Any) -> Path:
+    """Its attention has rotary positions."""
+    return random_checkpoint(SMALL_BAMBA, directory, **more)
+
+
+def random_mamba2(directory: Path, **more: Any) -> Path:
+    """Without attention."""
+    return random_checkpoint(SMALL_MAMBA2, directory, **more)
 
 
 def randomize(model: torch.nn.Module, seed: int, *, zero_centered: bool = False) -> None:
