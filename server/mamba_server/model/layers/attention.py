@@ -32,7 +32,6 @@ class Attention:
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.widths = (queries, keys, keys, *([queries] if config.output_gate else []))
         """Of queries, keys, values and, where there is one, the output's gate."""
-        self.gated = config.output_gate
         # One product instead of three: the rows are read once, and less is launched.
         if config.output_gate:
             self.qkv_proj = _with_gate(config, hidden_size, loader)

@@ -12,6 +12,7 @@ from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
 from mamba_kernels.invariant import sound_row_tile
+from mamba_kernels.precision import accumulator
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.tensor_factors import Factors
@@ -59,8 +60,7 @@ class Loader:
         factor = self.factors.get((self.prefix + name).removeprefix(self.layer))
         if factor is None:
             return self.weights.take(self.prefix + name, shape, wanted, self.device)
-        wide = max(wanted, torch.float32, key=_width)
-        exact = self.weights.take(self.prefix + name, shape, wide, self.device)
+        exact = self.weights.take(self.prefix + name, shape, accumulator(wanted), self.device)
         rows = factor.view(-1, *[1] * (len(shape) - 1)) if factor.dim() else factor
         scaled = (exact * rows.to(self.device)).to(wanted)
         give_back(exact)
@@ -68,8 +68,7 @@ class Loader:
 
     def wide(self, name: str, *shape: int) -> torch.Tensor:
         """A small tensor that enters sums: float32, or float64 in a float64 model."""
-        kind = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return self.tensor(name, *shape, dtype=kind)
+        return self.tensor(name, *shape, dtype=accumulator(self.dtype))
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         """The RMSNorm with the weight `name`."""
@@ -114,10 +113,6 @@ class Loader:
         outputs, inputs = weight.shape
         tile = sound_row_tile(inputs, outputs, bias is not None, weight.dtype, weight.device)
         return Linear(weight, bias, tile)
-
-
-def _width(dtype: torch.dtype) -> int:
-    return dtype.itemsize
 
 
 def one_matrix(parts: list[torch.Tensor]) -> torch.Tensor:

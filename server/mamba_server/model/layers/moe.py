@@ -16,7 +16,6 @@ from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.moe import Activation, Routing, SharedExpert, route
 from mamba_planner.model_config import MoeConfig
-from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.loader import Loader, Rows, one_matrix
 from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.tensor_names import MoeNames
@@ -37,8 +36,8 @@ class Moe:
     """Weights and forward of one block. The router computes in float32, since its scores are compared."""
 
     def __init__(self, config: MoeConfig, hidden_size: int, names: MoeNames, loader: Loader) -> None:
-        """loader: of the block's layer. Raises UnsupportedModel, WeightsError."""
-        self.activation = _activation(config)
+        """config: of a model that is served; loader: of the block's layer. Raises WeightsError."""
+        self.activation = ACTIVATIONS[config.gated, config.activation]
         routing = Routing(
             top_k=config.experts_per_token,
             scores="sigmoid" if config.scoring == "sigmoid" else "softmax",
@@ -101,17 +100,6 @@ def _router(
         return ExpertRouter(loader.library, PackedWeight(weight), routing, correction)
     product = loader.plain(weight, None)
     return lambda x: route(product(x.to(weight.dtype)), routing, correction)
-
-
-def _activation(config: MoeConfig) -> Activation:
-    found = ACTIVATIONS.get((config.gated, config.activation))
-    if found is None:
-        with_gate = "with" if config.gated else "without"
-        raise UnsupportedModel(
-            f"experts {with_gate} a gate and the activation {config.activation!r} are not supported; "
-            f"supported: {', '.join(name for gated, name in ACTIVATIONS if gated == config.gated)}"
-        )
-    return found
 
 
 def _stacked(matrices: Matrices) -> torch.Tensor:

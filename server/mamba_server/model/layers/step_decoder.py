@@ -90,7 +90,7 @@ def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, at: int) -> Mam
 
 
 def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, at: int) -> AttentionBlock:
-    if attention.kernels is None or attention.gated or attention.norms:
+    if attention.kernels is None or attention.config.output_gate or attention.norms:
         raise _NotFusable
     decoder, _ = attention.kernels
     return AttentionBlock(norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), cache.kv[at])
