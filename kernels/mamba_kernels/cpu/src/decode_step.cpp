@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "bfloat16.h"
 #include "route.h"
 #include "scratch.h"
 
@@ -182,13 +183,9 @@ class Step {
   const void* widened_rows() {
     if (step_.norm.kind == kFloat32) return normed_;
     const int64_t count = step_.rows * step_.norm.width;
+    const auto* narrow = reinterpret_cast<const uint16_t*>(normed_);
     float* wide = values_.wide.get<float>(count);
-    for (int64_t i = 0; i < count; ++i) {
-      uint16_t half;
-      std::memcpy(&half, normed_ + 2 * i, 2);
-      const uint32_t bits = static_cast<uint32_t>(half) << 16;
-      std::memcpy(wide + i, &bits, 4);
-    }
+    for (int64_t i = 0; i < count; ++i) wide[i] = widened(narrow[i]);
     return wide;
   }
 

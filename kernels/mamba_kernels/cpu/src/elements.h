@@ -3,6 +3,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "bfloat16.h"
 #include "interface.h"
 
 namespace {
@@ -15,13 +16,6 @@ inline int64_t whole_lanes(int64_t elements) { return (elements + kLanes - 1) / 
 struct Half {
   uint16_t bits;
 };
-
-inline float widened(uint16_t bfloat16) {
-  const uint32_t bits = static_cast<uint32_t>(bfloat16) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
 
 // Asks for what lies kReadAhead bytes behind `at`, as many bytes as are read there now. Nothing is read, so an
 // address beside the array is no error; as a number, for a pointer may not leave its array.

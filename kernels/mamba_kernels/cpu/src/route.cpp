@@ -68,7 +68,7 @@ void weigh_by_softmax(const Router& router, const float* logits, const int32_t* 
 }  // namespace
 
 void route(const Router& router, const float* logits, int64_t rows, int32_t* chosen, float* weights) {
-  Scratch all, grouped, groups;
+  static thread_local Scratch all, grouped, groups;
   float* scores = all.get<float>(2 * router.experts);
   float* choice = scores + router.experts;
   float* best = grouped.get<float>(router.groups);
