@@ -45,7 +45,7 @@ gates: setup ## the correctness gates of the state cache, the full matrix
 kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube
 
-e2e: setup ## a real one-node Kubernetes; needs root on Linux (IMAGES=all: the engine in its image, too)
+e2e: setup ## a real Kubernetes, of one node and of two; needs root on Linux (IMAGES=all: the engine in its image, too)
 	@$(PY) tests/cluster/packages.py
 	@$(PY) -m images.build control
 	@$(if $(filter all,$(IMAGES)),$(PY) -m images.build server)

@@ -236,7 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds that each part may take")
     parser.add_argument("--operator", default="", help="more options of `mambaserve operator`")
     parser.add_argument(
-        "--no-controllers", action="store_true", help="stop the cluster's controllers, as if they ran elsewhere"
+        "--no-controllers",
+        action="store_true",
+        help="stop the cluster's controllers, as if they ran elsewhere",
     )
     given = parser.parse_args(arguments)
     found = measure(

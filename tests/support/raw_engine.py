@@ -29,6 +29,10 @@ class RawEngine:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
+    def refuse(self) -> None:
+        """Accept no further connection; those that there are stay as they are."""
+        self._server.close()
+
     async def __aexit__(self, *_: object) -> None:
         # A connection that was accepted just now has no writer yet and nobody else would close it: no more of
         # them, and a moment for those that are here.

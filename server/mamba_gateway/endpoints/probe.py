@@ -34,6 +34,8 @@ MODELS_EVERY = 30
 """Good probes between two looks at `/v1/models`, which hardly ever changes."""
 FAILURES = 3
 """Probes that may time out in a row before a ready engine counts as not ready: a busy one may be slow."""
+DOUBTED = 2
+"""Probes that time out in a row until requests that wait for the engine find out whether it lives."""
 
 
 def _words(error: Exception) -> str:
@@ -121,6 +123,9 @@ class Prober:
         self._interval, self._key = interval, key
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.on_unanswered: Callable[[str, float], None] = lambda url, since: None
+        """Called with an engine's URL after each probe but the first that timed out in a row, and with the
+        time at which that one began, by the loop's clock."""
 
     def set_targets(self, targets: Iterable[Target]) -> None:
         """Tell the pool, and probe exactly these."""
@@ -187,12 +192,16 @@ class Prober:
         good = failures = 0
         known = False
         was_ready = False
+        loop = asyncio.get_running_loop()
         while True:
+            begin = loop.time()
             try:
                 report = await self.probe(url, with_models=not known or good % MODELS_EVERY == 0)
                 failures = 0
             except TimeoutError:
                 failures += 1
+                if failures >= DOUBTED:
+                    self.on_unanswered(url, begin)
                 report = ProbeReport(ready=False, reason="/readyz did not answer in time")
             except Exception:
                 # A probe that dies would leave its endpoint as it is for ever.

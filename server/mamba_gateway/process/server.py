@@ -123,6 +123,7 @@ async def serve(
                     request_timeout=settings.request_timeout, wake=wake,
                     silence_timeout=settings.silence_timeout, probe_timeout=settings.probe_timeout,
                 )  # fmt: skip
+                prober.on_unanswered = relay.doubt
                 proxy = ProxyEndpoint(
                     relay, admission, metrics, keys,
                     limiter=limiter, prompts=prompts, backend_keys=backend_keys,

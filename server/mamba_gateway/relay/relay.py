@@ -89,6 +89,11 @@ class Relay:
         """There is more than one engine, and what a prompt is decides between them."""
         return self._pool.has_choice
 
+    def doubt(self, url: str, since: float) -> None:
+        """The engine has not answered somebody who asked it at `since`, by the loop's clock: requests that
+        have heard nothing of it since then find out whether it lives."""
+        self._liveness.doubt(url, since)
+
     async def run(self, request: UpstreamRequest, send: Send) -> None:
         """Answer the request through `send`, within its longest life.
 
@@ -125,6 +130,7 @@ class Relay:
                     record.describe(routing)
             last = number == self._max_attempts or not self._budget.available
             endpoint = record.decision.endpoint
+            sent_at = self.loop.time()
             ticket = self._router.sent(record, request.prompt)
             if request.permit is not None:
                 request.permit.sent()
@@ -164,6 +170,7 @@ class Relay:
                 span.fail(reason)
             except EngineUnreachable as error:
                 reason, detail, failed = "unreachable", str(error), True
+                self.doubt(endpoint.url, sent_at)
                 span.fail(reason)
                 if last:
                     raise NoEndpoint("no engine could be reached", retry_after=2) from error

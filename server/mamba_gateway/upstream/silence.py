@@ -33,6 +33,14 @@ class LivenessChecks:
         self._last_alive: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._waiting: dict[str, int] = {}
+        self.watches: set[SilenceWatch] = set()
+        """Of all attempts that are under way."""
+
+    def doubt(self, base: str, since: float) -> None:
+        """The engine has not answered somebody who asked it at `since`, by the loop's clock: attempts that
+        have heard nothing of it since then either check it now and not after the period of silence."""
+        for watch in [one for one in self.watches if one.base == base]:
+            watch.doubt(since)
 
     def last_alive(self, base: str) -> float:
         """Start of the last successful check of the engine, by the loop's clock; -inf = never."""
@@ -72,12 +80,12 @@ class SilenceWatch(Interrupt):
     """Raises TimeoutError in its block, which runs in `task`, once the engine was silent for the period of
     `checks` and then failed a check; `fired` is set then."""
 
-    __slots__ = ("_base", "_check_task", "_checks", "_last_activity", "_loop", "_timer")
+    __slots__ = ("_check_task", "_checks", "_last_activity", "_loop", "_timer", "base")
 
     def __init__(self, checks: LivenessChecks, base: str, task: asyncio.Task[Any]) -> None:
         # Repeats the base class without a call: this runs for every request.
         self._owner, self._task, self._cancelling, self.fired = task, None, 0, False
-        self._checks, self._base = checks, base
+        self._checks, self.base = checks, base
         self._loop = checks.loop
         self._last_activity = 0.0
         self._check_task: asyncio.Task[None] | None = None
@@ -91,14 +99,14 @@ class SilenceWatch(Interrupt):
     def __enter__(self) -> Self:
         self._task, self._cancelling = self._owner, self._owner.cancelling()
         self._last_activity = self._checks.silence.begin(self)
+        self._checks.watches.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._checks.silence.end(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._checks.watches.discard(self)
+        self._end_period()
         if self._check_task is not None:
             self._check_task.cancel()
         if self.fired:
@@ -110,17 +118,32 @@ class SilenceWatch(Interrupt):
         """Its engine may have been silent for too long."""
         # A check by another attempt may have succeeded in between.
         left = (
-            max(self._last_activity, self._checks.last_alive(self._base))
+            max(self._last_activity, self._checks.last_alive(self.base))
             + self._checks.silence.seconds
             - self._loop.time()
         )
         if left > 0:
             self._timer = self._loop.call_later(left, self.expire)
         else:
-            self._check_task = asyncio.create_task(self._check(self._last_activity))
+            self._begin_check()
+
+    def doubt(self, since: float) -> None:
+        """Check the engine now, unless bytes have arrived from it after `since`."""
+        if self._last_activity <= since and self._check_task is None:
+            self._end_period()
+            self._begin_check()
+
+    def _end_period(self) -> None:
+        self._checks.silence.end(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin_check(self) -> None:
+        self._check_task = asyncio.create_task(self._check(self._last_activity))
 
     async def _check(self, last_activity: float) -> None:
-        lives = await self._checks.check(self._base)
+        lives = await self._checks.check(self.base)
+        self._check_task = None
         if last_activity != self._last_activity or lives:
             self.expire()
         else:

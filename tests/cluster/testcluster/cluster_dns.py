@@ -5,7 +5,7 @@ from typing import Any
 
 from testcluster.kubeconfig import CONTEXT
 from testcluster.kubelet import DNS_ADDRESS, DOMAIN
-from testcluster.network import ADDRESS
+from testcluster.network import FIRST
 
 PORT = 53
 
@@ -14,7 +14,7 @@ def corefile(kubeconfig: Path) -> str:
     """CoreDNS' configuration: the names of the cluster and no others."""
     return f"""\
 .:{PORT} {{
-    bind {ADDRESS}
+    bind {FIRST.address}
     errors
     kubernetes {DOMAIN} {{
         kubeconfig {kubeconfig} {CONTEXT}
@@ -44,6 +44,6 @@ def objects() -> list[dict[str, Any]]:
             },
             "addressType": "IPv4",
             "ports": ports,
-            "endpoints": [{"addresses": [ADDRESS]}],
+            "endpoints": [{"addresses": [FIRST.address]}],
         },
     ]

@@ -14,7 +14,7 @@ from typing import Any
 from testcluster import runc
 from testcluster.errors import ToolMissing
 from testcluster.host_view import Mount
-from testcluster.network import BRIDGE, POD_RANGE, run
+from testcluster.network import BRIDGE, Subnet, run
 from testcluster.oci_archive import File, Image, archive
 
 PAUSE_IMAGE = "mambaserve.test/pause:1"
@@ -129,12 +129,12 @@ def runtime_program() -> str:
     return f"#!{sys.executable} -SI\n{Path(runc.__file__).read_text()}"
 
 
-def network_config(layout: Layout) -> dict[str, Any]:
+def network_config(layout: Layout, subnet: Subnet) -> dict[str, Any]:
     """The pod network: one bridge, addresses from one range."""
     addresses = {
         "type": "host-local",
         "dataDir": str(layout.folder / "addresses"),
-        "ranges": [[{"subnet": POD_RANGE}]],
+        "ranges": [[{"subnet": subnet.pods}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     bridge = {
@@ -148,10 +148,10 @@ def network_config(layout: Layout) -> dict[str, Any]:
     return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
 
 
-def write_configuration(layout: Layout, mounts: Sequence[Mount]) -> None:
+def write_configuration(layout: Layout, mounts: Sequence[Mount], subnet: Subnet) -> None:
     """Writes all files that containerd reads at its start; `mounts` are for images of the host's view."""
     layout.network.mkdir(parents=True)
-    (layout.network / "10-pods.conflist").write_text(json.dumps(network_config(layout)))
+    (layout.network / "10-pods.conflist").write_text(json.dumps(network_config(layout, subnet)))
     default = json.loads(run("ctr", "oci", "spec"))
     layout.runtime_spec.write_text(json.dumps(runtime_spec(default)))
     layout.runtime.write_text(runtime_program())

@@ -76,7 +76,7 @@ class ControlPlane(Cluster):
         self.place = place or Place()
         self.ports = ports or free_ports()
         self._binaries = binaries
-        (folder / "log").mkdir(parents=True)
+        (folder / "log").mkdir(parents=True, exist_ok=True)
         (folder / "audit-policy.json").write_text(json.dumps(POLICY))
         self.authority = Authority(folder / "pki")
         self._token_keys = self.authority.signing_pair("service-account")

@@ -89,7 +89,7 @@ def control_plane(pytestconfig: pytest.Config) -> ControlPlane:
 
 @pytest.fixture(scope="session")
 def node(pytestconfig: pytest.Config) -> Iterator[Node]:
-    """A real one-node cluster that runs pods, with Services and DNS; shared by the session. Needs root."""
+    """A real cluster of one node that runs pods, with Services and DNS; others may join. Needs root."""
     with running_node(_binaries(pytestconfig)) as running:
         yield running
 

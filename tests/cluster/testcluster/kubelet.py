@@ -1,24 +1,25 @@
-"""How the node's kubelet and kube-proxy are set up. Pure: makes configuration, starts nothing."""
+"""How a node's kubelet and kube-proxy are set up. Pure: makes configuration, starts nothing."""
 
 from pathlib import Path
 from typing import Any
 
-from testcluster.network import ADDRESS, POD_RANGE
+from testcluster.network import CLUSTER_RANGE
 from testcluster.pki import Certificate
 
 NODE = "node-1"
+"""The node that the control plane runs on."""
 DNS_ADDRESS = "10.96.0.10"
 DOMAIN = "cluster.local"
 
 
 def kubelet_config(
-    folder: Path, *, authority: Path, serving: Certificate, socket: Path, group: str
+    folder: Path, *, address: str, authority: Path, serving: Certificate, socket: Path, group: str
 ) -> dict[str, Any]:
     """The KubeletConfiguration; `group` is the control group that all pods live under."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "address": ADDRESS,
+        "address": address,
         "authentication": {
             "anonymous": {"enabled": False},
             "webhook": {"enabled": True},
@@ -47,24 +48,24 @@ def kubelet_config(
     }
 
 
-def kubelet_arguments(folder: Path, kubeconfig: Path) -> list[str]:
+def kubelet_arguments(folder: Path, kubeconfig: Path, name: str, address: str) -> list[str]:
     """The command line beside the configuration file `folder`/kubelet.yaml."""
     return [
         f"--config={folder / 'kubelet.yaml'}",
         f"--kubeconfig={kubeconfig}",
-        f"--hostname-override={NODE}",
-        f"--node-ip={ADDRESS}",
+        f"--hostname-override={name}",
+        f"--node-ip={address}",
         f"--root-dir={folder / 'kubelet'}",
         f"--cert-dir={folder / 'kubelet-pki'}",
     ]
 
 
-def proxy_arguments(kubeconfig: Path, *, bridged_rules: bool) -> list[str]:
+def proxy_arguments(kubeconfig: Path, name: str, *, bridged_rules: bool) -> list[str]:
     """kube-proxy's command line; `bridged_rules`: packets between pods pass the machine's packet rules."""
     arguments = [
         f"--kubeconfig={kubeconfig}",
-        f"--hostname-override={NODE}",
-        f"--cluster-cidr={POD_RANGE}",
+        f"--hostname-override={name}",
+        f"--cluster-cidr={CLUSTER_RANGE}",
         "--proxy-mode=iptables",
         "--metrics-bind-address=127.0.0.1:10249",
         "--healthz-bind-address=127.0.0.1:10256",

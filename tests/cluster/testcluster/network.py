@@ -8,14 +8,15 @@ import ctypes
 import os
 import socket
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from testcluster.errors import CommandFailed
 
 BRIDGE = "pods"
-ADDRESS = "10.88.0.1"
-POD_RANGE = "10.88.0.0/16"
 CLONE_NEWNET = 0x40000000
 SETTINGS = (
     "net/ipv4/ip_forward",
@@ -24,11 +25,33 @@ SETTINGS = (
 )
 
 
+@dataclass(frozen=True)
+class Subnet:
+    """The addresses of a node and its pods, by the node's number from 0 on."""
+
+    number: int
+
+    @property
+    def address(self) -> str:
+        """The node's own."""
+        return f"10.{88 + self.number}.0.1"
+
+    @property
+    def pods(self) -> str:
+        """The range of its pods."""
+        return f"10.{88 + self.number}.0.0/16"
+
+
+FIRST = Subnet(0)
+CLUSTER_RANGE = "10.88.0.0/13"
+"""The ranges of eight nodes."""
+
+
 class NetworkNamespace:
     """One named network namespace with a bridge for pods."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, subnet: Subnet = FIRST) -> None:
+        self.name, self.subnet = name, subnet
         self.path = Path("/run/netns") / name
         self.prefix = ("nsenter", f"--net={self.path}", "--")
 
@@ -38,7 +61,7 @@ class NetworkNamespace:
         for words in (
             "link set lo up",
             f"link add {BRIDGE} type bridge",
-            f"address add {ADDRESS}/16 dev {BRIDGE}",
+            f"address add {self.subnet.address}/16 dev {BRIDGE}",
             f"link set {BRIDGE} up",
             # Service addresses need a route to reach the rules that rewrite them.
             f"route add default dev {BRIDGE}",
@@ -47,6 +70,39 @@ class NetworkNamespace:
         for setting in SETTINGS:
             shell = f"test ! -e /proc/sys/{setting} || echo 1 > /proc/sys/{setting}"
             run(*self.prefix, "sh", "-c", shell)
+
+    def connect(self, other: "NetworkNamespace") -> None:
+        """A cable to another node, by which each reaches the other and its pods; gone with either of them.
+
+        Raises CommandFailed.
+        """
+        here, there = self._device(other), "control-plane"
+        cable = f"link add {here} netns {self.name} type veth peer name {there} netns {other.name}"
+        run("ip", *cable.split())
+        number = other.subnet.number
+        run("ip", "-n", self.name, *f"address add 10.97.{number}.1/30 dev {here}".split())
+        run("ip", "-n", other.name, *f"address add 10.97.{number}.2/30 dev {there}".split())
+        run("ip", "-n", other.name, *f"link set {there} up".split())
+        self._plug_in(other)
+        run("ip", "-n", other.name, *f"route add {self.subnet.pods} via 10.97.{number}.1".split())
+
+    @contextmanager
+    def cut_off(self, other: "NetworkNamespace") -> Iterator[None]:
+        """The cable to the other node is out for the length of the block: what is sent is lost."""
+        run("ip", "-n", self.name, *f"link set {self._device(other)} down".split())
+        try:
+            yield
+        finally:
+            self._plug_in(other)
+
+    def _plug_in(self, other: "NetworkNamespace") -> None:
+        run("ip", "-n", self.name, *f"link set {self._device(other)} up".split())
+        # Routes go with a device that is down.
+        route = f"route replace {other.subnet.pods} via 10.97.{other.subnet.number}.2"
+        run("ip", "-n", self.name, *route.split())
+
+    def _device(self, other: "NetworkNamespace") -> str:
+        return f"node-{other.subnet.number}"
 
     def delete(self) -> None:
         """Removes the namespace; one that is not there is no error."""

@@ -1,130 +1,135 @@
-"""A whole one-node Kubernetes: the control plane plus kubelet, containerd, Services and DNS. Needs root.
+"""A whole Kubernetes of one node or more: the control plane plus kubelets, containerd, Services and DNS.
+Needs root.
 
-Everything listens inside a network namespace of its own, so that several nodes do not meet and nothing of
-them is left when it goes. Started by the fixture `node`.
+Everything listens inside network namespaces of its own, so that several clusters do not meet and nothing of
+them is left when they go. Started by the fixture `node`.
 """
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from testcluster import cluster_dns, container_runtime, host_view, kubelet, leftovers
-from testcluster.cgroup import ControlGroup
 from testcluster.component import Component
 from testcluster.control_plane import ControlPlane, Place, Ports
 from testcluster.errors import ToolMissing
 from testcluster.kubectl import Command
-from testcluster.network import ADDRESS, NetworkNamespace
-from testcluster.pki import Identity
+from testcluster.network import FIRST, Subnet
+from testcluster.worker import READY_SECONDS, Worker
 
-READY_SECONDS = 60.0
 PORTS = Ports(api=6443, etcd_client=2379, etcd_peer=2380)
-BRIDGED_RULES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 TREE = Path(__file__).parents[3]
 
 
 class Node(ControlPlane):
-    """The cluster; `start` returns when the node is Ready and Services and DNS answer."""
+    """The cluster; `start` returns when its first node is Ready and Services and DNS answer."""
 
     def __init__(self, folder: Path, binaries: Path) -> None:
-        self.network = NetworkNamespace(folder.name)
-        self.group = ControlGroup(folder.name)
         self.host = host_view.look(TREE)
-        place = Place(ADDRESS, prefix=self.network.prefix, dial=self.network.dial, node=kubelet.NODE)
+        self.worker = Worker(kubelet.NODE, folder, binaries, FIRST, self.host)
+        self.network, self.group = self.worker.network, self.worker.group
+        place = Place(
+            FIRST.address, prefix=self.network.prefix, dial=self.network.dial, node=self.worker.name
+        )
         super().__init__(folder, binaries, ports=PORTS, place=place)
-        self._runtime = container_runtime.Layout(folder)
+        self.workers: list[Worker] = []
+        """Those that run: the first, and such as have joined."""
+        self._images: list[Callable[[Worker], None]] = []
+        """Each gives a node one of the images."""
         self.scheduler = self.component(
             "kube-scheduler",
             [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1"],
-        )
-        self.containerd = self.component("containerd", ["-c", str(self._runtime.config)], "containerd")
-        client = self.authority.issue(
-            Identity(
-                "kubelet",
-                f"/O=system:nodes/CN=system:node:{kubelet.NODE}",
-                (f"DNS:{kubelet.NODE}", "IP:127.0.0.1", f"IP:{ADDRESS}"),
-            )
-        )
-        self._kubelet_identity = client
-        kubelet_file = self.write_kubeconfig("kubelet", client)
-        self.kubelet = self.component("kubelet", kubelet.kubelet_arguments(folder, kubelet_file))
-        bridged = BRIDGED_RULES.exists()
-        self.proxy = self.component(
-            "kube-proxy", kubelet.proxy_arguments(self.kubeconfig, bridged_rules=bridged)
         )
         self.dns = self.component("coredns", ["-conf", str(folder / "Corefile")])
 
     @property
     def components(self) -> Sequence[Component]:
-        """All processes, in the order they start in."""
+        """All processes but those of nodes that joined, in the order they start in."""
+        own = self.worker
         return (
             self.etcd,
             self.api_server,
             self.controller_manager,
             self.scheduler,
-            self.containerd,
-            self.kubelet,
-            self.proxy,
+            own.containerd,
+            own.kubelet,
+            own.proxy,
             self.dns,
         )
 
     def start(self) -> None:
         """Starts everything. Raises NotReady with the end of the failing component's log."""
-        self.network.create()
-        self.group.create()
+        self.worker.create()
         super().start()
         try:
-            self._start_node()
+            (self.folder / "Corefile").write_text(cluster_dns.corefile(self.kubeconfig))
+            self.scheduler.start()
+            self.dns.start()
+            self.apply(cluster_dns.objects())
+            self.load_image(host_view.HOST_IMAGE)
+            self._start(self.worker)
         except BaseException:
             self.stop()
             raise
 
-    def _start_node(self) -> None:
-        Path(self.host.caches, host_view.KERNELS).mkdir(parents=True, exist_ok=True)
-        container_runtime.write_configuration(self._runtime, host_view.mounts(self.host))
-        config = kubelet.kubelet_config(
-            self.folder,
-            authority=self.authority.root.certificate,
-            serving=self._kubelet_identity,
-            socket=self._runtime.socket,
-            group=self.group.name,
+    def _start(self, worker: Worker) -> None:
+        client = worker.issue(self.authority)
+        own = self.write_kubeconfig(worker.name, client)
+        worker.configure(self.authority, client, own, self.kubeconfig)
+        worker.proxy.start()
+        worker.start_runtime()
+        for load in self._images:
+            load(worker)
+        self.workers.append(worker)
+        worker.kubelet.start()
+        self._wait_ready(worker)
+        worker.proxy.wait_until(
+            lambda: _dns_answers(worker), timeout=READY_SECONDS, what="the DNS Service can be reached"
         )
-        (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(config))
-        # Pods ask the cluster's DNS alone, whatever the machine is set to.
-        (self.folder / "resolv.conf").write_text("")
-        (self.folder / "Corefile").write_text(cluster_dns.corefile(self.kubeconfig))
-        self.containerd.start()
-        self.scheduler.start()
-        self.proxy.start()
-        self.dns.start()
-        self.apply(cluster_dns.objects())
-        self.containerd.wait_until(
-            self._runtime.socket.exists, timeout=READY_SECONDS, what="listening on its socket"
+
+    def _wait_ready(self, worker: Worker) -> None:
+        worker.kubelet.wait_until(
+            lambda: self._is_ready(worker.name), timeout=READY_SECONDS, what="the node is Ready"
         )
-        pause = container_runtime.pause_image(self._binaries / "pause", self.host.machine)
-        container_runtime.import_image(self._runtime, container_runtime.PAUSE_IMAGE, pause)
-        self.load_image(host_view.HOST_IMAGE)
-        self.kubelet.start()
-        self.kubelet.wait_until(self._is_ready, timeout=READY_SECONDS, what="the node is Ready")
-        self.proxy.wait_until(self._dns_answers, timeout=READY_SECONDS, what="the DNS Service can be reached")
+
+    @contextmanager
+    def joined(self) -> Iterator[Worker]:
+        """One node more for the length of the block, with the images of the first one."""
+        number = len(self.workers)
+        folder = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
+        leftovers.claim(folder)
+        worker = Worker(f"node-{number + 1}", folder, self._binaries, Subnet(number), self.host)
+        try:
+            worker.create()
+            self.network.connect(worker.network)
+            self._start(worker)
+            yield worker
+        finally:
+            if worker in self.workers:
+                self.workers.remove(worker)
+            worker.stop()
+            leftovers.remove(folder, keep_files=keeps_files())
+            self.kubectl("delete", "node", worker.name, "--ignore-not-found")
 
     def load_image(self, name: str, environment: Mapping[str, str] | None = None) -> None:
-        """Gives the image with our programs one more name, such as the one a chart asks for.
+        """Gives the image with our programs one more name, such as the one a chart asks for, on all nodes.
 
         In it `mambaserve` and `python` run the checkout; its entry point is `mambaserve`. Pods must not
         have `imagePullPolicy: Always`, which is the default for the tag `latest`.
         """
-        plain = host_view.image(self.host)
-        image = host_view.with_environment(plain, environment or {})
-        container_runtime.import_image(self._runtime, name, image)
+        image = self.worker.host_image(environment or {})
+        self._load(lambda worker: worker.import_image(name, image))
 
     def load_archive(self, path: Path) -> None:
-        """Gives the node an OCI archive, under the name that it carries. Its containers see nothing else."""
-        container_runtime.import_archive(self._runtime, path)
+        """Gives all nodes an OCI archive, under the name that it carries. Its containers see nothing else."""
+        self._load(lambda worker: worker.import_archive(path))
+
+    def _load(self, load: Callable[[Worker], None]) -> None:
+        self._images.append(load)  # for those that join
+        for worker in self.workers:
+            load(worker)
 
     def run_inside(self, *argv: str, stdin: str | None = None, timeout: float = 120.0) -> str:
         """Standard output of a command in the node's network, where Service addresses work.
@@ -141,16 +146,31 @@ class Node(ControlPlane):
 
     @contextmanager
     def kubelet_down(self) -> Iterator[None]:
-        """The kubelet is killed, and away for the length of the block; containers run on. The cluster gives
-        its node up after fifteen seconds, which are fifty otherwise."""
-        self.kubelet.stop(grace=0)
-        self._restart_controllers([*self.controller_manager.argv, "--node-monitor-grace-period=15s"])
+        """The kubelet is killed, and away for the length of the block; containers run on."""
+        self.worker.kubelet.stop(grace=0)
+        try:
+            with self._soon_given_up():
+                yield
+        finally:
+            self.worker.kubelet.start()
+            self._wait_ready(self.worker)
+
+    @contextmanager
+    def cut_off(self, worker: Worker) -> Iterator[None]:
+        """A node that joined is out of reach for the length of the block; what it runs, runs on."""
+        with self._soon_given_up(), self.network.cut_off(worker.network):
+            yield
+        self._wait_ready(worker)
+
+    @contextmanager
+    def _soon_given_up(self) -> Iterator[None]:
+        """The cluster gives a node up after fifteen seconds of silence, which are fifty otherwise."""
+        before = self.controller_manager.argv
+        self._restart_controllers([*before, "--node-monitor-grace-period=15s"])
         try:
             yield
         finally:
-            self.kubelet.start()
-            self._restart_controllers(self.controller_manager.argv[:-1])
-            self.kubelet.wait_until(self._is_ready, timeout=READY_SECONDS, what="the node is Ready")
+            self._restart_controllers(before)
 
     def _restart_controllers(self, argv: list[str]) -> None:
         self.controller_manager.stop(grace=0)
@@ -163,9 +183,9 @@ class Node(ControlPlane):
         for component in reversed(self.components):
             component.stop(grace=0)
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self, name: str) -> bool:
         try:
-            status, found = self.api.request("GET", f"/api/v1/nodes/{kubelet.NODE}", timeout=2.0)
+            status, found = self.api.request("GET", f"/api/v1/nodes/{name}", timeout=2.0)
         except OSError:
             return False
         if status != 200:
@@ -173,12 +193,18 @@ class Node(ControlPlane):
         conditions = found.get("status", {}).get("conditions", [])
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
-    def _dns_answers(self) -> bool:
-        try:
-            self.network.dial((kubelet.DNS_ADDRESS, cluster_dns.PORT), 0.5).close()
-        except OSError:
-            return False
-        return True
+
+def _dns_answers(worker: Worker) -> bool:
+    try:
+        worker.network.dial((kubelet.DNS_ADDRESS, cluster_dns.PORT), 0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def keeps_files() -> bool:
+    """Whether the folders with the logs are to stay."""
+    return bool(os.environ.get("MAMBASERVE_KEEP_CLUSTER"))
 
 
 def check_machine() -> None:
@@ -209,4 +235,4 @@ def running_node(binaries: Path) -> Iterator[Node]:
         finally:
             node.stop()
     finally:
-        leftovers.remove(folder, keep_files=bool(os.environ.get("MAMBASERVE_KEEP_CLUSTER")))
+        leftovers.remove(folder, keep_files=keeps_files())

@@ -13,6 +13,7 @@ from testcluster.cluster_dns import corefile, objects
 from testcluster.container_runtime import Layout
 from testcluster.errors import ToolMissing
 from testcluster.host_view import Host, Mount
+from testcluster.network import Subnet
 from testcluster.node import TREE
 from testcluster.pki import Certificate
 
@@ -152,7 +153,7 @@ def test_containerd_keeps_all_it_has_in_the_nodes_folder() -> None:
 def test_the_pod_network_hands_out_addresses_of_one_range() -> None:
     layout = Layout(Path("/tmp/node"))
 
-    [bridge] = container_runtime.network_config(layout)["plugins"]
+    [bridge] = container_runtime.network_config(layout, Subnet(0))["plugins"]
 
     assert bridge["ipam"]["ranges"] == [[{"subnet": "10.88.0.0/16"}]]
     assert Path(bridge["ipam"]["dataDir"]).is_relative_to("/tmp/node")
@@ -184,7 +185,12 @@ def test_the_kubelet_keeps_its_pods_under_the_group_of_its_node() -> None:
     pair = Certificate(Path("/c"), Path("/k"))
 
     config = kubelet.kubelet_config(
-        Path("/tmp/node"), authority=Path("/ca"), serving=pair, socket=Path("/s"), group="mine"
+        Path("/tmp/node"),
+        address="10.89.0.1",
+        authority=Path("/ca"),
+        serving=pair,
+        socket=Path("/s"),
+        group="mine",
     )
 
     assert config["cgroupRoot"] == "/mine"
@@ -196,7 +202,7 @@ def test_the_kubelet_keeps_its_pods_under_the_group_of_its_node() -> None:
 
 @pytest.mark.parametrize(("bridged", "masquerade"), [(True, False), (False, True)])
 def test_services_work_whether_or_not_bridged_packets_pass_the_rules(bridged: bool, masquerade: bool) -> None:
-    arguments = kubelet.proxy_arguments(Path("/kubeconfig"), bridged_rules=bridged)
+    arguments = kubelet.proxy_arguments(Path("/kubeconfig"), "node-2", bridged_rules=bridged)
 
     assert ("--masquerade-all" in arguments) is masquerade
 

@@ -1,14 +1,18 @@
 """Engines that take a request and fall silent: those that live are waited for, the others are not."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
+import aiohttp
 import pytest
 
+from eventually import until
 from mamba_gateway.endpoints.outlier_ejection import FAILURES
-from mamba_gateway.endpoints.pool import ProbeReport
+from mamba_gateway.endpoints.pool import ProbeReport, Target
+from mamba_gateway.endpoints.probe import Prober
 from mamba_gateway.errors import UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.relay.retry_budget import MIN_RETRIES
 from mamba_gateway.upstream.request import UpstreamRequest
@@ -137,3 +141,131 @@ async def test_where_everything_fails_not_every_request_is_sent_again(harness: H
                 await made.run(replace(ASKED))
         sent = len(one.requests) + len(two.requests)
         assert 40 + MIN_RETRIES <= sent <= 40 + MIN_RETRIES + 0.2 * 40
+
+
+class Probed:
+    """A relay whose engines are probed as a gateway's are, with its defaults."""
+
+    def __init__(self, made: Any, session: aiohttp.ClientSession) -> None:
+        self.made = made
+        self.prober = Prober(session, made.pool, Random(2), interval=1.0, timeout=2.0)
+        self.prober.on_unanswered = made.relay.doubt
+
+    async def serve_by(self, *engines: RawEngine) -> None:
+        """Make these the engines, and wait until all are ready."""
+        self.prober.set_targets([Target(one.url) for one in engines])
+        await until(lambda: all(one.ready for one in self.made.pool.snapshot()))
+
+    async def send_one(self, engine: RawEngine) -> asyncio.Task[None]:
+        """A request that the engine has got, as the only one there was."""
+        await self.serve_by(engine)
+        running = asyncio.create_task(self.made.run())
+        await until(lambda: any(head.startswith(b"POST") for head, _ in engine.requests))
+        return running
+
+
+@pytest.fixture
+async def probed(harness: Harnesses) -> AsyncIterator[Probed]:
+    async with aiohttp.ClientSession() as session:
+        probed = Probed(harness(), session)
+        yield probed
+        await probed.prober.close()
+
+
+class Machine:
+    """That of an engine: all is well there, until nothing answers any more."""
+
+    def __init__(self, speech: Speech, *, livez: bool = False) -> None:
+        self.gone = False
+        self._speech, self._livez = speech, livez
+        self.engine = RawEngine(self._speak)
+
+    async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = self.engine.requests[-1][0]
+        if head.startswith(b"POST"):
+            await self._speech(reader, writer)
+        elif self.gone and not (self._livez and head.startswith(b"GET /livez")):
+            await says(hold=True)(reader, writer)
+        else:
+            await says(OK)(reader, writer)
+
+
+DETECTED = 9.0
+"""Seconds: two probes of two, a check of two, and a pause before and between."""
+
+
+async def test_a_request_whose_engine_s_machine_vanished_goes_elsewhere_when_probes_tell(
+    probed: Probed,
+) -> None:
+    machine = Machine(says(hold=True))
+    async with machine.engine as lost, RawEngine(says(OK)) as good:
+        running = await probed.send_one(lost)
+        await probed.serve_by(lost, good)
+        begin, machine.gone = asyncio.get_running_loop().time(), True
+
+        await running
+
+        assert asyncio.get_running_loop().time() - begin < DETECTED
+        assert (probed.made.status, probed.made.body) == (200, b"{}")
+        assert probed.made.count("retries_total", reason="silent") == 1
+
+
+async def test_a_stream_from_a_machine_that_vanished_is_told_so_when_probes_tell(probed: Probed) -> None:
+    machine = Machine(says(SSE + b"\r\n", b"data: 1\n\n", hold=True))
+    async with machine.engine as lost:
+        running = await probed.send_one(lost)
+        await until(lambda: probed.made.body)
+        begin, machine.gone = asyncio.get_running_loop().time(), True
+
+        with pytest.raises(UpstreamIdleTimeout):
+            await running
+
+        assert asyncio.get_running_loop().time() - begin < DETECTED
+        assert b"upstream_silent" in probed.made.body
+
+
+async def test_an_engine_that_answers_no_probe_in_time_and_lives_is_waited_for(probed: Probed) -> None:
+    machine = Machine(late(25, OK), livez=True)
+    async with machine.engine as busy, RawEngine(says(OK)) as good:
+        running = await probed.send_one(busy)
+        await probed.serve_by(busy, good)
+        machine.gone = True
+
+        await running
+
+        assert (probed.made.status, probed.made.count("retries_total", reason="silent")) == (200, 0)
+        assert probed.made.in_flight == [0, 0]
+
+
+async def test_who_cannot_connect_to_an_engine_tells_those_that_wait_for_it(harness: Harnesses) -> None:
+    lost, good = engine(says(hold=True), lives=False), RawEngine(says(OK))
+    async with good:
+        async with lost:
+            made = harness()
+            made.engines(lost.url)
+            earlier = asyncio.create_task(made.run())
+            await until(lambda: lost.requests)
+            lost.refuse()
+            begin = asyncio.get_running_loop().time()
+            await asyncio.sleep(1)
+            made.engines(lost.url, good.url)
+
+            await made.run(replace(ASKED))
+            await earlier
+
+        assert asyncio.get_running_loop().time() - begin == pytest.approx(1, abs=0.5)
+        assert len(good.requests) == 2
+
+
+async def test_all_requests_of_an_engine_that_dies_go_elsewhere_however_many(harness: Harnesses) -> None:
+    async with RawEngine(late(5)) as dying, RawEngine(says(OK)) as good:
+        made = harness()
+        made.engines(dying.url)
+        together = [asyncio.create_task(made.run(replace(ASKED))) for _ in range(4 * MIN_RETRIES)]
+        await until(lambda: len(dying.requests) == len(together))
+        made.engines(dying.url, good.url)
+
+        await asyncio.gather(*together)
+
+        assert len(good.requests) == len(together)
+        assert made.in_flight == [0, 0]
