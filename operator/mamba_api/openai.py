@@ -5,7 +5,7 @@ type is an error, an unknown field is ignored (the caller logs it), a known one 
 and is not acted on is refused. Holds no behaviour beyond validation.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
@@ -20,11 +20,13 @@ from mamba_api.openai_fields import (
     ChatMessage,
     LogitBias,
     Metadata,
+    NamedTool,
     ResponseFormat,
     StopString,
     StopStrings,
     StreamOptions,
     Strict,
+    StructuredOutputs,
     TokenId,
     TokenIds,
     Tool,
@@ -80,7 +82,9 @@ class GenerationRequest(Strict):
     cache_salt: str | None = Field(None, max_length=256)
     """Prefixes are shared only between requests of one salt."""
     response_format: ResponseFormat | None = None
-    """Only `{"type": "text"}` is supported."""
+    """Form of the answer; not together with `structured_outputs`."""
+    structured_outputs: StructuredOutputs | None = None
+    """Form of the answer, as vLLM has it."""
     skip_special_tokens: bool | None = None
     """Leave special tokens out of the text; none = true."""
     include_stop_str_in_output: bool | None = None
@@ -104,13 +108,6 @@ class GenerationRequest(Strict):
             raise ValueError(f"at most {MAX_STOPS} stop strings are allowed, got {len(value)}")
         return value
 
-    @field_validator("response_format")
-    @classmethod
-    def _text_only(cls, value: ResponseFormat | None) -> ResponseFormat | None:
-        if value is not None and value.type != "text":
-            raise ValueError(f"'{value.type}' is not supported yet; leave response_format out or use 'text'")
-        return value
-
     @field_validator("logit_bias")
     @classmethod
     def _token_keys(cls, value: dict[str, float] | None) -> dict[str, float] | None:
@@ -123,6 +120,12 @@ class GenerationRequest(Strict):
     def _stream_options_need_stream(self) -> "GenerationRequest":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only allowed together with 'stream': true")
+        return self
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "GenerationRequest":
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise ValueError("structured_outputs: not allowed together with response_format")
         return self
 
     @property
@@ -181,6 +184,10 @@ class CompletionRequest(GenerationRequest):
         return list(self.prompt)
 
 
+ToolChoice = Literal["auto", "none", "required"]
+TOOL_CHOICES: tuple[str, ...] = get_args(ToolChoice)
+
+
 class ChatCompletionRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
@@ -194,8 +201,9 @@ class ChatCompletionRequest(GenerationRequest):
     """Alternatives per token; needs `logprobs`."""
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
     """Functions that the model may call; only for models whose chat template takes tools."""
-    tool_choice: str | dict[str, Any] | None = None
-    """`auto`: the model decides; `none`: it is shown no tools. Nothing can force a call."""
+    tool_choice: ToolChoice | NamedTool | None = None
+    """`auto`: the model decides; `none`: it is shown no tools; `required`: it calls some; a function: it
+    calls that one, once."""
     parallel_tool_calls: bool | None = None
     """`false`: of several calls in an answer only the first is returned."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -214,11 +222,11 @@ class ChatCompletionRequest(GenerationRequest):
     def _nothing_of_completions(cls, fields: Any) -> Any:
         return refuse_unsupported(fields, NOT_SUPPORTED_IN_CHATS)
 
-    @field_validator("tool_choice")
+    @field_validator("tool_choice", mode="before")
     @classmethod
-    def _not_forced(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-        if value not in (None, "auto", "none"):
-            raise ValueError("only 'auto' and 'none' are supported: nothing here can force a call")
+    def _known_choice(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, dict | NamedTool) and value not in TOOL_CHOICES:
+            raise ValueError(f"must be one of {', '.join(TOOL_CHOICES)}, or an object that names a function")
         return value
 
     @property
@@ -228,8 +236,20 @@ class ChatCompletionRequest(GenerationRequest):
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
+    @property
+    def forced_tools(self) -> list[Tool]:
+        """The functions of which one has to be called; none where the model may do without."""
+        known = list(self.tools or ())
+        if isinstance(self.tool_choice, NamedTool):
+            return [tool for tool in known if tool.function.name == self.tool_choice.function.name][:1]
+        return known if self.tool_choice == "required" else []
+
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
+        if self.tool_choice == "required" and not self.tools:
+            raise ValueError("tool_choice: 'required' needs tools")
+        if isinstance(self.tool_choice, NamedTool) and not self.forced_tools:
+            raise ValueError(f"tool_choice: tools has no function {self.tool_choice.function.name[:64]!r}")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only allowed together with 'logprobs': true")
         if self.max_tokens == 0:

@@ -16,6 +16,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_METADATA = 64
 MAX_MESSAGES = 8192
 MAX_TOOLS = 128
+MAX_ALTERNATIVES = 1024
 
 FAIL_FAST = Field(fail_fast=True)
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -40,8 +41,8 @@ LogitBias = Annotated[dict[str, Bias], at_most(MAX_LOGIT_BIAS), Field(max_length
 Metadata = Annotated[dict[str, str], at_most(MAX_METADATA), Field(max_length=MAX_METADATA)]
 
 GUIDES = (
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema",
-    "regex", "ebnf", "grammar",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf",
+    "grammar",
 )  # fmt: skip
 """Fields that guide the form of an answer. An empty one does so, too: `{}` is the schema of any JSON."""
 NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -68,7 +69,8 @@ def refuse_unsupported(fields: Any, more: Mapping[str, tuple[Any, ...]] = NOT_SU
             # 0 is no "nothing": of a penalty it is a value.
             nothing = value is None or value is False or (name not in GUIDES and value in ("", [], {}))
             if not nothing and value not in neutral:
-                raise ValueError(f"{name}: is not supported; leave it out")
+                instead = "use structured_outputs" if name in GUIDES else "leave it out"
+                raise ValueError(f"{name}: is not supported; {instead}")
     return fields
 
 
@@ -89,11 +91,56 @@ class StreamOptions(Strict):
     """Put the usage so far into every chunk."""
 
 
+class JsonSchema(Strict):
+    """The schema of `response_format`."""
+
+    name: str | None = None
+    """Ignored; accepted because clients send it."""
+    description: str | None = None
+    """Ignored; accepted because clients send it."""
+    schema_: dict[str, Any] = Field({}, alias="schema")
+    """A JSON schema; none = any JSON."""
+    strict: bool | None = None
+    """Ignored: answers always follow the schema."""
+
+
 class ResponseFormat(Strict):
-    """Shape of the answer; `text` is the only one so far."""
+    """Form of the answer, which it has from its first token on."""
 
     type: Literal["text", "json_object", "json_schema"]
-    """`text`; the other two are refused with a clear error."""
+    """`text`: any; `json_object`: a JSON object; `json_schema`: JSON that follows `json_schema`."""
+    json_schema: JsonSchema | None = None
+    """Of the type of that name."""
+
+    @model_validator(mode="after")
+    def _schema_where_wanted(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("'json_schema' belongs to the type 'json_schema', which needs it")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """Form of the answer, as vLLM has it: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    """JSON that follows this schema, which may be a string."""
+    regex: str | None = None
+    """A text that this regular expression matches as a whole."""
+    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None, min_length=1, max_length=MAX_ALTERNATIVES, fail_fast=True
+    )
+    """One of these texts."""
+    grammar: str | None = None
+    """A text of this grammar, in Lark's notation."""
+    json_object: bool | None = None
+    """A JSON object."""
+
+    @model_validator(mode="after")
+    def _one(self) -> "StructuredOutputs":
+        given = (self.json_, self.regex, self.choice, self.grammar, self.json_object or None)
+        if sum(each is not None for each in given) != 1:
+            raise ValueError("exactly one of json, regex, choice, grammar and json_object has to be there")
+        return self
 
 
 class ContentPart(Strict):
@@ -147,6 +194,22 @@ class FunctionDefinition(Strict):
     """What it does."""
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
+
+
+class FunctionName(Strict):
+    """The function that is to be called."""
+
+    name: str = Field(min_length=1)
+    """One of `tools`."""
+
+
+class NamedTool(Strict):
+    """Forces one call of one function."""
+
+    type: Literal["function"]
+    """`function`."""
+    function: FunctionName
+    """The function."""
 
 
 class Tool(Strict):

@@ -2,8 +2,8 @@
 
 Both directions are one-way PUSH/PULL sockets over `ipc://`; a frame is one msgpack-encoded struct of
 `ToEngine` or `FromEngine`, made by `encoder` and read by `decoder`. Times are `time.monotonic()` seconds (one
-clock for all processes of a machine). No text crosses this seam: the API process owns tokenizer, chat
-template and stop strings.
+clock for all processes of a machine). No text crosses this seam but grammars: the API process owns
+tokenizer, chat template and stop strings.
 """
 
 from array import array
@@ -53,6 +53,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int = -1
     """-1 = none, 0 = of the sampled token alone, k = also of the k most likely (at most 20)."""
     prompt_logprobs: int = -1
+    grammar: str = ""
+    """llguidance's, which the answer follows from its first token to its end; "" = none."""
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):

@@ -16,6 +16,8 @@ class ToolCallFormat:
     begin: str
     end: str
     """Empty: the calls are the last of an answer."""
+    listed: bool
+    """The model writes a list between the markers; else each call has markers of its own."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -23,9 +25,9 @@ class ToolCallFormat:
         return (self.begin, self.end) if self.end else (self.begin,)
 
 
-NEMOTRON = ToolCallFormat("<TOOLCALL>", "</TOOLCALL>")
-GRANITE = ToolCallFormat("<|tool_call|>", "")
-HERMES = ToolCallFormat("<tool_call>", "</tool_call>")
+NEMOTRON = ToolCallFormat("<TOOLCALL>", "</TOOLCALL>", listed=True)
+GRANITE = ToolCallFormat("<|tool_call|>", "", listed=True)
+HERMES = ToolCallFormat("<tool_call>", "</tool_call>", listed=False)
 """Of Hermes, Qwen and Granite 4."""
 _XML_MARKER = "<function="
 """In templates that teach calls as XML between the markers of Hermes, which nothing here reads."""

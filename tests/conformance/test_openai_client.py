@@ -360,17 +360,17 @@ class TestErrors:
         with pytest.raises(openai.APIError, match="engine failed"):
             list(stream)
 
-    @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
-    def test_structured_output_is_refused_as_not_supported_yet(
-        self, client: openai.OpenAI, kind: str
-    ) -> None:
-        with pytest.raises(openai.BadRequestError, match="not supported yet") as caught:
+    def test_a_schema_that_nothing_can_follow_is_refused(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="Invalid type") as caught:
             client.chat.completions.create(
                 model="tiny",
                 messages=USER,
-                response_format={"type": kind, "json_schema": {"name": "x"}},  # type: ignore[call-overload]
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "foo"}},
+                },
             )
-        assert caught.value.param == "response_format"
+        assert (caught.value.param, caught.value.code) == ("response_format", "invalid_output_grammar")
 
     def test_tools_are_refused_where_the_chat_template_takes_none(self, client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="chat template takes none") as caught:

@@ -6,6 +6,7 @@ ENGINE = "server/mamba_server/engine/"
 ARRAYS = "tests/unit/engine/test_step_arrays.py"
 FORESEEN = "tests/unit/engine/test_memory_foreseen.py"
 PACE = "tests/unit/engine/test_step_pace.py"
+GRAMMARS = "tests/unit/engine/test_output_grammar.py"
 FAIR = "tests/unit/engine/test_fair_prefill.py"
 
 COPY, COPIES = "server/mamba_server/model/hub_copy.py", "tests/unit/model/test_hub_copy.py"
@@ -23,6 +24,19 @@ MUTANTS = (
         "every start compares a whole model", COPY,
         "checked |= {blob.name: _identity(blob) for path, blob in new.items() if path not in damaged}",
         "checked |= {}", (COPIES,),
+    ),
+    Mutant(
+        "a mask is made before the token that it follows from is known", ENGINE + "scheduler.py",
+        "        stalled.update(map(id, self.decoding.undecided))\n", "", (GRAMMARS,),
+    ),
+    Mutant(
+        "the first answer of several takes the others' grammar along", ENGINE + "core.py",
+        "grammar.fork() if grammar is not None else None", "grammar", (GRAMMARS,),
+    ),
+    Mutant(
+        "a request whose grammar was made is missing in a recount", ENGINE + "engine_loop.py",
+        "                self._disturb()\n                self._add(request, grammar)",
+        "                self._add(request, grammar)", ("tests/unit/engine/test_engine_loop.py",),
     ),
     Mutant(
         "a preempted sequence keeps its allocation", ENGINE + "scheduler.py",

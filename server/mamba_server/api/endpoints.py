@@ -22,6 +22,7 @@ from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.api.model_limits import ModelLimits
+from mamba_server.api.output_grammar import output_grammar
 from mamba_server.api.prompts import PromptBuilder
 from mamba_server.api.responses import UsageBody
 from mamba_server.api.sampling import output_tokens, sampling_params
@@ -77,9 +78,10 @@ class GenerationEndpoints:
         with self._serving.admitted(len(request.prompts), request.n or 1):
             made = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompts = await made.of_completion(request)
+            grammar = await output_grammar(request, text)
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
-            _add_request(request, f"{response_id}-{place}", prompt, text, limits, scope)
+            _add_request(request, f"{response_id}-{place}", prompt, text, limits, scope, grammar)
             for place, prompt in enumerate(prompts)
         ]
         builder = CompletionResponseBuilder(
@@ -98,8 +100,9 @@ class GenerationEndpoints:
         with self._serving.admitted(1, request.n or 1):
             prompts = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompts.of_chat(request, scope["body_bytes"])
+            grammar = await output_grammar(request, text)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
-        add = _add_request(request, response_id, prompt, text, limits, scope)
+        add = _add_request(request, response_id, prompt, text, limits, scope, grammar)
         calls = text.template.tool_calls if text.template is not None and request.offered_tools else None
         builder = ChatResponseBuilder(
             request,
@@ -180,12 +183,13 @@ def _add_request(
     text: TextProcessor,
     limits: ModelLimits,
     scope: Scope,
+    grammar: str,
 ) -> AddRequest:
     most = output_tokens(request, len(prompt.token_ids), limits)
     return AddRequest(
         request_id=request_id,
         token_ids=TokenIds(prompt.token_ids),
-        params=sampling_params(request, text.defaults, limits, most),
+        params=sampling_params(request, text.defaults, limits, most, grammar),
         n=request.n or 1,
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",

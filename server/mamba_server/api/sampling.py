@@ -40,7 +40,11 @@ def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimi
 
 
 def sampling_params(
-    request: GenerationRequest, defaults: GenerationDefaults, limits: ModelLimits, max_tokens: int
+    request: GenerationRequest,
+    defaults: GenerationDefaults,
+    limits: ModelLimits,
+    max_tokens: int,
+    grammar: str = "",
 ) -> SamplingParams:
     """The engine's parameters: the request's values, else the model's, else neutral ones."""
 
@@ -84,4 +88,5 @@ def sampling_params(
         stop_token_ids=tuple(dict.fromkeys(stop_ids)),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )

@@ -87,13 +87,15 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
     from mamba_server.engine.boot import boot, ready_plan, use_threads
     from mamba_server.engine.engine_loop import EngineLoop, report_progress
     from mamba_server.engine.garbage import never_search_old_objects
+    from mamba_server.engine.grammar_compiler import GrammarCompiler
     from mamba_server.wire import Ready
 
     engine = boot(settings, report_progress(port))
     use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
     shown = ready_plan(engine)
     admin = AdminCalls(engine.core, shown)
-    process = EngineLoop(engine.core, admin, port, device_counters=engine.device_counters)
+    grammars = GrammarCompiler(engine.directory, engine.model.vocab_size, engine.model.eos_token_ids)
+    process = EngineLoop(engine.core, admin, port, device_counters=engine.device_counters, grammars=grammars)
     never_search_old_objects()
     try:
         process.run(

@@ -17,6 +17,7 @@ from mamba_planner.strategy import reservation
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.engine.errors import ends_the_device
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
+from mamba_server.engine.output_grammar import OutputGrammar
 from mamba_server.engine.prefill_speed import PrefillSpeed
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
@@ -133,8 +134,9 @@ class EngineCore:
 
     # --- what comes in -------------------------------------------------------------------------------
 
-    def add(self, request: AddRequest) -> RequestRejected | None:
-        """Queue the sequences of `request`, or say why it can never run here."""
+    def add(self, request: AddRequest, grammar: OutputGrammar | None = None) -> RequestRejected | None:
+        """Queue the sequences of `request`, or say why it can never run here. `grammar`: its own, at its
+        beginning."""
         if request.request_id in self.sequences:
             return RequestRejected(
                 request.request_id, 409, "invalid_request_error", "duplicate_request_id",
@@ -177,6 +179,7 @@ class EngineCore:
                 turn_boundary=request.turn_boundary, arrival=request.arrival,
                 seed=base + index, stop_token_ids=stops, leader=leader,
                 timeline=Timeline(request.traceparent) if request.traceparent else None,
+                grammar=grammar.fork() if grammar is not None else None,
             )  # fmt: skip
             self._next_order += 1
             if leader is None and self.cache.prefix_caching:
@@ -322,17 +325,26 @@ class EngineCore:
             self._emit(sequence, [], None, "length")
             self._finish(sequence, "length")
             return
+        grammar = sequence.grammar
+        if grammar is not None:
+            grammar.consume(token)
+            if grammar.error:
+                self._end_with_error(sequence, f"the answer cannot go on by its grammar: {grammar.error}")
+                return
         sequence.token_ids[sequence.known] = token
         sequence.known += 1
         self.generated_tokens += 1
         self._commit_cache(sequence, step)
         outputs = sequence.known - sequence.prompt_len
         reason: FinishReason | None = None
+        stop_token: int | None = None
         if token in sequence.stop_token_ids and outputs >= sequence.params.min_tokens:
+            reason, stop_token = "stop", token
+        elif grammar is not None and grammar.complete:
             reason = "stop"
         elif outputs >= sequence.params.max_tokens:
             reason = "length"
-        self._emit(sequence, [token], logprobs, reason)
+        self._emit(sequence, [token], logprobs, reason, stop_token)
         if reason is not None:
             self._finish(sequence, reason)
 
@@ -347,6 +359,7 @@ class EngineCore:
         tokens: list[int],
         logprobs: TokenLogprobs | None,
         reason: FinishReason | None,
+        stop_token: int | None = None,
     ) -> None:
         first = not sequence.reported
         sequence.reported = True
@@ -357,7 +370,7 @@ class EngineCore:
                 tokens,
                 logprobs=[logprobs] if logprobs is not None else None,
                 finish_reason=reason,
-                stop_token_id=tokens[-1] if reason == "stop" else None,
+                stop_token_id=stop_token,
                 cached_tokens=sequence.cached_tokens if first else 0,
                 prompt_logprobs=sequence.prompt_logprobs if first else None,
                 at=self._last_step_end,

@@ -22,6 +22,7 @@ class DecodeSet:
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
         self._rows: Ints | None = None
+        self._guided: list[Sequence] = []
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self.sequences)
@@ -36,6 +37,11 @@ class DecodeSet:
             self._rows = rows_of(self.sequences)
         return self._rows
 
+    @property
+    def undecided(self) -> list[Sequence]:
+        """Those whose next token depends on one that is still being computed."""
+        return [each for each in self._guided if each.in_flight]
+
     def add(self, sequence: Sequence) -> None:
         """It decodes from the next step on."""
         self._change([*self.sequences, sequence])
@@ -46,3 +52,4 @@ class DecodeSet:
 
     def _change(self, sequences: list[Sequence]) -> None:
         self.sequences, self._rows = sequences, None
+        self._guided = [each for each in sequences if each.grammar is not None]

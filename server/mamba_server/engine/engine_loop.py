@@ -16,6 +16,8 @@ from mamba_server.engine.core import EngineCore
 from mamba_server.engine.device_counters import Counters
 from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.garbage import search_new_objects
+from mamba_server.engine.grammar_compiler import GrammarCompiler
+from mamba_server.engine.output_grammar import OutputGrammar
 from mamba_server.engine.stats import collect
 from mamba_server.wire import (
     AbortRequest,
@@ -27,6 +29,7 @@ from mamba_server.wire import (
     Outputs,
     Progress,
     Ready,
+    RequestRejected,
     Shutdown,
     StopSequence,
     ToEngine,
@@ -35,6 +38,8 @@ from mamba_server.wire import (
 STATS_SECONDS = 0.5
 CHANGES_SECONDS = 0.05
 """Between two messages about checkpoints."""
+GRAMMAR_SECONDS = 0.001
+"""Between two looks at grammars that are being made, where nothing else is to be done."""
 MOST_MESSAGES = 32
 """Messages handled between two steps: a burst of thousands must not stall the running sequences."""
 
@@ -85,8 +90,11 @@ class EngineLoop:
         port: EngineSockets,
         clock: Callable[[], float] = time.monotonic,
         device_counters: Counters = dict,
+        *,
+        grammars: GrammarCompiler,
     ) -> None:
         self._core = core
+        self._grammars = grammars
         self._device_counters = device_counters
         self._admin = admin
         self._port = port
@@ -107,10 +115,15 @@ class EngineLoop:
         while True:
             resting = self._core.idle and not self._maintenance.due
             rest = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
+            if self._grammars.pending:
+                rest = GRAMMAR_SECONDS
             for message in self._port.receive(rest if resting else 0.001 if stalled else 0.0):
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
+            for request, grammar in self._grammars.take():
+                self._disturb()
+                self._add(request, grammar)
             before = self._core.step_number
             deltas = self._core.step()
             stalled = self._core.step_number == before and not deltas
@@ -124,19 +137,29 @@ class EngineLoop:
         if isinstance(message, AdminCall) and message.verb == "ledger":
             self._ledger_calls.append(message)
             return
-        self._maintenance.changed()
-        self._idle_reported = False
+        self._disturb()
         match message:
+            case AddRequest(params=params) if params.grammar:
+                self._grammars.begin(message)
             case AddRequest():
-                rejected = self._core.add(message)
-                if rejected is not None:
-                    self._port.send(rejected)
+                self._add(message, None)
             case StopSequence():
                 self._core.stop(message)
             case AbortRequest():
+                self._grammars.cancel(message.request_id)
                 self._core.abort(message)
             case AdminCall():
                 self._port.send(self._admin.answer(message))
+
+    def _disturb(self) -> None:
+        """Something comes that may change what is counted."""
+        self._maintenance.changed()
+        self._idle_reported = False
+
+    def _add(self, request: AddRequest, grammar: OutputGrammar | RequestRejected | None) -> None:
+        rejected = grammar if isinstance(grammar, RequestRejected) else self._core.add(request, grammar)
+        if rejected is not None:
+            self._port.send(rejected)
 
     def _after_step(self) -> None:
         search_new_objects()

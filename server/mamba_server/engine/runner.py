@@ -24,6 +24,7 @@ from mamba_server.engine.core import StepResult
 from mamba_server.engine.decode_step import DecodeStep
 from mamba_server.engine.decode_steps import DecodeSteps, Progress
 from mamba_server.engine.host_results import PromptSpan, host_result, in_schedule_order, on_host, to_host
+from mamba_server.engine.output_grammar import TokenMasks, token_masks
 from mamba_server.engine.sampler import SampledTokens, Sampler, joined
 from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.schedule import Schedule
@@ -176,7 +177,9 @@ class ModelRunner:
         ]
         pages = self._persistent.unsent_pages(arrays.table_row)
         noise = self._state_noise(arrays)
-        return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans)
+        grammars = [sequence.grammar for sequence in schedule.sampling]
+        masks = token_masks(grammars, self._sampler.vocab_size)
+        return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans, masks)
 
     def _state_noise(self, arrays: StepArrays) -> Ints:
         """As of `HostBatch`."""
@@ -193,6 +196,7 @@ class ModelRunner:
         decodes: int,
         newcomers: list[_NewRow],
         spans: list[PromptSpan],
+        masks: TokenMasks | None,
     ) -> Callable[[], StepResult]:
         with torch.inference_mode():
             # First of all: the next step names them too, whatever becomes of this one.
@@ -201,7 +205,7 @@ class ModelRunner:
             sampling_rows = arrays.table_row[arrays.sampling]
             host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
             if (step := self._prepared(host)) is not None:
-                return self._decode(step, host)
+                return self._decode(step, host, masks)
             rows = _to(sampling_rows.astype(np.int64), self._device)
             hidden = self._hidden(host, arrays.token_ids, rows[:decodes])
             scores = [self._score(hidden, span) for span in spans]
@@ -211,7 +215,7 @@ class ModelRunner:
                 finite = to_host(is_finite(probes))
                 return lambda: host_result(None, spans, scores, [], in_schedule_order(finite, arrays.checked))
             positions = _to(arrays.context_len[arrays.sampling], self._device)
-            sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions)
+            sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions, masks)
             checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
             finite = to_host(checked)
             self._last_token[rows] = sampled.ids
@@ -252,23 +256,30 @@ class ModelRunner:
             return None
         return self._decode_steps.step_for(sequences)
 
-    def _decode(self, step: DecodeStep, host: HostBatch) -> Callable[[], StepResult]:
+    def _decode(
+        self, step: DecodeStep, host: HostBatch, masks: TokenMasks | None
+    ) -> Callable[[], StepResult]:
         hidden = step.forward(host)
         rows = [self._sampling[row] for row in host.table_row.tolist()]
-        if all(row.plain for row in rows):
+        if masks is None and all(row.plain for row in rows):
             self._sampler.meet([row for row in rows if row.counts_row >= 0])
             choice = step.choose(rows)
             sampled = SampledTokens(choice.ids, choice.finite, None, None, None)
         else:
             positions = _to(host.context_len, self._device)
-            sampled = self._sample(hidden, self._sampling_batch(host.table_row), positions)
+            batches = self._sampling_batch(host.table_row)
+            sampled = self._sample(hidden, batches, positions, masks)
             self._last_token[_to(host.table_row.astype(np.int64), self._device)] = sampled.ids
         landed = on_host(sampled, reused=True)
         tops = [row.params.logprobs for row in rows]
         return lambda: host_result(landed, [], [], tops, landed.finite.numpy())
 
     def _sample(
-        self, hidden: torch.Tensor, batches: list[SamplingBatch], positions: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        batches: list[SamplingBatch],
+        positions: torch.Tensor,
+        masks: TokenMasks | None,
     ) -> SampledTokens:
         """Tokens of the rows of `hidden`; at most `LOGIT_ROWS` at a time."""
         parts, first = [], 0
@@ -276,7 +287,8 @@ class ModelRunner:
         for number in range(0, len(batches), together):
             some = batches[number : number + together]
             rows = slice(first, first + sum(batch.size for batch in some))
-            parts.append(self._sampler.sample(self._logits(hidden[rows]), some, positions[rows]))
+            of_rows = masks.of_rows(rows) if masks is not None else None
+            parts.append(self._sampler.sample(self._logits(hidden[rows]), some, positions[rows], of_rows))
             first = rows.stop
         return joined(parts)
 

@@ -21,6 +21,7 @@ from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
 from mamba_kernels.transfer import to_device
 from mamba_server.cache.node import NO_TOKENS, Tokens
+from mamba_server.engine.output_grammar import WORD, TokenMasks
 from mamba_server.engine.sampling_batch import (
     Filter,
     Penalties,
@@ -156,21 +157,31 @@ class Sampler:
         ]
 
     def sample(
-        self, logits: torch.Tensor, batches: Sequence[SamplingBatch], positions: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        batches: Sequence[SamplingBatch],
+        positions: torch.Tensor,
+        masks: TokenMasks | None = None,
     ) -> SampledTokens:
-        """Choose one token per row.
+        """Choose one token per row, in the rows of `masks` of those that they allow.
 
         logits: [L, vocab] float32 or as the head gives them, overwritten; positions: [L] int32, absolute
         position in its sequence of the token to be chosen (that of the row's last token plus one). A row that
         holds NaN gets some token.
         """
         sizes = [batch.size for batch in batches]
-        parts = zip(logits.split(sizes), batches, positions.split(sizes), strict=True)
+        ends = list(itertools.accumulate(sizes))
+        of_parts = [
+            masks and masks.of_rows(slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)
+        ]
+        parts = zip(logits.split(sizes), batches, positions.split(sizes), of_parts, strict=True)
         return joined([self._sample(*part) for part in parts])
 
-    def _sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> SampledTokens:
+    def _sample(
+        self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor, masks: TokenMasks | None
+    ) -> SampledTokens:
         with torch.inference_mode():
-            if batch.greedy and self._largest is not None:
+            if batch.greedy and self._largest is not None and masks is None:
                 ids, finite = self._largest(logits)
                 return SampledTokens(ids.to(torch.int32), finite, None, None, None)
             logits = logits.to(accumulator(logits.dtype))
@@ -179,6 +190,8 @@ class Sampler:
                 logits.index_put_((batch.bias.rows, batch.bias.tokens), batch.bias.values, accumulate=True)
             if batch.minimum is not None:
                 _block(logits, batch.minimum, positions)
+            if masks is not None:
+                _mask(logits, masks)
             ids, finite = self._choose(logits, batch, positions)
             if raw is None or batch.logprobs is None:
                 return SampledTokens(ids.to(torch.int32), finite, None, None, None)
@@ -296,6 +309,15 @@ def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor)
     where = (minimum.rows, minimum.tokens)
     early = positions[minimum.rows] < minimum.values
     logits[where] = logits[where].masked_fill(early, -torch.inf)
+
+
+def _mask(logits: torch.Tensor, masks: TokenMasks) -> None:
+    """Only tokens that `masks` allow stay in their rows."""
+    rows = to_device(torch.from_numpy(masks.rows), logits.device)
+    words = to_device(torch.from_numpy(masks.words), logits.device)
+    bits = torch.arange(WORD, dtype=torch.int32, device=logits.device)
+    allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+    logits[rows] = logits[rows].masked_fill_(~allowed, -torch.inf)
 
 
 def _apply(logits: torch.Tensor, users: Filter, keep: Truncation) -> None:

@@ -45,6 +45,11 @@ class Schedule:
         return [*self.decodes, *(piece.sequence for piece in self.pieces)]
 
     @property
+    def sampling(self) -> list[Sequence]:
+        """Every sequence that samples a token, in the order of the step's results."""
+        return [*self.decodes, *(piece.sequence for piece in self.pieces if piece.final)]
+
+    @property
     def tokens(self) -> int:
         return len(self.decodes) + sum(piece.stop - piece.start for piece in self.pieces)
 

@@ -76,6 +76,7 @@ class Scheduler:
             for index in np.flatnonzero(needs_page).tolist()
             if not self._extend_decode(decodes[index])
         }
+        stalled.update(map(id, self.decoding.undecided))
         if stalled or self.decoding.sequences is not decodes:
             # Someone has to sit this step out, or was preempted.
             decodes = [each for each in self.decoding if id(each) not in stalled]

@@ -7,6 +7,7 @@ import numpy as np
 
 from mamba_server.cache.node import Tokens
 from mamba_server.cache.sequence_allocation import SequenceAllocation
+from mamba_server.engine.output_grammar import OutputGrammar
 from mamba_server.engine.timeline import Timeline
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
 
@@ -34,6 +35,7 @@ class Sequence:
         "cached_tokens",
         "deferred",
         "finish_reason",
+        "grammar",
         "in_flight",
         "index",
         "known",
@@ -76,6 +78,7 @@ class Sequence:
         stop_token_ids: frozenset[int] = frozenset(),
         leader: Optional["Sequence"] = None,
         timeline: Timeline | None = None,
+        grammar: OutputGrammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -92,6 +95,8 @@ class Sequence:
         """The sibling whose prefill leaves the checkpoint this one resumes from (n > 1)."""
         self.timeline = timeline
         """None = nobody traces it."""
+        self.grammar = grammar
+        """What its next token may be follows from all before it: it is in one launched step at most."""
         self.started = 0.0
         """When its first piece was scheduled; 0 = not yet."""
         self.deferred = False

@@ -141,7 +141,7 @@ async def test_markers_that_are_special_tokens_are_read_and_other_special_tokens
     assert api.serving.text is not None
     assert api.serving.text.template is not None
     # The tokenizer at hand has these two as special tokens.
-    api.serving.text.template.tool_calls = ToolCallFormat("<|im_start|>", "<|im_end|>")
+    api.serving.text.template.tool_calls = ToolCallFormat("<|im_start|>", "<|im_end|>", listed=False)
     ids = [
         *TOKENIZER.encoding("<s>").ids, *ids_of("a"), *TOKENIZER.encoding("<|im_start|>").ids,
         *ids_of('{"name": "add"}'), *TOKENIZER.encoding("<|im_end|>").ids,

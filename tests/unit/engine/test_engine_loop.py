@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,8 @@ from mamba_server.engine.engine_loop import (
     send_fatal,
 )
 from mamba_server.engine.errors import DeviceLost
+from mamba_server.engine.grammar_compiler import GrammarCompiler
+from mamba_server.engine.output_grammar import OutputGrammar
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -80,9 +83,12 @@ def trial(**changes: object) -> EngineTrial:
     return EngineTrial(TrialSetup(**{"slabs": 40, **changes}), random.Random(0))
 
 
-def serve(port: ScriptedPort, engine: EngineTrial | None = None) -> ScriptedPort:
+def serve(
+    port: ScriptedPort, engine: EngineTrial | None = None, grammars: GrammarCompiler | None = None
+) -> ScriptedPort:
     engine = engine or trial()
-    process = EngineLoop(engine.core, AdminCalls(engine.core, {}), port, port.clock)
+    grammars = grammars or GrammarCompiler(Path("nowhere"), 97, (0,))
+    process = EngineLoop(engine.core, AdminCalls(engine.core, {}), port, port.clock, grammars=grammars)
     process.run(READY)
     return port
 
@@ -264,6 +270,51 @@ def test_a_request_that_comes_in_the_middle_of_a_recount_is_served_before_it_goe
     assert [delta.request_id for delta in port.deltas()] == ["one", "two"]
     # The first recount was cut short, the second one went to its end.
     assert 10 < slices < 20
+    assert port.timeouts[-1] == STATS_SECONDS
+
+
+class LateGrammar(GrammarCompiler):
+    """One whose only grammar is made after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(Path("nowhere"), 97, (0,))
+        self._looks = looks
+        self._waiting: AddRequest | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self._waiting is not None
+
+    def begin(self, request: AddRequest) -> None:
+        self._waiting = request
+
+    def take(self) -> list[tuple[AddRequest, OutputGrammar | RequestRejected]]:
+        if self._waiting is None or self._looks:
+            self._looks -= self._waiting is not None
+            return []
+        taken, self._waiting = self._waiting, None
+        return [(taken, RequestRejected(taken.request_id, 400, "invalid_request_error", "x", "no"))]
+
+
+@pytest.mark.parametrize("looks", [3, 5])
+def test_a_request_whose_grammar_is_made_in_the_middle_of_a_recount_begins_it_anew(looks: int) -> None:
+    engine = trial(overlap=False)
+    guided = AddRequest("two", [8, 9], SamplingParams(max_tokens=1, ignore_eos=True, grammar="start: /x/"))
+    port = SlowClockPort([add("one", [5, 6, 7], 1)], [guided], *idle(40))
+    begun = 0
+    real = engine.arena.check_slabs
+
+    def counted() -> Iterator[None]:
+        nonlocal begun
+        begun += 1
+        for _ in range(10):
+            yield
+        yield from real()
+
+    engine.arena.check_slabs = counted  # type: ignore[method-assign]
+    serve(port, engine, LateGrammar(looks))
+    assert [rejected.request_id for rejected in port.of(RequestRejected)] == ["two"]
+    assert begun == 3
     assert port.timeouts[-1] == STATS_SECONDS
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -165,6 +166,7 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
         core=trial.core,
         plan=plan,
         model=shape,
+        directory=Path("nowhere"),
         stream=trial.core._stream,
         kernels=TORCH,
         device_counters=dict,

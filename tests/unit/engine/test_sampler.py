@@ -12,6 +12,7 @@ from mamba_kernels.cpu.library import library
 from mamba_kernels.no_sync import no_sync
 from mamba_kernels.sample.reference import sample, top_p
 from mamba_server.engine import token_scores
+from mamba_server.engine.output_grammar import WORD, TokenMasks, mask_words
 from mamba_server.engine.sampler import SampledTokens, Sampler
 from mamba_server.engine.sampling_batch import SamplingRow
 from mamba_server.engine.token_scores import score_tokens
@@ -427,3 +428,41 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def masks(*rows: tuple[int, set[int]]) -> TokenMasks:
+    words = np.zeros((len(rows), mask_words(VOCAB)), np.uint32)
+    for place, (_, allowed) in enumerate(rows):
+        for token in allowed:
+            words[place, token // WORD] |= np.uint32(1 << token % WORD)
+    return TokenMasks(np.array([row for row, _ in rows], np.int64), words.view(np.int32))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"temperature": 0.0}, {"temperature": 1.5}, {"temperature": 1.0, "top_k": 3},
+        {"temperature": 1.0, "top_p": 0.2}, {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 1.0, "repetition_penalty": 2.0, "logit_bias": {4: 100.0}},
+    ],
+)  # fmt: skip
+def test_a_masked_row_gets_a_token_that_is_allowed_and_the_others_theirs(
+    sampler: Sampler, logits: torch.Tensor, wanted: dict[str, Any]
+) -> None:
+    rows = [admit(sampler, params(**wanted), seed, [1, 2, 3]) for seed in range(6)]
+    positions = torch.full((6,), 10, dtype=torch.int32)
+    batch = sampler.batch(rows)
+    free = sampler.sample(logits.repeat(6, 1), batch, positions)
+    likely = set(logits.topk(20).indices.tolist())
+    allowed = {1: set(range(VOCAB)) - likely, 4: {VOCAB - 1}, 5: {31, 32}}
+
+    guided = sampler.sample(logits.repeat(6, 1), batch, positions, masks(*allowed.items()))
+
+    chosen = guided.ids.tolist()
+    assert all(chosen[row] in tokens for row, tokens in allowed.items())
+    if "repetition_penalty" not in wanted:  # whose counts have gone on
+        assert [chosen[row] for row in (0, 2, 3)] == [free.ids.tolist()[row] for row in (0, 2, 3)]
+    assert guided.finite.all()
+    if "logprobs" in wanted:  # of the model, whatever is allowed
+        assert guided.logprob is not None
+        assert guided.logprob.tolist() == pytest.approx(logits.log_softmax(-1)[guided.ids.long()].tolist())

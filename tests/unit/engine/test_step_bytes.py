@@ -14,6 +14,7 @@ from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.sampling_batch import SamplingRow
 from mamba_server.engine.schedule import Schedule
+from mamba_server.engine.sequence import Sequence
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.step_plans import StepPlans
@@ -68,8 +69,9 @@ def decodes(contexts: list[int]) -> tuple[PersistentBatch, ModelRunner, Schedule
         runner._sampling[row] = SamplingRow(greedy, 0, 1, row, -1, np.empty(0, np.int32), ())
         page += count
     rows = np.arange(len(contexts), dtype=np.int32)
+    unguided = Sequence("r", 0, np.zeros(1, np.int32), greedy, order=0)
     tracks = np.where(rows % 16 == 0, 900, 0).astype(np.int32)
-    return batch, runner, Schedule(1, rows, tracks, [None] * len(rows), [])  # type: ignore[list-item]
+    return batch, runner, Schedule(1, rows, tracks, [unguided] * len(rows), [])
 
 
 def sent(runner: ModelRunner, schedule: Schedule) -> Sent:

@@ -1,0 +1,25 @@
+"""A tokenizer whose tokens are bytes, and some special ones: any text can be spelt in it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+EOS = "<eos>"
+
+
+def byte_tokenizer(special: Sequence[str] = ()) -> Tokenizer:
+    """256 bytes, then EOS, then `special`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([EOS, *special])
+    return made
+
+
+def write_tokenizer(folder: Path, special: Sequence[str] = ()) -> Tokenizer:
+    """The same as tokenizer.json of a model's directory."""
+    made = byte_tokenizer(special)
+    made.save(str(folder / "tokenizer.json"))
+    return made
