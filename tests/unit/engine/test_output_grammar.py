@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from byte_tokenizer import byte_tokenizer, write_tokenizer
 from engine_trial import EngineTrial, TrialSetup
 from mamba_server.engine.grammar_compiler import GrammarCompiler
 from mamba_server.engine.output_grammar import OutputGrammar, TokenMasks, token_masks
+from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.sequence import Sequence
 from mamba_server.wire import AddRequest, RequestRejected, SamplingParams, SequenceDelta
 
@@ -157,7 +159,16 @@ class Scripted:
 
 
 def trial(*, overlap: bool, **changes: object) -> EngineTrial:
-    return EngineTrial(TrialSetup(**{"slabs": 400, "overlap": overlap, **changes}), random.Random(0))
+    """Each of its steps is launched when the masks of it can be made."""
+    engine = EngineTrial(TrialSetup(**{"slabs": 400, "overlap": overlap, **changes}), random.Random(0))
+    prepare = engine.runner.prepare
+
+    def prepared(schedule: Schedule) -> Any:
+        assert all(each.grammar is None or each.in_flight == 1 for each in schedule.members)
+        return prepare(schedule)
+
+    engine.runner.prepare = prepared  # type: ignore[method-assign]
+    return engine
 
 
 def add(engine: EngineTrial, name: str, outputs: int, grammar: Scripted | None = None, n: int = 1) -> None:
@@ -171,8 +182,6 @@ def run(engine: EngineTrial) -> list[SequenceDelta]:
         if engine.core.idle:
             return out
         out += engine.core.step()
-        guided = [s for group in engine.core.sequences.values() for s in group if s.grammar is not None]
-        assert all(s.in_flight <= 1 for s in guided)
         engine.check()
     raise AssertionError("the engine hangs")
 
