@@ -36,6 +36,8 @@ class MambaConfig:
     """Norm first, then the gate (Falcon-H1)."""
     out_bias: bool = False
     """Bias of the output projection; `proj_bias` is that of the input projection."""
+    activation: str = "silu"
+    """Behind the convolution."""
 
     @property
     def inner(self) -> int:
@@ -57,6 +59,8 @@ class GatedDeltaConfig:
     key_dim: int
     conv_kernel: int
     norm_eps: float
+    activation: str = "silu"
+    """Behind the convolution."""
 
     @property
     def conv_dim(self) -> int:

@@ -76,6 +76,8 @@ def mamba_d_mixer(fields: Fields, inner: int | None = None, **more: Any) -> Mamb
             proj_bias=fields.flag("mamba_proj_bias", default=False),
             dt_limit=dt_limit(fields),
             norm_eps=fields.number("rms_norm_eps", "layer_norm_epsilon", default=1e-5),
+            # One field of these families names it for the convolution and the feed-forward.
+            activation=fields.word("hidden_act", default="silu"),
             **more,
         ),
     )

@@ -35,6 +35,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
                 out_bias=bias,
                 dt_limit=blocks.dt_limit(fields),
                 norm_eps=eps,
+                activation=fields.word("hidden_act", default="silu"),
             ),
         ),
         gated_delta=None,

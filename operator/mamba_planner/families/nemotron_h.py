@@ -71,6 +71,7 @@ def _mamba(fields: Fields) -> MambaConfig:
             # `time_step_limit` says.
             dt_limit=(fields.number("time_step_min", "mamba_dt_min", default=0.001), float("inf")),
             norm_eps=fields.number("layer_norm_epsilon", "rms_norm_eps", "norm_eps", default=1e-5),
+            activation=fields.word("mamba_hidden_act", default="silu"),
         ),
     )
 

@@ -19,7 +19,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         layers=layers,
         checkpoint_layers=owners,
         mamba=None,
-        gated_delta=_gated_delta(fields, eps) if "gated_delta" in mixers else None,
+        gated_delta=_gated_delta(fields, eps, activation) if "gated_delta" in mixers else None,
         attention=(
             blocks.attention(
                 fields, output_gate=True, qk_norm=True, **blocks.rope(fields, theta=10_000.0, fraction=0.25)
@@ -41,7 +41,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
     )
 
 
-def _gated_delta(fields: Fields, eps: float) -> GatedDeltaConfig:
+def _gated_delta(fields: Fields, eps: float, activation: str) -> GatedDeltaConfig:
     value_heads = fields.integer("linear_num_value_heads")
     key_heads = fields.integer("linear_num_key_heads")
     if value_heads % key_heads:
@@ -53,6 +53,7 @@ def _gated_delta(fields: Fields, eps: float) -> GatedDeltaConfig:
         key_dim=fields.integer("linear_key_head_dim"),
         conv_kernel=fields.integer("linear_conv_kernel_dim", minimum=2),
         norm_eps=eps,
+        activation=activation,
     )
 
 

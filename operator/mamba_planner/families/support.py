@@ -8,6 +8,8 @@ from mamba_planner.model_config import ModelConfig
 
 FAMILIES_SERVED = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_next")
 ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
+CONVOLUTION_ACTIVATIONS_SERVED = ("silu", "swish")
+"""Two names of one function."""
 EXPERT_ACTIVATIONS_SERVED = {True: ("silu", "swish"), False: ("relu2",)}
 """By whether experts have a gate."""
 
@@ -19,6 +21,10 @@ def why_not_served(model: ModelConfig) -> str | None:
     if model.attention is not None and model.attention.rotated % 2:
         what = f"heads of which {model.attention.rotated} elements are rotated"
         return _refusal(what, "even numbers of them")
+    for mixer in (model.mamba, model.gated_delta):
+        if mixer is not None and mixer.activation not in CONVOLUTION_ACTIVATIONS_SERVED:
+            what = f"mixers with the activation {mixer.activation} behind their convolution"
+            return _refusal(what, ", ".join(CONVOLUTION_ACTIVATIONS_SERVED))
     if model.mamba is not None and model.mamba.gated_norm and model.mamba.norm_before_gate:
         return _refusal(f"{model.family} models that norm in front of the gate", "those that norm behind it")
     if model.mlp is not None and model.mlp.activation not in ACTIVATIONS_SERVED:

@@ -17,9 +17,9 @@ CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 ALL = sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 
-def model(name: str) -> ModelConfig:
+def model(name: str, **changes: Any) -> ModelConfig:
     config: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
-    return model_config_from_hf(config)
+    return model_config_from_hf({**config, **changes})
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -37,6 +37,25 @@ def test_an_activation_without_a_kernel_is_refused() -> None:
     assert nano.mlp is not None
 
     assert why_not_served(replace(nano, mlp=replace(nano.mlp, activation="mish"))) is not None
+
+
+CONVOLVED = [
+    ("nemotron-nano-9b-v2", "mamba_hidden_act"),
+    ("granite-4.0-h-micro", "hidden_act"),
+    ("bamba-9b", "hidden_act"),
+    ("falcon-h1-7b", "hidden_act"),
+    ("mamba2-2.7b", "hidden_act"),
+    ("qwen3-next-80b-a3b", "hidden_act"),
+]
+
+
+@pytest.mark.parametrize(("name", "field"), CONVOLVED)
+def test_a_mixer_with_another_activation_behind_its_convolution_is_refused(name: str, field: str) -> None:
+    """The kernels know silu alone; any other would be a silent wrong answer."""
+    assert why_not_served(model(name, **{field: "silu"})) is None
+    why = why_not_served(model(name, **{field: "gelu"})) or ""
+    assert "convolution" in why
+    assert "gelu" in why
 
 
 @pytest.mark.parametrize(
