@@ -178,6 +178,8 @@ class ModelConfig:
     """Which checkpoint layer each entry of `layers` belongs to (same length); empty = one to one."""
     state_dtype_hint: str | None = None
     """Type the checkpoint asks for its SSM state, if it says so (`mamba_ssm_cache_dtype`)."""
+    quantized: str | None = None
+    """Method that the files' weights are quantized by; None = they are numbers as they stand."""
 
     @property
     def recurrent_layers(self) -> int:

@@ -12,6 +12,9 @@ UNLIMITED_DT = (0.0, float("inf"))
 # A model without positional embeddings and without a declared limit (pure Mamba2) has none of its own.
 NO_LIMIT = 1 << 20
 
+QUANTIZATION = ("quantization_config", "compression_config")
+"""Where configurations say that weights are quantized; the second by its older name."""
+
 _KINDS: dict[str, LayerKind] = {
     "linear_attention": "mamba",
     "mamba": "mamba",
@@ -154,4 +157,12 @@ def common(fields: Fields) -> dict[str, Any]:
         "bos_token_id": fields.integer("bos_token_id", default=None, minimum=0),
         "eos_token_ids": fields.tokens("eos_token_id"),
         "parameters": 0,
+        "quantized": _quantized(fields),
     }
+
+
+def _quantized(fields: Fields) -> str | None:
+    for name in QUANTIZATION:
+        if section := fields.section(name):
+            return section.word("quant_method", default="a method of no name")
+    return None

@@ -25,6 +25,10 @@ class Fields:
         self._values = values
         self.source = source
 
+    def __bool__(self) -> bool:
+        """Whether it has any field."""
+        return bool(self._values)
+
     @overload
     def integer(self, *names: str, minimum: int = ...) -> int: ...
     @overload

@@ -17,6 +17,7 @@ from mamba_planner.families import (
     nemotron_h,
     qwen3_next,
 )
+from mamba_planner.families.blocks import QUANTIZATION
 from mamba_planner.families.errors import UnknownArchitecture, UnreadableConfig
 from mamba_planner.families.fields import Fields
 from mamba_planner.families.parameters import count_parameters
@@ -31,6 +32,9 @@ FAMILIES: dict[str, tuple[str, Callable[[Fields, str], ModelConfig]]] = {
     "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next.model_config),
 }
 
+_OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
+"""What a multimodal configuration says outside of its `text_config`."""
+
 
 def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
     """Read a configuration in today's or the published spelling.
@@ -40,9 +44,7 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
     """
     found = _family(config)
     if found is None and isinstance(nested := config.get("text_config"), Mapping):
-        inherited = {
-            key: config[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if key in config
-        }
+        inherited = {key: config[key] for key in _OF_THE_WHOLE if key in config}
         config, source = {**inherited, **nested}, f"{source}: text_config"
         found = _family(config)
     if found is None:

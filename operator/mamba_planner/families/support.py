@@ -18,6 +18,12 @@ def why_not_served(model: ModelConfig) -> str | None:
     """Why this version's engine cannot serve the model, and what it serves instead; None = it can."""
     if model.family not in FAMILIES_SERVED:
         return _refusal(f"models of family {model.family}", f"{' and '.join(FAMILIES_SERVED)} models")
+    if model.quantized is not None:
+        return _refusal(
+            f"checkpoints whose weights are quantized ({model.quantized})",
+            "weights that are stored as bfloat16, float16 or float32, and quantizes them itself with "
+            "quantization int8",
+        )
     if model.attention is not None and model.attention.rotated % 2:
         what = f"heads of which {model.attention.rotated} elements are rotated"
         return _refusal(what, "even numbers of them")

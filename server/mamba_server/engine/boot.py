@@ -16,6 +16,7 @@ from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
+from mamba_planner.families.support import why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
@@ -42,6 +43,7 @@ from mamba_server.engine.step_pace import STEP_TIME, StepPace
 from mamba_server.engine.workspace_trial import Measure, cuda_peak, measured_workspace
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.device_arena import DTYPES, DeviceArena
+from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_server.model.source import resolve
@@ -91,6 +93,9 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
     """
     directory = resolve(settings.model, report)
     config = load_model_config(directory)
+    if (why := why_not_served(config)) is not None:
+        # First of all: what does not fit either would be made to fit for nothing.
+        raise UnsupportedModel(why)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     memory_there, weights = _memory(settings, device), _weights(directory, dtype, settings)

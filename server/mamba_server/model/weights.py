@@ -22,6 +22,8 @@ from mamba_server.model.weight_files import INDEX, shards
 
 PREFIXES = ("model.", "backbone.")
 """The same model is saved under either name, depending on the version that wrote it."""
+STORED = ("F32", "BF16", "F16", "F64")
+"""Types of tensors whose elements are weights as they stand; those of other types have scales beside them."""
 SMALL = 32 << 10
 """Bytes of a tensor up to which it is copied out of the file: a norm, a bias, a convolution."""
 
@@ -32,6 +34,8 @@ class WeightEntry:
 
     file: Path
     name: str
+    dtype: str
+    """As safetensors spell it."""
     shape: tuple[int, ...]
     nbytes: int
 
@@ -70,6 +74,11 @@ class Weights:
         if entry is None:
             files = sorted({str(entry.file) for entry in self._entries.values()})
             raise WeightsError(f"{files[0]}: tensor {name} is missing (looked in {len(files)} files)")
+        if entry.dtype not in STORED:
+            raise WeightsError(
+                f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}: this version loads weights "
+                f"that are stored as {', '.join(STORED)}"
+            )
         if entry.shape != shape:
             raise WeightsError(
                 f"{entry.file}: tensor {entry.name} has shape {list(entry.shape)}, the configuration says "
@@ -127,7 +136,7 @@ def _header(path: Path) -> list[WeightEntry]:
     try:
         header = json.loads(text)
         entries = [
-            (WeightEntry(path, name, tuple(item["shape"]), end - begin), end)
+            (WeightEntry(path, name, item["dtype"], tuple(item["shape"]), end - begin), end)
             for name, item in header.items()
             if name != "__metadata__"
             for begin, end in [item["data_offsets"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from mamba_server.engine.boot import (
 )
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
+from mamba_server.model.errors import UnsupportedModel
 
 assert mamba_server.__file__ is not None
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
@@ -269,6 +271,20 @@ def test_what_cannot_be_built_is_refused_before_memory_is_taken(
         start(report=lambda stage, *_: told.append(stage), **settings)
     assert getattr(caught.value, "exit_code", None) == code
     assert "allocating the arena" not in told
+
+
+def test_a_model_that_is_not_served_is_refused_whatever_its_plan(tmp_path: Path) -> None:
+    """And before anything is planned, compiled or read of its weights."""
+    config = json.loads((TINY / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "fp8"}})
+    )
+    (tmp_path / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes())
+    told: list[str] = []
+    with pytest.raises(UnsupportedModel, match="fp8") as caught:
+        start(lambda stage, *_: told.append(stage), model=str(tmp_path), arena_bytes=1)
+    assert caught.value.exit_code == 2
+    assert told == []
 
 
 # --- the workspace ---------------------------------------------------------------------------------------

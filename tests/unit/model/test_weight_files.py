@@ -152,12 +152,12 @@ def test_files_without_a_tensor_are_refused_before_one_is_looked_for(tmp_path: P
 def test_what_the_header_promises_and_the_type_does_not_hold_is_told_by_tensor(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}, "invalid shape, data type, or offset"),
-        ({"dtype": "Q4_0", "shape": [1], "data_offsets": [0, 8]}, "unknown variant `Q4_0`"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}, "cannot be read: .*invalid shape"),
+        ({"dtype": "Q4_0", "shape": [1], "data_offsets": [0, 8]}, "is stored as Q4_0"),
     ]
     for header, words in wrong:
         write(tmp_path / FILE, {"a": header}, bytes(8))
-        with pytest.raises(WeightsError, match=f"{FILE}: tensor a cannot be read: .*{words}"):
+        with pytest.raises(WeightsError, match=f"{FILE}: tensor a {words}"):
             Weights(tmp_path).take("a", (1,), torch.float32, cpu)
 
 

@@ -152,6 +152,18 @@ def test_an_unexpected_tensor_is_named_with_its_file(copy: Path) -> None:
         load(copy)
 
 
+@pytest.mark.parametrize(
+    ("stored", "name"), [(torch.float8_e4m3fn, "F8_E4M3"), (torch.uint8, "U8"), (torch.int8, "I8")]
+)
+def test_a_matrix_that_is_stored_quantized_is_named_with_its_type(
+    copy: Path, stored: torch.dtype, name: str
+) -> None:
+    """Its values without their scales would be taken for weights."""
+    rewrite(copy, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].to(stored)}))
+    with pytest.raises(WeightsError, match=rf"{FILE}.*lm_head\.weight.*{name}"):
+        load(copy)
+
+
 def test_heads_that_foresee_tokens_are_passed_over(copy: Path) -> None:
     rewrite(copy, lambda tensors: tensors.update({"mtp.layers.0.mixer.A_log": torch.zeros(3)}))
     load(copy)

@@ -58,6 +58,40 @@ def test_a_mixer_with_another_activation_behind_its_convolution_is_refused(name:
     assert "gelu" in why
 
 
+QUANTIZED: list[tuple[dict[str, Any], str]] = [
+    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+    ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4, "desc_act": True}}, "gptq"),
+    ({"quantization_config": {"load_in_8bit": True}}, "quantized"),
+    (
+        {"compression_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},
+        "compressed",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "word"), QUANTIZED)
+@pytest.mark.parametrize("name", ["granite-4.0-h-small", "nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b"])
+def test_quantized_weights_are_refused_by_the_name_of_their_method(
+    name: str, changes: dict[str, Any], word: str
+) -> None:
+    why = why_not_served(model(name, **changes)) or ""
+    assert word in why
+    assert "bfloat16" in why
+
+
+def test_quantized_weights_of_a_multimodal_model_are_refused_too() -> None:
+    inner = json.loads((CONFIGS / "nemotron-nano-9b-v2.json").read_text())
+    outer = {"model_type": "nemotron_vl", "text_config": inner, **QUANTIZED[0][0]}
+    assert "fp8" in (why_not_served(model_config_from_hf(outer)) or "")
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_a_configuration_that_says_nothing_of_quantization_is_not_quantized(nothing: Any) -> None:
+    plain = model("granite-4.0-h-small", quantization_config=nothing, compression_config=nothing)
+    assert plain == model("granite-4.0-h-small")
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [({"activation": "gelu"}, "gelu"), ({"latent": 64}, "latent"), ({"bias": True}, "bias")],
