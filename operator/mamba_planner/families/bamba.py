@@ -8,6 +8,7 @@ from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig
 def model_config(fields: Fields, architecture: str) -> ModelConfig:
     mixers = _mixers(fields)
     layers, owners = blocks.with_feed_forward(mixers, ["mlp"] * len(mixers))
+    eps = fields.number("rms_norm_eps", default=1e-5)
     proj_bias = fields.flag("mamba_proj_bias", default=False)
     return ModelConfig(
         family="bamba",
@@ -16,10 +17,15 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         vocab_size=fields.integer("vocab_size"),
         layers=layers,
         checkpoint_layers=owners,
-        mamba=blocks.mamba_d_mixer(fields, out_bias=proj_bias) if "mamba" in mixers else None,
+        mamba=blocks.mamba_d_mixer(fields, eps, out_bias=proj_bias) if "mamba" in mixers else None,
         gated_delta=None,
         attention=(
-            blocks.attention(fields, **blocks.rope(fields, theta=10_000.0, fraction=0.5))
+            blocks.attention(
+                fields,
+                kv_heads=8,
+                rope_theta=blocks.rope_theta(fields),
+                rotary_fraction=blocks.rotary_fraction(fields, default=0.5),
+            )
             if "attention" in mixers
             else None
         ),
@@ -29,11 +35,11 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
             gated=True,
             bias=fields.flag("mlp_bias", default=False),
         ),
-        norm_eps=fields.number("rms_norm_eps", default=1e-5),
+        norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
         max_position=fields.integer("max_position_embeddings"),
-        **blocks.common(fields),
+        **blocks.common(fields, bos=1, eos=2),
     )
 
 

@@ -51,7 +51,7 @@ def with_feed_forward(
     return tuple(layers), tuple(owners)
 
 
-def mamba_d_mixer(fields: Fields, inner: int | None = None, **more: Any) -> MambaConfig:
+def mamba_d_mixer(fields: Fields, norm_eps: float, inner: int | None = None, **more: Any) -> MambaConfig:
     """The mixer as Bamba, Granite hybrid and Falcon-H1 spell it (`mamba_n_heads`, `mamba_d_state`, …).
 
     `inner` is H * P when the family declares it apart from `mamba_expand`.
@@ -78,7 +78,7 @@ def mamba_d_mixer(fields: Fields, inner: int | None = None, **more: Any) -> Mamb
             conv_bias=fields.flag("mamba_conv_bias", "use_conv_bias", default=True),
             proj_bias=fields.flag("mamba_proj_bias", default=False),
             dt_limit=dt_limit(fields),
-            norm_eps=fields.number("rms_norm_eps", "layer_norm_epsilon", default=1e-5),
+            norm_eps=norm_eps,
             # One field of these families names it for the convolution and the feed-forward.
             activation=fields.word("hidden_act", default="silu"),
             **more,
@@ -106,13 +106,23 @@ def dt_limit(fields: Fields) -> tuple[float, float]:
     return low, high
 
 
-def attention(fields: Fields, **more: Any) -> AttentionConfig:
-    """Grouped-query attention under the names all families share."""
+def attention(
+    fields: Fields, *, kv_heads: int | None = None, head_dim: int = 0, **more: Any
+) -> AttentionConfig:
+    """Grouped-query attention under the names all families share.
+
+    kv_heads, head_dim: of a configuration that leaves the field out, as transformers' classes have them;
+    None = as many as heads, 0 = the hidden size over the heads.
+    """
     heads = fields.integer("num_attention_heads")
-    kv_heads = fields.integer("num_key_value_heads", default=heads)
+    if kv_heads is None or fields.has("num_key_value_heads"):
+        # null stands for as many as heads, in whatever family.
+        kv_heads = fields.integer("num_key_value_heads", default=heads)
+    elif heads % kv_heads:
+        kv_heads = fields.integer("num_key_value_heads")
     if heads % kv_heads:
         raise fields.wrong("num_key_value_heads", f"{kv_heads} must divide the {heads} attention heads")
-    head_dim = fields.integer("head_dim", "attention_head_dim", default=0, minimum=0)
+    head_dim = fields.integer("head_dim", "attention_head_dim", default=head_dim, minimum=0)
     head_dim = head_dim or fields.integer("hidden_size") // heads
     if not head_dim:
         raise fields.wrong(
@@ -129,8 +139,8 @@ def attention(fields: Fields, **more: Any) -> AttentionConfig:
     )
 
 
-def rope(fields: Fields, theta: float, fraction: float) -> dict[str, float]:
-    """`rope_theta` and `rotary_fraction` from the new `rope_parameters` or the older flat fields.
+def rope_theta(fields: Fields) -> float:
+    """From the new `rope_parameters` or the older flat field.
 
     Raises `WrongField` for scaled variants (yarn, linear, …): serving them as plain RoPE would be wrong.
     """
@@ -139,23 +149,29 @@ def rope(fields: Fields, theta: float, fraction: float) -> dict[str, float]:
         kind = scaling.word("rope_type", "type", default="default")
         if kind != "default":
             raise fields.wrong("rope_parameters", f"rope type {kind!r} is not supported; supported: default")
-    return {
-        "rope_theta": parameters.number("rope_theta", default=fields.number("rope_theta", default=theta)),
-        "rotary_fraction": parameters.number(
-            "partial_rotary_factor", default=fields.number("partial_rotary_factor", default=fraction)
-        ),
-    }
+    return parameters.number("rope_theta", default=fields.number("rope_theta", default=10_000.0))
 
 
-def common(fields: Fields) -> dict[str, Any]:
-    """The fields every family spells alike. `parameters` is filled in by the registry."""
+def rotary_fraction(fields: Fields, default: float) -> float:
+    """From `rope_parameters` alone: of the families that rotate a part of each head not all read the older
+    flat field, and the others rotate all of it whatever they say."""
+    return fields.section("rope_parameters").number("partial_rotary_factor", default=default)
+
+
+def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:
+    """The fields every family spells alike. `parameters` is filled in by the registry.
+
+    bos, eos: of a configuration that leaves the field out, as transformers' classes have them.
+    """
     dtype = fields.word("dtype", "torch_dtype", default="float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise fields.wrong("dtype", f"{dtype!r} is not supported; supported: float32, bfloat16, float16")
     return {
         "dtype": dtype,
-        "bos_token_id": fields.integer("bos_token_id", default=None, minimum=0),
-        "eos_token_ids": fields.tokens("eos_token_id"),
+        "bos_token_id": fields.integer(
+            "bos_token_id", default=None if fields.has("bos_token_id") else bos, minimum=0
+        ),
+        "eos_token_ids": fields.tokens("eos_token_id", default=() if eos is None else (eos,)),
         "parameters": 0,
         "quantized": _quantized(fields),
     }

@@ -7,6 +7,7 @@ from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig, Multip
 
 def model_config(fields: Fields, architecture: str) -> ModelConfig:
     count = fields.layer_count("num_hidden_layers")
+    eps = fields.number("rms_norm_eps", default=1e-5)
     parallel: list[LayerKind] = ["mamba_attention"] * count
     layers, owners = blocks.with_feed_forward(parallel, ["mlp"] * count)
     return ModelConfig(
@@ -18,25 +19,26 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         checkpoint_layers=owners,
         mamba=blocks.mamba_d_mixer(
             fields,
+            eps,
             inner=fields.integer("mamba_d_ssm", default=None),
             gated_norm=fields.flag("mamba_rms_norm", default=False),
             norm_before_gate=fields.flag("mamba_norm_before_gate", default=True),
             out_bias=fields.flag("projectors_bias", default=False),
         ),
         gated_delta=None,
-        attention=blocks.attention(fields, **blocks.rope(fields, theta=10_000.0, fraction=1.0)),
+        attention=blocks.attention(fields, kv_heads=8, rope_theta=blocks.rope_theta(fields)),
         mlp=MlpConfig(
             intermediate=fields.integer("intermediate_size"),
             activation=fields.word("hidden_act", default="silu"),
             gated=True,
             bias=fields.flag("mlp_bias", default=False),
         ),
-        norm_eps=fields.number("rms_norm_eps", default=1e-5),
+        norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
         max_position=fields.integer("max_position_embeddings"),
         multipliers=_multipliers(fields),
-        **blocks.common(fields),
+        **blocks.common(fields, bos=1, eos=2),
     )
 
 

@@ -29,6 +29,10 @@ class Fields:
         """Whether it has any field."""
         return bool(self._values)
 
+    def has(self, name: str) -> bool:
+        """Whether the field is there, if only as null."""
+        return name in self._values
+
     @overload
     def integer(self, *names: str, minimum: int = ...) -> int: ...
     @overload
@@ -103,11 +107,11 @@ class Fields:
             raise self.wrong(name, f"expected {length} numbers, found {len(values)}")
         return tuple(self._as_float(name, value) for value in values)
 
-    def tokens(self, name: str) -> tuple[int, ...]:
-        """One token id or a list of them, as in `eos_token_id`; absent = none."""
+    def tokens(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """One token id or a list of them, as in `eos_token_id`; null = none."""
         value = self._values.get(name)
         if value is None:
-            return ()
+            return () if self.has(name) else default
         values = value if isinstance(value, list | tuple) else [value]
         for item in values:
             if isinstance(item, bool) or not isinstance(item, int):

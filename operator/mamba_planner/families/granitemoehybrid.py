@@ -8,11 +8,15 @@ from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig, MoeCon
 
 def model_config(fields: Fields, architecture: str) -> ModelConfig:
     mixers = _mixers(fields)
-    experts = fields.integer("num_local_experts", default=0, minimum=0)
+    # Those without experts say that they have 0.
+    experts = fields.integer(
+        "num_local_experts", default=0 if fields.has("num_local_experts") else 8, minimum=0
+    )
     layers, owners = blocks.with_feed_forward(mixers, ["moe" if experts else "mlp"] * len(mixers))
     activation = fields.word("hidden_act", default="silu")
     shared = fields.integer("shared_intermediate_size")
     with_rope = fields.word("position_embedding_type", default="nope") == "rope"
+    eps = fields.number("rms_norm_eps", default=1e-6)
     proj_bias = fields.flag("mamba_proj_bias", default=False)
     return ModelConfig(
         family="granitemoehybrid",
@@ -21,13 +25,13 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         vocab_size=fields.integer("vocab_size"),
         layers=layers,
         checkpoint_layers=owners,
-        mamba=blocks.mamba_d_mixer(fields, out_bias=proj_bias) if "mamba" in mixers else None,
+        mamba=blocks.mamba_d_mixer(fields, eps, out_bias=proj_bias) if "mamba" in mixers else None,
         gated_delta=None,
         attention=(
             blocks.attention(
                 fields,
                 scale=fields.number("attention_multiplier"),
-                **(blocks.rope(fields, theta=10_000.0, fraction=1.0) if with_rope else {}),
+                rope_theta=blocks.rope_theta(fields) if with_rope else None,
             )
             if "attention" in mixers
             else None
@@ -47,12 +51,12 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
             if experts
             else None
         ),
-        norm_eps=fields.number("rms_norm_eps", default=1e-6),
+        norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
         max_position=fields.integer("max_position_embeddings"),
         multipliers=_multipliers(fields),
-        **blocks.common(fields),
+        **blocks.common(fields, bos=1, eos=2),
     )
 
 

@@ -47,5 +47,5 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         max_position=fields.integer(
             "max_position_embeddings", "max_sequence_length", default=blocks.NO_LIMIT
         ),
-        **blocks.common(fields),
+        **blocks.common(fields, bos=0, eos=2),
     )

@@ -22,7 +22,9 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         mamba=_mamba(fields) if "mamba" in layers else None,
         gated_delta=None,
         # The family's projections have no bias whatever `attention_bias` says, and no positional embedding.
-        attention=blocks.attention(fields, bias=False) if "attention" in layers else None,
+        attention=(
+            blocks.attention(fields, kv_heads=8, head_dim=128, bias=False) if "attention" in layers else None
+        ),
         mlp=_mlp(fields) if "mlp" in layers else None,
         moe=_moe(fields) if "moe" in layers else None,
         norm_eps=fields.number("layer_norm_epsilon", "rms_norm_eps", "norm_eps", default=1e-5),
@@ -30,7 +32,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         residual_in_fp32=fields.flag("residual_in_fp32", default=False),
         max_position=fields.integer("max_position_embeddings"),
         state_dtype_hint=fields.word("mamba_ssm_cache_dtype", default="") or None,
-        **blocks.common(fields),
+        **blocks.common(fields, bos=1, eos=2),
     )
 
 

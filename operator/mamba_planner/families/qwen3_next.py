@@ -22,7 +22,15 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         gated_delta=_gated_delta(fields, eps, activation) if "gated_delta" in mixers else None,
         attention=(
             blocks.attention(
-                fields, output_gate=True, qk_norm=True, **blocks.rope(fields, theta=10_000.0, fraction=0.25)
+                fields,
+                kv_heads=2,
+                head_dim=256,
+                output_gate=True,
+                qk_norm=True,
+                rope_theta=blocks.rope_theta(fields),
+                rotary_fraction=blocks.rotary_fraction(
+                    fields, default=fields.number("partial_rotary_factor", default=0.25)
+                ),
             )
             if "attention" in mixers
             else None
@@ -37,7 +45,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
         max_position=fields.integer("max_position_embeddings"),
-        **blocks.common(fields),
+        **blocks.common(fields, bos=None, eos=None),
     )
 
 
@@ -83,7 +91,7 @@ def _mixers(fields: Fields) -> list[LayerKind]:
 
 
 def _feed_forward(fields: Fields, count: int) -> list[LayerKind]:
-    experts = fields.integer("num_experts", default=0, minimum=0)
+    experts = fields.integer("num_experts", default=0 if fields.has("num_experts") else 512, minimum=0)
     step = fields.integer("decoder_sparse_step", default=1)
     dense = fields.items("mlp_only_layers") or []
     for index in dense:

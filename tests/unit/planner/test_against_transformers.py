@@ -1,13 +1,19 @@
 """The adapters agree with transformers' own classes: parameter counts and today's saved configurations."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mamba_planner.families import model_config_from_hf
+from mamba_planner.families import ModelConfigError, model_config_from_hf
+from mamba_planner.model_config import ModelConfig
 
 transformers = pytest.importorskip("transformers")
+
+CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
+PUBLISHED = sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 SMALL: dict[str, dict[str, Any]] = {
     "NemotronH": {
@@ -47,6 +53,10 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def published(name: str) -> dict[str, Any]:
+    return dict(json.loads((CONFIGS / f"{name}.json").read_text()))
+
+
 def saved(name: str) -> tuple[Any, dict[str, Any]]:
     """The transformers configuration and what it would write to config.json."""
     config = getattr(transformers, f"{name}Config")(**SMALL[name])
@@ -72,6 +82,83 @@ def test_a_configuration_saved_today_is_read(name: str) -> None:
     assert neutral.recurrent_layers == sum(kinds.get(kind, 0) for kind in config.layer_types)
     assert neutral.hidden_size == 32
     assert neutral.architecture == f"{name}ForCausalLM"
+
+
+def of_transformers(config: dict[str, Any]) -> ModelConfig:
+    """Read after transformers has filled in what is not said; raises what it raises."""
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    filled = transformers.AutoConfig.for_model(config["model_type"], **fields)
+    read = model_config_from_hf(
+        {**json.loads(filled.to_json_string(use_diff=False)), "model_type": filled.model_type}
+    )
+    # A hint is what a checkpoint asks for, not what a class assumes.
+    return read if "mamba_ssm_cache_dtype" in config else replace(read, state_dtype_hint=None)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_says_to_us_what_it_says_to_transformers(name: str) -> None:
+    config = published(name)
+    assert model_config_from_hf(config) == of_transformers(config)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_field_that_is_left_out_is_what_transformers_takes(name: str) -> None:
+    """Or refused: what decides shapes is not guessed."""
+    config, compared = published(name), 0
+    for field in sorted(config):
+        without = {key: value for key, value in config.items() if key != field}
+        try:
+            ours = model_config_from_hf(without)
+        except ModelConfigError:
+            continue
+        try:
+            theirs = of_transformers(without)
+        except Exception:  # the default does not go with the other fields
+            continue
+        assert ours == theirs, field
+        compared += 1
+    assert compared > len(config) // 4
+
+
+ROTARY = [
+    ("bamba-9b", {"partial_rotary_factor": 1.0}),
+    (
+        "bamba-9b",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25}},
+    ),
+    ("falcon-h1-7b", {"partial_rotary_factor": 0.5}),
+    (
+        "falcon-h1-7b",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}},
+    ),
+    ("granite-4.0-h-tiny", {"position_embedding_type": "rope", "partial_rotary_factor": 0.5}),
+    ("qwen3-next-80b-a3b", {"partial_rotary_factor": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), ROTARY)
+def test_as_much_of_a_head_is_rotated_as_in_transformers(name: str, changes: dict[str, Any]) -> None:
+    import torch
+
+    config = {**published(name), **changes}
+    ours = model_config_from_hf(config).attention
+    assert ours is not None
+    small = {"num_hidden_layers": 1, "layer_types": None, "vocab_size": 8, "num_experts": 2}
+    if name.startswith("granite"):
+        small = {
+            "num_hidden_layers": 1,
+            "layer_types": ["attention"],
+            "vocab_size": 8,
+            "num_local_experts": 2,
+        }
+    fields = {
+        key: value for key, value in {**config, **small}.items() if key != "model_type" and value is not None
+    }
+    theirs = transformers.AutoConfig.for_model(config["model_type"], **fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(theirs)
+    (inverse,) = (buffer for found, buffer in model.named_buffers() if found.endswith("rotary_emb.inv_freq"))
+    assert ours.rotated == 2 * len(inverse)
 
 
 @pytest.mark.parametrize("name", ["NemotronH", "Mamba2"])
