@@ -1,4 +1,4 @@
-"""Attention over pages, and the writing of keys and values."""
+"""Attention over pages, and what is in front of it: rotary positions, and the writing of keys and values."""
 
 import numpy as np
 import torch
@@ -7,6 +7,7 @@ from mamba_kernels.bench.case import Case, Inputs
 from mamba_kernels.bench.model_shape import ModelShape
 from mamba_kernels.dispatch.operators import Operators
 from mamba_kernels.paged_attention import AttentionPlan
+from mamba_kernels.rope import frequencies, turns
 
 PAGE = 16
 
@@ -17,6 +18,7 @@ def attention_cases(name: str, shape: ModelShape, device: torch.device, *, small
     pieces = ((128, 512),) if small else ((2048, 2048), (2048, 16_384))
     cases = [_attend(name, shape, device, rows, 1, context) for rows, context in decodes]
     cases += [_attend(name, shape, device, 1, tokens, context) for tokens, context in pieces]
+    cases += [_rope(name, shape, device, rows) for rows in ((256,) if small else (64, 4096))]
     return [*cases, _write(name, shape, device, 256 if small else 4096)]
 
 
@@ -62,6 +64,27 @@ def _attend(
         sequences * (2 * context * shape.kv_heads + 2 * new * shape.heads) * shape.head_dim * 2,
         sequences * 4 * seen * shape.heads * shape.head_dim,
     )
+
+
+def _rope(name: str, shape: ModelShape, device: torch.device, rows: int) -> Case:
+    """Queries and keys side by side, values behind them, as a layer has them. All of each head is turned."""
+    turned = shape.heads + shape.kv_heads
+
+    def inputs(size: int) -> Inputs:
+        generator = torch.Generator(device).manual_seed(0)
+        wide = turned + shape.kv_heads
+        joined = torch.randn(size, wide, shape.head_dim, generator=generator, device=device).bfloat16()
+        positions = torch.arange(size, dtype=torch.int32, device=device)
+        cos, sin = turns(positions, frequencies(10_000.0, shape.head_dim, device))
+        return {"x": joined[:, :turned], "cos": cos, "sin": sin}
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.rope(given["x"], given["cos"], given["sin"])
+        return (given["x"],)
+
+    # Cosines and sines, which a step makes once, are read by all its layers.
+    least = 2 * rows * turned * shape.head_dim * 2
+    return Case("rope", f"{name}, {rows} rows", rows, min(rows, 64), inputs, run, least)
 
 
 def _write(name: str, shape: ModelShape, device: torch.device, tokens: int) -> Case:

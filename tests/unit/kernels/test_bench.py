@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 SMALL = ModelShape(H=4, P=8, N=16, G=2, d=24, heads=4, kv_heads=2, head_dim=16, vocabulary=300)
 OPERATORS = {
     "state_update", "ssd_prefill", "conv1d_update", "conv1d_prefill", "paged_attention", "kv_write",
-    "rms_norm", "gated_norm", "sample", "gated_delta_update", "gated_delta_prefill", "moe",
+    "rms_norm", "gated_norm", "sample", "gated_delta_update", "gated_delta_prefill", "moe", "rope",
 }  # fmt: skip
 
 
@@ -38,7 +38,9 @@ def test_every_operator_is_measured_and_told_in_json(
     chosen = backend_for(CPU, torch.bfloat16)
     assert told["kernels"] == chosen.name
     beside_torch = {each["operator"] for each in told["results"] if each.get("times_torch", 0) > 0}
-    assert beside_torch == ({"gated_delta_update", "gated_delta_prefill"} if chosen.library else set())
+    assert beside_torch == (
+        {"gated_delta_update", "gated_delta_prefill", "rope"} if chosen.library else set()
+    )
     assert told["machine"]["copy_bytes_per_second"] > 0
     assert torch.__version__.startswith(told["machine"]["versions"]["torch"])
     assert len(capsys.readouterr().err.splitlines()) == 1 + len(told["results"])
@@ -59,7 +61,7 @@ def test_what_is_wrong_has_no_figure(
 
 
 def test_the_least_bytes_are_those_of_what_is_read_and_written() -> None:
-    """Of the two whose least is all their tensors."""
+    """Of those whose least is all their tensors."""
     cases = {case.operator: case for case in bench.cases_of("small", CPU, small=True)}
     update = cases["state_update"]
     given = update.inputs(update.size)
@@ -70,6 +72,8 @@ def test_the_least_bytes_are_those_of_what_is_read_and_written() -> None:
     write = cases["kv_write"]
     given = write.inputs(write.size)
     assert write.least_bytes == 2 * (given["key"].nbytes + given["value"].nbytes)
+    rope = cases["rope"]
+    assert rope.least_bytes == 2 * rope.inputs(rope.size)["x"].nbytes
 
 
 def test_a_device_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
