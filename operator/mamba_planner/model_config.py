@@ -48,6 +48,11 @@ class MambaConfig:
         """C: channels of the convolution, x | B | C."""
         return self.inner + 2 * self.groups * self.state_size
 
+    @property
+    def state_elements(self) -> int:
+        """Of the recurrent part of a state."""
+        return self.inner * self.state_size
+
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaConfig:
@@ -65,6 +70,11 @@ class GatedDeltaConfig:
     @property
     def conv_dim(self) -> int:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def state_elements(self) -> int:
+        """Of the recurrent part of a state."""
+        return self.value_heads * self.value_dim * self.key_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ measures both.
 """
 
 from mamba_planner.arithmetic import DTYPE_BYTES
-from mamba_planner.model_config import MambaConfig, ModelConfig
+from mamba_planner.model_config import GatedDeltaConfig, MambaConfig, ModelConfig
 
 LOGIT_ROWS = 256
 """Rows whose logits are computed together."""
@@ -22,6 +22,8 @@ _PAIRS = 1 << 23
 """Elements of the products of positions within chunks that the scan holds at once."""
 _GATHERED = 1 << 23
 """Elements of states that a decode gathers at once."""
+_SOLVED = 64
+"""Tokens that the gated delta rule solves for together."""
 _QUERY_BLOCK = 256
 """Rows of a piece with context that are attended together."""
 _EXTRA_CHUNKS = 8
@@ -32,9 +34,9 @@ _PLANS = 160
 """Bytes of index tensors a token."""
 
 
-def scanned_chunks(mamba: MambaConfig) -> int:
+def scanned_chunks(mixer: MambaConfig | GatedDeltaConfig) -> int:
     """Chunks of pieces that are scanned together."""
-    return max(1, min(SCANNED_CHUNKS, SCANNED_STATES // (mamba.inner * mamba.state_size)))
+    return max(1, min(SCANNED_CHUNKS, SCANNED_STATES // mixer.state_elements))
 
 
 def workspace_bytes(
@@ -55,7 +57,7 @@ def workspace_bytes(
     if (mamba := model.mamba) is not None:
         stages.append(_mamba(mamba, size, tokens, min(running, tokens), chunk))
     if (delta := model.gated_delta) is not None:
-        stages.append((2 * delta.conv_dim + 4 * delta.value_heads * delta.value_dim) * 4 * tokens)
+        stages.append(_gated_delta(delta, size, tokens, min(running, tokens)))
     stages.append(_attention(model, size, tokens, longest))
     if "mamba_attention" in model.layers:
         stages.append(sum(stages))
@@ -84,6 +86,25 @@ def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) ->
     gathered = min(rows * state, max(_GATHERED, state))
     decode = convolved + rows * mamba.conv_kernel * mamba.conv_dim * (3 * size + 8) + 12 * gathered
     norm = tokens * inner * (3 * 4 + size)
+    return kept + max(prefill, decode, norm)
+
+
+def _gated_delta(delta: GatedDeltaConfig, size: int, tokens: int, rows: int) -> int:
+    values, spread = delta.value_heads * delta.value_dim, delta.value_heads * delta.key_dim
+    # Projection and output.
+    kept = tokens * (delta.conv_dim + 2 * values + 2 * delta.value_heads) * size
+    state = delta.state_elements
+    convolved = tokens * delta.conv_dim * size
+    # Queries, keys and values in float32, the first two once for each value head, and one more in between.
+    wide = 4 * (3 * spread + values + 6 * delta.value_heads)
+    widest = max(delta.value_dim, delta.key_dim)
+    solved = 4 * delta.value_heads * _SOLVED * 6 * (_SOLVED + widest)
+    # States where pieces begin, as stored and in float32, and some of the piece that is computed.
+    states = (6 * min(scanned_chunks(delta), rows) + 4 * 6) * state
+    prefill = 2 * convolved + tokens * wide + states + solved
+    gathered = min(rows * state, max(_GATHERED, state))
+    decode = rows * (delta.conv_kernel * delta.conv_dim * (3 * size + 8) + wide) + 16 * gathered
+    norm = tokens * values * (3 * 4 + 2 * size)
     return kept + max(prefill, decode, norm)
 
 

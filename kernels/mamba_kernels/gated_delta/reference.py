@@ -17,6 +17,8 @@ from mamba_kernels.stochastic_rounding import round_to_float16_
 
 CHUNK = 64
 """Tokens that are solved for together at most."""
+GATHER_ELEMENTS = 1 << 23
+"""Bound on the states that a decode gathers at once (or one of them)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,22 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
     written.
     """
     rows = _Rows.of(inputs)
+    for some, part in plan.split(max(1, GATHER_ELEMENTS // state[0].numel())):
+        out[some] = _updated(state, rows.part(some), part)
+
+
+def _updated(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tensor:
+    """All rows of `plan` at once: [n, H, V]."""
     q, k, v = (each.transpose(0, 1) for each in (rows.q, rows.k, rows.v))  # [n, H, ..]
     s = plan.read(state).to(v.dtype) * rows.log_decay.t().exp()[..., None, None]
     wrong = v - (s @ k[..., None])[..., 0]
     s = s + (wrong * rows.beta.t()[..., None])[..., None] * k[..., None, :]
-    out.copy_((s @ q[..., None])[..., 0])
+    y = (s @ q[..., None])[..., 0]
     if state.dtype == torch.float16:
         s = s.contiguous()
         round_to_float16_(s, plan.device_noise)
     plan.write(state, s)
+    return y
 
 
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:

@@ -69,7 +69,8 @@ class Measured:
         self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any],
         trial: BootOverrides = NO_OVERRIDES, **settings: Any,
     ) -> None:  # fmt: skip
-        (directory / "config.json").write_text(json.dumps(CONFIG | config))
+        whole = config if "model_type" in config else CONFIG | config
+        (directory / "config.json").write_text(json.dumps(whole))
         monkeypatch.setattr(hybrid, "Weights", AnyWeights)
         monkeypatch.setattr(booting, "weights_size", lambda _: WeightsSize(0, 0, 0))
         # What was planned holds for torch, too. The kernels in C++ hold less, which torch does not see.
@@ -129,6 +130,72 @@ def test_no_step_takes_more_than_was_planned(
     measured.add(*lengths, **params)
     taken = max(measured.step() for _ in range(steps))
     assert measured.planned / 40 < taken <= measured.planned
+
+
+COMMON = {
+    "vocab_size": 1000, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 512, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+    "torch_dtype": "float32", "eos_token_id": 2,
+}  # fmt: skip
+MIXER = {
+    "mamba_n_heads": 16, "mamba_d_head": 16, "mamba_d_state": 64, "mamba_n_groups": 1, "mamba_d_conv": 4,
+}  # fmt: skip
+GRANITE = COMMON | MIXER | {
+    "model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"], "attention_multiplier": 0.1,
+    "shared_intermediate_size": 512, "num_local_experts": 0,
+}  # fmt: skip
+QWEN3_NEXT = COMMON | {
+    "model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"], "head_dim": 64,
+    "num_experts": 0, "linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_value_head_dim": 64,
+    "linear_key_head_dim": 64, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+OF_EXPERTS = {"num_experts_per_tok": 6, "moe_intermediate_size": 192}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Granite": GRANITE,
+    "Granite with experts": GRANITE | {
+        "num_local_experts": 16, "num_experts_per_tok": 6, "intermediate_size": 192,
+    },
+    "experts alone": CONFIG | OF_EXPERTS | {
+        "hybrid_override_pattern": "E", "n_routed_experts": 16, "moe_shared_expert_intermediate_size": 384,
+    },
+    "Nemotron 3 Nano": CONFIG | OF_EXPERTS | {
+        "hybrid_override_pattern": "ME*", "n_routed_experts": 16, "moe_shared_expert_intermediate_size": 384,
+    },
+    "Falcon-H1": COMMON | MIXER | {
+        "model_type": "falcon_h1", "num_hidden_layers": 2, "head_dim": 32, "mamba_d_ssm": 256,
+        "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+    },
+    "Bamba": COMMON | MIXER | {"model_type": "bamba", "num_hidden_layers": 2, "attn_layer_indices": [1]},
+    "rotated attention alone": COMMON | MIXER | {
+        "model_type": "bamba", "num_hidden_layers": 1, "attn_layer_indices": [0], "num_attention_heads": 16,
+        "num_key_value_heads": 16, "head_dim": 64, "intermediate_size": 16,
+    },
+    "Qwen3-Next": QWEN3_NEXT | {"num_experts": 16, "shared_expert_intermediate_size": 96, **OF_EXPERTS},
+    "the delta rule alone": QWEN3_NEXT | {"layer_types": ["linear_attention"], "intermediate_size": 16},
+    "gated attention alone": QWEN3_NEXT | {
+        "layer_types": ["full_attention"], "num_attention_heads": 16, "num_key_value_heads": 16,
+        "intermediate_size": 16,
+    },
+    "Mamba2": COMMON | {
+        "model_type": "mamba2", "num_hidden_layers": 1, "num_heads": 16, "head_dim": 16, "n_groups": 1,
+        "state_size": 64, "conv_kernel": 4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_step_of_any_family_takes_more_than_was_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
+) -> None:
+    most = 0.0
+    for lengths, steps in (([511], 1), ([17] * 30, 1), ([3] * 32, 2), ([1500], 3)):
+        measured = Measured(tmp_path, monkeypatch, FAMILIES[family], dtype=dtype)
+        measured.add(*lengths)
+        taken = max(measured.step() for _ in range(steps))
+        assert taken <= measured.planned, lengths
+        most = max(most, taken / measured.planned)
+    assert most > 1 / 40
 
 
 @STEPS

@@ -1,9 +1,11 @@
 """The gated delta rule says what transformers' functions say, token by token and in chunks."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
+from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update, reference
 from mamba_kernels.no_sync import no_sync
 from mamba_kernels.slot_plan import SlotPlan
 from testmodels.chunks import CPU, PiecePlan, chunk_plan, ints, poisoned, strided_cache
@@ -64,6 +66,33 @@ def test_a_prompt_is_its_tokens_one_by_one_and_checkpoints_are_their_states() ->
             gated_delta_update(stepped, rows.part(slice(t, t + 1)).inputs, some, alone[t : t + 1])
     torch.testing.assert_close(out, alone, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(state[[5, 6, 7, 8]], stepped[[5, 6, 7, 8]], rtol=1e-10, atol=1e-10)
+
+
+def test_a_decode_gathers_no_more_states_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 9
+    rows, plan = (
+        Delta(H, G, V, K, n),
+        SlotPlan.build(*(ints(range(first, first + n)) for first in (0, 0, 20)), CPU),
+    )
+    state = torch.randn(30, H, V, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    at_once, expected = state.clone(), poisoned(n, H, V)
+    gated_delta_update(at_once, rows.inputs, plan, expected)
+    read: list[int] = []
+
+    def counted(
+        self: SlotPlan, cache: torch.Tensor, whole: Callable[..., torch.Tensor] = SlotPlan.read
+    ) -> torch.Tensor:
+        states = whole(self, cache)
+        read.append(len(states))
+        return states
+
+    monkeypatch.setattr(SlotPlan, "read", counted)
+    monkeypatch.setattr(reference, "GATHER_ELEMENTS", 4 * H * V * K)
+    in_parts, out = state.clone(), poisoned(n, H, V)
+    gated_delta_update(in_parts, rows.inputs, plan, out)
+    assert read == [4, 4, 1]
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(in_parts, at_once, rtol=1e-12, atol=1e-12)
 
 
 def test_rows_and_pieces_know_nothing_of_their_neighbours() -> None:

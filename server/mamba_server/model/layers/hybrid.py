@@ -100,9 +100,12 @@ class HybridModel:
         # There are fewer hidden states than logits.
         self.head: Rows = head if factors.logits == 1 else lambda hidden: head(hidden * factors.logits)
         weights.finish(self._names.unused)
-        # The C++ kernels hold one state, in batch-invariant mode the scan one a sequence: both take all rows.
-        together = batch_invariant or library is not None or config.mamba is None
-        self._most_chunks = None if together or config.mamba is None else scanned_chunks(config.mamba)
+        # The C++ kernels, and Triton's of the delta rule, hold one state, in batch-invariant mode the scan
+        # one a sequence: they take all rows.
+        recurrence = config.mamba or config.gated_delta
+        one_state = library is not None or (config.mamba is None and self.backend.name == TRITON)
+        together = batch_invariant or one_state or recurrence is None
+        self._most_chunks = None if together or recurrence is None else scanned_chunks(recurrence)
         attending = [found for block in self.blocks if (found := _attention(block.mixer)) is not None]
         self._gathered = any(attention.gathers for attention in attending)
 
