@@ -68,9 +68,14 @@ def _file_size(path: Path) -> WeightsSize:
                     raise ValueError(f"{name} lies from byte {begin} to {end}")
                 stored += end - begin
                 elements += prod(tensor["shape"])
-                of_matrices += prod(tensor["shape"]) if len(tensor["shape"]) == 2 else 0
+                of_matrices += prod(tensor["shape"]) if _of_matrices(tensor["shape"]) else 0
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path}: its header is damaged: {error!r}") from error
     return WeightsSize(stored, elements, of_matrices)
+
+
+def _of_matrices(shape: list[int]) -> bool:
+    """Whether it is one, or one of each expert. The second dimension of a convolution's three is 1."""
+    return len(shape) == 2 or (len(shape) == 3 and shape[1] > 1)

@@ -6,6 +6,7 @@ The planner measures and the engine loads the same files, and both name what is 
 import json
 import struct
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,16 @@ def tensors(path: Path, **values: int) -> None:
 
 def index(directory: Path, **files: str) -> None:
     (directory / INDEX).write_text(json.dumps({"weight_map": files}))
+
+
+def test_matrices_of_all_experts_are_matrices_and_a_convolution_is_none(tmp_path: Path) -> None:
+    header, offset = {}, 0
+    for name, shape in {"up": [6, 5], "experts": [4, 6, 5], "conv1d": [8, 1, 4], "bias": [6]}.items():
+        size = 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    write(tmp_path / FILE, header, bytes(offset))
+    assert weights_size(tmp_path) == WeightsSize(offset, 188, 150)
 
 
 def test_a_second_splitting_of_the_same_weights_is_not_counted(tmp_path: Path) -> None:
