@@ -96,7 +96,7 @@ def planner_input(
         )
     try:
         settings = engine_settings(deployment)
-        return PlannerInput(model, settings, device, _loaded_bytes(weights, settings), not_served)
+        return PlannerInput(model, settings, device, _loaded_bytes(weights, model, settings), not_served)
     except mamba_planner.UnusableInput as error:
         return SpecInvalid(str(error))
 
@@ -124,9 +124,11 @@ def planned(
     )
 
 
-def _loaded_bytes(weights: WeightsSize | None, settings: EngineSettings) -> int | None:
+def _loaded_bytes(weights: WeightsSize | None, model: ModelConfig, settings: EngineSettings) -> int | None:
+    if weights is None:
+        return None
     constraints = mamba_planner.Constraints.of(settings)
-    return None if weights is None else weights.loaded(constraints.dtype, constraints.quantization)
+    return weights.loaded(constraints.dtype or model.dtype, constraints.quantization)
 
 
 def depends_on_nodes(deployment: MambaDeployment) -> bool:

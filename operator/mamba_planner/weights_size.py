@@ -17,11 +17,6 @@ class WeightsSize:
     elements: int
     of_matrices: int
 
-    def loaded(self, dtype: str | None, quantization: Quantization = "none") -> int:
-        """Bytes in memory as `dtype`; None = as stored, but for what quantization takes."""
-        if quantization == "none" and dtype is None:
-            return self.bytes
-        if dtype is None:
-            rest = self.bytes * (self.elements - self.of_matrices) // max(self.elements, 1)
-            return rest + loaded_bytes(self.of_matrices, self.of_matrices, "float32", quantization)
+    def loaded(self, dtype: str, quantization: Quantization = "none") -> int:
+        """Bytes in memory as `dtype`, whatever type the files have."""
         return loaded_bytes(self.elements, self.of_matrices, dtype, quantization)

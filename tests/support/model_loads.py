@@ -10,7 +10,7 @@ from mamba_planner.weights_size import WeightsSize
 from operator_objects import NOW, applied, fitting_owner, nano_config, planned
 
 COMMIT = "c0ffee" + "0" * 34
-REPORT = ModelReport(COMMIT, nano_config(), WeightsSize(17_778_000_000, 8_888_000_000, 8_880_000_000))
+REPORT = ModelReport(COMMIT, nano_config(), WeightsSize(17_778_000_000, 8_889_000_000, 8_880_000_000))
 
 
 def cached(uri: str = "hf://org/model", *, cache: dict[str, Any] | None = None, **spec: Any) -> Manifest:

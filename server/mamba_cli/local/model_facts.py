@@ -33,8 +33,8 @@ class ModelFacts:
     size: WeightsSize | None
 
     def weights_bytes(self, dtype: str | None, quantization: Quantization = "none") -> int | None:
-        """Bytes once loaded as `dtype` (None = as stored); None = by parameter count."""
-        return None if self.size is None else self.size.loaded(dtype, quantization)
+        """Bytes once loaded as `dtype` (None = the configuration's); None = by parameter count."""
+        return None if self.size is None else self.size.loaded(dtype or self.config.dtype, quantization)
 
 
 def facts_of_directory(directory: Path) -> ModelFacts:

@@ -406,6 +406,17 @@ def test_weights_follow_the_type_they_are_loaded_as(tmp_path: Path) -> None:
     assert facts.weights_bytes("float32", "int8") == 32 + 64 + 2 * 2
 
 
+def test_weights_stored_wider_than_the_configuration_says_are_counted_as_the_engine_loads_them(
+    tmp_path: Path,
+) -> None:
+    folder = model_directory(tmp_path / "m")
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    safetensors(folder / "a.safetensors", {"x": ("F32", [8], 32), "y": ("F32", [2, 32], 256)})
+    facts = facts_of_directory(folder)
+    assert facts.weights_bytes(None) == facts.weights_bytes("bfloat16") == 144
+    assert facts.weights_bytes(None, "int8") == 16 + 64 + 2 * 2
+
+
 def test_true_weights_stand_in_the_plan(tmp_path: Path) -> None:
     folder = model_directory(tmp_path / "m")
     safetensors(folder / "a.safetensors", {"x": ("BF16", [1000], 2000)})

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.memory_plan import plan_memory
+from mamba_operator.memory_plan import PlannerInput, plan_memory, planner_input
 from mamba_operator.objects.recorded_status import with_readable_status
 from mamba_operator.plan_verdict import (
     ModelNotServed,
@@ -19,6 +19,7 @@ from mamba_operator.plan_verdict import (
     PlanVerdict,
     SpecInvalid,
 )
+from mamba_planner.weights_size import WeightsSize
 from model_configs import unserved_config
 from operator_objects import CONFIGS, fitting_owner, nano_config, owner
 
@@ -240,3 +241,12 @@ def test_a_machine_without_a_gpu_is_planned_by_its_arena_or_its_memory() -> None
     assert isinstance(by_memory, PlanFits)
     assert isinstance(by_arena, PlanFits)
     assert by_memory.plan.slots > by_arena.plan.slots
+
+
+def test_weights_stored_wider_than_the_configuration_says_are_counted_as_engines_load_them() -> None:
+    of = with_readable_status(fitting_owner(model={"uri": "hf://a/b", "config": nano_config()}))
+    deployment = MambaDeployment.model_validate(of, by_alias=True, by_name=False)
+    stored = WeightsSize(4 * 1_000_000, 1_000_000, 990_000)
+    given = planner_input(deployment, 80 << 30, weights=stored)
+    assert isinstance(given, PlannerInput)
+    assert (given.model.dtype, given.weights_bytes) == ("bfloat16", 2 * 1_000_000)
