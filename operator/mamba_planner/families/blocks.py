@@ -140,22 +140,26 @@ def attention(
 
 
 def rope_theta(fields: Fields) -> float:
-    """From the new `rope_parameters` or the older flat field.
+    """From the section of rotary positions or the older flat field.
 
     Raises `WrongField` for scaled variants (yarn, linear, …): serving them as plain RoPE would be wrong.
     """
-    parameters = fields.section("rope_parameters")
-    for scaling in (parameters, fields.section("rope_scaling")):
+    for scaling in (fields.section("rope_parameters"), fields.section("rope_scaling")):
         kind = scaling.word("rope_type", "type", default="default")
         if kind != "default":
             raise fields.wrong("rope_parameters", f"rope type {kind!r} is not supported; supported: default")
-    return parameters.number("rope_theta", default=fields.number("rope_theta", default=10_000.0))
+    return _rotary(fields).number("rope_theta", default=fields.number("rope_theta", default=10_000.0))
 
 
 def rotary_fraction(fields: Fields, default: float) -> float:
-    """From `rope_parameters` alone: of the families that rotate a part of each head not all read the older
+    """From that section alone: of the families that rotate a part of each head not all read the older
     flat field, and the others rotate all of it whatever they say."""
-    return fields.section("rope_parameters").number("partial_rotary_factor", default=default)
+    return _rotary(fields).number("partial_rotary_factor", default=default)
+
+
+def _rotary(fields: Fields) -> Fields:
+    """The section under its new name, or else under the older one."""
+    return fields.section("rope_parameters") or fields.section("rope_scaling")
 
 
 def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:

@@ -136,6 +136,23 @@ ROTARY = [
 ]
 
 
+OLDER_SECTION = [
+    ("falcon-h1-7b", {"rope_type": "default", "rope_theta": 5e5}),
+    ("qwen3-next-80b-a3b", {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("name", "section"), OLDER_SECTION)
+def test_the_older_section_of_rotary_positions_says_what_the_new_one_says(
+    name: str, section: dict[str, Any]
+) -> None:
+    flat = ("rope_theta", "partial_rotary_factor", "rope_scaling")
+    config = {key: value for key, value in published(name).items() if key not in flat}
+    ours = model_config_from_hf({**config, "rope_scaling": section})
+    assert ours == model_config_from_hf({**config, "rope_parameters": section})
+    assert ours == of_transformers({**config, "rope_scaling": section})
+
+
 @pytest.mark.parametrize(("name", "changes"), ROTARY)
 def test_as_much_of_a_head_is_rotated_as_in_transformers(name: str, changes: dict[str, Any]) -> None:
     import torch
