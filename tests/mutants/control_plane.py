@@ -308,6 +308,16 @@ MUTANTS = (
         ("tests/unit/planner/test_support.py", UNIT + "test_memory_plan.py"),
     ),
     Mutant(
+        "a checkpoint of quantized weights is served", "operator/mamba_planner/families/support.py",
+        "if model.quantized is not None:", "if False:",
+        ("tests/unit/planner/test_support.py", "tests/unit/engine/test_boot.py"),
+    ),
+    Mutant(
+        "a convolution's activation is not looked at", "operator/mamba_planner/families/support.py",
+        "mixer.activation not in CONVOLUTION_ACTIVATIONS_SERVED", "False",
+        ("tests/unit/planner/test_support.py",),
+    ),
+    Mutant(
         "another strategy is taken without an announcement", OPERATOR + "workload/change.py",
         "        return _announced(old, best, now)\n    if takes - now",
         "        return WorkloadChange(take=True)\n    if takes - now",
