@@ -41,6 +41,8 @@ def bodies() -> Iterator[tuple[str, Any]]:
     yield TEXT, {"prompt": SAID, "max_tokens": 2, "user": SAID, "unheard_of": SAID}
     yield TEXT, {"prompt": SAID, "temperature": SAID, "stop": [1, SAID]}
     yield TEXT, {"prompt": SAID * 100}
+    yield TEXT, {"prompt": SAID, "structured_outputs": {"grammar": f'start: no_rule "{SAID}"'}}
+    yield TEXT, {"prompt": SAID, "max_tokens": 2, "structured_outputs": {"choice": [SAID]}}
     yield TEXT, {"prompt": SAID, "max_tokens": 9, "cache_salt": "fail"}
     yield TEXT, {"prompt": SAID, "max_tokens": 9, "stream": True, "cache_salt": "fail"}
     yield CHAT, {"messages": [message], "max_tokens": 2}
