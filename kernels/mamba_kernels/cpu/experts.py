@@ -24,10 +24,18 @@ class PackedExperts:
         experts: Sequence[Matrices],
         activation: Activation,
         shared: Matrices | None = None,
+        shared_gate: torch.Tensor | None = None,
     ) -> None:
-        """experts: at least one; `shared` may have an inner size of its own."""
+        """experts: at least one; `shared` may have an inner size of its own, and counts for the sigmoid of a
+        row's product with `shared_gate`, [d] float32; for 1 where that is None. Raises WrongArgument."""
+        if shared_gate is not None:
+            check(
+                "shared_gate", shared_gate, (experts[0][0].inputs,), dtypes=(torch.float32,), device=CPU,
+                dense_from=0,
+            )  # fmt: skip
         self._run = library.moe
         self._kept = list(experts) if shared is None else [*experts, shared]
+        self._shared_gate = shared_gate
         gated = activation is Activation.GATED_SILU
         first = IDENTITY if gated else RELU_SQUARED
         count = len(experts)
@@ -39,21 +47,16 @@ class PackedExperts:
             down=ctypes.addressof(self._down),
             shared_gate_up=None if shared is None else ctypes.addressof(self._gate_up[count]),
             shared_down=None if shared is None else ctypes.addressof(self._down[count]),
+            shared_gate=None if shared_gate is None else shared_gate.data_ptr(),
             experts=count,
             gated=gated,
             kind=KINDS[experts[0][0].dtype],
         )
         self._address = ctypes.addressof(self.call)
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        experts: torch.Tensor,
-        weights: torch.Tensor,
-        shared_weight: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """hidden: [n, d], rows may be strided, in the type of the weights; experts: [n, k] int32, -1 = none,
-        and weights: [n, k] float32, as `route` gives them; shared_weight: [n] float32, None = 1.
+        and weights: [n, k] float32, as `route` gives them.
         Returns [n, d_out].
 
         A row has the same bits alone and among others, and with any number of threads. Raises WrongArgument.
@@ -62,17 +65,13 @@ class PackedExperts:
         if hidden.dtype is not down.dtype or hidden.stride(-1) != 1:
             hidden = hidden.to(down.dtype).contiguous()
         experts, weights = experts.contiguous(), weights.contiguous()
-        shared_weight = None if shared_weight is None else shared_weight.contiguous()
         check("hidden", hidden, (None, up.inputs), device=CPU)
         check("experts", experts, (len(hidden), None), dtypes=(torch.int32,), device=CPU)
         check("weights", weights, experts.shape, dtypes=(torch.float32,), device=CPU)
-        if shared_weight is not None:
-            check("shared_weight", shared_weight, (len(hidden),), dtypes=(torch.float32,), device=CPU)
         out = hidden.new_empty(len(hidden), down.outputs)
         call = self.call
         call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)
         call.chosen, call.weights = experts.data_ptr(), weights.data_ptr()
-        call.shared_weight = None if shared_weight is None else shared_weight.data_ptr()
         call.out, call.rows, call.top_k = out.data_ptr(), len(hidden), experts.shape[1]
         self._run(self._address)
         return out

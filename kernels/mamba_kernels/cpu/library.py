@@ -61,6 +61,9 @@ class Library:
         self.moe: Callable[..., None] = self._function("mamba_moe", pointer)
         self.gated_delta_update: Callable[..., None] = self._function("mamba_gated_delta_update", pointer)
         self.gated_delta_prefill: Callable[..., None] = self._function("mamba_gated_delta_prefill", pointer)
+        self.delta_decode: Callable[..., None] = self._function("mamba_delta_decode", pointer)
+        self.delta_prefill: Callable[..., None] = self._function("mamba_delta_prefill", pointer)
+        self.gate: Callable[..., None] = self._function("mamba_gate", pointer)
         number = ctypes.c_int
         self.is_on_disk: Callable[[int], bool] = self._function(
             "mamba_is_on_disk", number, result=ctypes.c_bool

@@ -7,9 +7,11 @@ import torch
 
 from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.packed_linear import CPU, KINDS
-from mamba_kernels.cpu.structures import FLOAT16, MambaDecode, MambaPrefill, Mixer
+from mamba_kernels.cpu.structures import FLOAT16, DeltaDecode, DeltaPrefill, MambaDecode, MambaPrefill, Mixer
 
 STATE_KINDS = {torch.float32: KINDS[torch.float32], torch.float16: FLOAT16}
+_ANY_STATE = {**KINDS, torch.float16: FLOAT16}
+MixerCall = MambaDecode | MambaPrefill | DeltaDecode | DeltaPrefill
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _check_weights(weights: MixerWeights, taps: int, channels: int, heads: int, 
 
 
 def read_and_write(
-    call: MambaDecode | MambaPrefill, projected: torch.Tensor, window: torch.Tensor, state: torch.Tensor
+    call: MixerCall, projected: torch.Tensor, window: torch.Tensor, state: torch.Tensor
 ) -> None:
     """Name to `call` the rows that it reads, and the windows and states that it reads and writes."""
     call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
@@ -115,8 +117,8 @@ def read_and_write(
     cached_at(call, window, state)
 
 
-def cached_at(call: MambaDecode | MambaPrefill, window: torch.Tensor, state: torch.Tensor) -> None:
+def cached_at(call: MixerCall, window: torch.Tensor, state: torch.Tensor) -> None:
     """Name to `call` the windows and states alone."""
     call.window, call.window_stride = window.data_ptr(), window.stride(0)
     call.state, call.state_stride = state.data_ptr(), state.stride(0)
-    call.state_kind = STATE_KINDS[state.dtype]
+    call.state_kind = _ANY_STATE[state.dtype]

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from mamba_kernels.cpu.delta_mixer import GatedDeltaCalls
 from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
@@ -21,6 +22,7 @@ from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.structures import (
     ATTENTION_BLOCK,
+    DELTA_BLOCK,
     MAMBA_BLOCK,
     MLP_BLOCK,
     MOE_BLOCK,
@@ -51,8 +53,27 @@ class MambaBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaBlock:
+    """The same of a mixer of the gated delta rule."""
+
+    norm: RowNorm
+    in_proj: PackedLinear
+    mixer: GatedDeltaCalls
+    out_proj: PackedLinear
+    window: torch.Tensor
+    """As `state` of `GatedDeltaCalls`."""
+    state: torch.Tensor
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write what stays from step to step."""
+        call.kind, call.in_proj, call.out_proj = DELTA_BLOCK, self.in_proj.address, self.out_proj.address
+        self.mixer.place(call.delta, self.window, self.state)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """x + out_proj(attention(in_proj(norm(x)))); `in_proj` gives queries, keys and values, in this order."""
+    """x + out_proj(attention(in_proj(norm(x)))); `in_proj` gives queries, keys and values, in this order,
+    and, with `output_gate`, what is put through a sigmoid and multiplies what was attended to."""
 
     norm: RowNorm
     in_proj: PackedLinear
@@ -60,12 +81,18 @@ class AttentionBlock:
     out_proj: PackedLinear
     kv: torch.Tensor
     """As of `PagedDecoder.__call__`; written."""
+    head_norms: tuple[RowNorm, RowNorm] | None = None
+    """Of each head of queries, and of keys, in front of their rotation."""
+    output_gate: bool = False
 
     def fill(self, call: DecodeBlock) -> None:
         """Write what stays from step to step."""
         call.kind = ATTENTION_BLOCK
         call.attention_in_proj, call.attention_out_proj = self.in_proj.address, self.out_proj.address
         self.attention.place(call.attention, self.kv)
+        call.output_gate = self.output_gate
+        if self.head_norms is not None:
+            call.query_norm, call.key_norm = (norm.call for norm in self.head_norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +141,7 @@ class MoeBlock:
         call.kind, call.router, call.experts = MOE_BLOCK, self.router.call, self.experts.call
 
 
-Block = MambaBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock
+Block = MambaBlock | DeltaBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock
 
 
 class DecodeRows(Protocol):

@@ -5,7 +5,7 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 WHOLE, INT8 = 0, 1
 IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
-MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK, MOE_BLOCK = 0, 1, 2, 3, 4
+MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK, MOE_BLOCK, DELTA_BLOCK = 0, 1, 2, 3, 4, 5
 
 
 class LinearLayer(Structure):
@@ -86,6 +86,37 @@ class MambaPrefill(Structure):
         ("kind", c_int32),
         ("state_kind", c_int32),
     )
+
+
+class DeltaMixer(Structure):
+    """What a mixer of the gated delta rule has between its projections."""
+
+    _fields_ = (
+        ("conv_weight", c_void_p),
+        ("rate", c_void_p),
+        ("step_bias", c_void_p),
+        ("norm_weight", c_void_p),
+        ("norm_eps", c_float),
+        ("least_square", c_float),
+        ("scale", c_float),
+        ("heads", c_int32),
+        ("key_heads", c_int32),
+        ("value_dim", c_int32),
+        ("key_dim", c_int32),
+        ("taps", c_int32),
+    )
+
+
+class DeltaDecode(Structure):
+    """One token of such a mixer for each of some sequences."""
+
+    _fields_ = MambaDecode._fields_
+
+
+class DeltaPrefill(Structure):
+    """Pieces of prompts in such a mixer."""
+
+    _fields_ = MambaPrefill._fields_
 
 
 class RmsNorm(Structure):
@@ -232,7 +263,7 @@ class Experts(Structure):
         ("hidden_stride", c_int64),
         ("chosen", c_void_p),
         ("weights", c_void_p),
-        ("shared_weight", c_void_p),
+        ("shared_gate", c_void_p),
         ("out", c_void_p),
         ("rows", c_int64),
         ("top_k", c_int32),
@@ -274,20 +305,37 @@ class Rope(Structure):
     )
 
 
+class SigmoidGate(Structure):
+    """Rows and their gate."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("kind", c_int32),
+    )
+
+
 class DecodeBlock(Structure):
     """A residual block of a decode step."""
 
     _fields_ = (
         ("norm", RmsNorm),
         ("mamba", MambaDecode),
+        ("delta", DeltaDecode),
         ("router", Router),
         ("experts", Experts),
         ("attention", PagedDecode),
+        ("query_norm", RmsNorm),
+        ("key_norm", RmsNorm),
         ("in_proj", c_void_p),
         ("gate_proj", c_void_p),
         ("out_proj", c_void_p),
         ("attention_in_proj", c_void_p),
         ("attention_out_proj", c_void_p),
+        ("output_gate", c_int32),
         ("kind", c_int32),
     )
 

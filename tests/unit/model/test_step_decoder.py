@@ -10,7 +10,13 @@ from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
-from testmodels.checkpoints import random_bamba, random_falcon_h1, random_granite, random_nemotron_h
+from testmodels.checkpoints import (
+    random_bamba,
+    random_falcon_h1,
+    random_granite,
+    random_nemotron_h,
+    random_qwen3_next,
+)
 
 from .conftest import LoadModel
 
@@ -23,9 +29,7 @@ class Served:
 
     def __init__(self, model: HybridModel) -> None:
         self.model = model
-        self.views = poisoned_views(
-            model.config, slabs=SLABS, pages=PAGES, page_size=PAGE, dtype=torch.bfloat16
-        )
+        self.views = poisoned_views(model.config, slabs=SLABS, pages=PAGES, page_size=PAGE, dtype=model.dtype)
         self.sequences = [
             Sequence([*text, 11 + index], slot=index + 1, pages=list(range(1 + 8 * index, 9 + 8 * index)))
             for index, text in enumerate(TEXTS)
@@ -60,17 +64,28 @@ def nemotron_experts(directory: Path) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "int8")],
+)
 @pytest.mark.parametrize(
     "write",
-    [random_nemotron_h, random_granite, random_bamba, random_falcon_h1, granite_experts, nemotron_experts],
+    [
+        random_nemotron_h,
+        random_granite,
+        random_bamba,
+        random_falcon_h1,
+        random_qwen3_next,
+        granite_experts,
+        nemotron_experts,
+    ],
 )
 def test_logits_and_caches_have_the_bits_of_the_layers(
-    write: Callable[[Path], Path], quantization: str, tmp_path: Path
+    write: Callable[[Path], Path], dtype: torch.dtype, quantization: str, tmp_path: Path
 ) -> None:
     checkpoint = write(tmp_path)
     model = HybridModel.load(
-        load_model_config(checkpoint), checkpoint, device=CPU, dtype=torch.bfloat16,
+        load_model_config(checkpoint), checkpoint, device=CPU, dtype=dtype,
         quantization="int8" if quantization == "int8" else "none",
     )  # fmt: skip
     if model.backend.library is None:

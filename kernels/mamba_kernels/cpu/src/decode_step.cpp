@@ -55,10 +55,11 @@ class Step {
       const DecodeBlock& block = step_.blocks[i];
       norm(block.norm, i > 0, normed_);
       switch (block.kind) {
-        case kMambaBlock: mamba(block); break;
+        case kMambaBlock: recurrent(block, block.mamba, kernels_.mamba_decode); break;
+        case kDeltaBlock: recurrent(block, block.delta, kernels_.delta_decode); break;
         case kAttentionBlock: attention(block, added_); break;
         case kParallelBlock:
-          mamba(block);
+          recurrent(block, block.mamba, kernels_.mamba_decode);
           attention(block, beside_);
           kernels_.add(added_, beside_, step_.rows * step_.norm.width, step_.norm.kind);
           break;
@@ -96,9 +97,10 @@ class Step {
     kernels_.linear(layer, x, layer->inputs, step_.rows, out);
   }
 
-  void mamba(const DecodeBlock& block) {
+  // `call`: what stays of it from step to step.
+  template <typename Call>
+  void recurrent(const DecodeBlock& block, Call call, void (*kernel)(const Call*)) {
     product(block.in_proj, normed_, inner_);
-    MambaDecode call = block.mamba;
     call.projected = inner_;
     call.projected_stride = block.in_proj->outputs;
     call.source = slots_ + kSource * step_.rows;
@@ -107,12 +109,13 @@ class Step {
     call.noise = reinterpret_cast<const uint32_t*>(field(kNoise));
     call.out = gated_;
     call.rows = step_.rows;
-    kernels_.mamba_decode(&call);
+    kernel(&call);
     product(block.out_proj, gated_, added_);
   }
 
   void attention(const DecodeBlock& block, void* out) {
     product(block.attention_in_proj, normed_, inner_);
+    if (block.query_norm.weight != nullptr) norm_heads(block);
     if (step_.rope_half > 0) turn(block);
     write_keys(block);
     PagedDecode call = block.attention;
@@ -125,7 +128,35 @@ class Step {
     call.out = gated_;
     call.rows = step_.rows;
     kernels_.paged_decode(&call);
+    if (block.output_gate != 0) gate(block);
     product(block.attention_out_proj, gated_, out);
+  }
+
+  // In their places; keys lie behind queries.
+  void norm_heads(const DecodeBlock& block) {
+    const PagedDecode& at = block.attention;
+    const int64_t queries = int64_t{at.heads} * at.head_dim;
+    for (int32_t row = 0; row < step_.rows; ++row) {
+      norm_heads(block.query_norm, block, row, 0, at.heads);
+      norm_heads(block.key_norm, block, row, queries, at.kv_heads);
+    }
+  }
+
+  void norm_heads(RmsNorm call, const DecodeBlock& block, int64_t row, int64_t first, int32_t heads) {
+    call.x = call.out = inner_ + (row * block.attention_in_proj->outputs + first) * bytes_of(call.kind);
+    call.x_stride = call.width;
+    call.added = nullptr;
+    call.rows = heads;
+    call.x_kind = call.kind;
+    kernels_.rms_norm(&call);
+  }
+
+  // Of what was attended to; the gate is the end of each row.
+  void gate(const DecodeBlock& block) {
+    const PagedDecode& at = block.attention;
+    const int64_t width = int64_t{at.heads} * at.head_dim, stride = block.attention_in_proj->outputs;
+    const SigmoidGate call{gated_, inner_ + (stride - width) * bytes_of(at.kind), stride, step_.rows, width, at.kind};
+    kernels_.gate(&call);
   }
 
   // Keys lie behind queries.

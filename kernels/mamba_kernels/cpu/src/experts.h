@@ -109,8 +109,19 @@ class ExpertsCall {
     linear_(&down, inner, width, rows, out);
   }
 
+  // What the shared expert counts for.
+  float of_shared(int64_t row) const {
+    const T* hidden = static_cast<const T*>(call_.hidden) + row * call_.hidden_stride;
+    Lanes sum = Lanes::zero();
+    for_each_vector(0, inputs_, [&](auto kWhole, int64_t i, int count) {
+      sum = Lanes::fused(load_part<kWhole>(hidden + i, count), load_part<kWhole>(call_.shared_gate + i, count), sum);
+    });
+    return 1.0f / (1.0f + std::exp(-sum.sum()));
+  }
+
   void combine(int64_t row, const T* made, const T* shared) const {
     T* out = static_cast<T*>(call_.out) + row * outputs_;
+    const float shared_weight = call_.shared_gate == nullptr ? 1.0f : of_shared(row);
     for (int64_t i = 0; i < outputs_; i += kLanes) {
       const int count = static_cast<int>(outputs_ - i);
       Lanes total = Lanes::zero();
@@ -120,8 +131,7 @@ class ExpertsCall {
         total = Lanes::fused(Lanes::all(call_.weights[pair]), part, total);
       }
       if (shared != nullptr) {
-        const float weight = call_.shared_weight == nullptr ? 1.0f : call_.shared_weight[row];
-        total = Lanes::fused(Lanes::all(weight), load_some(shared + row * outputs_ + i, count), total);
+        total = Lanes::fused(Lanes::all(shared_weight), load_some(shared + row * outputs_ + i, count), total);
       }
       store_some(out + i, count, total);
     }

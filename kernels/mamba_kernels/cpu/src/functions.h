@@ -23,6 +23,7 @@ inline Lanes exponential(Lanes x) {
   return series * Lanes::power_of_two(whole);
 }
 
+inline Lanes sigmoid(Lanes x) { return Lanes::all(1.0f) / (Lanes::all(1.0f) + exponential(Lanes::zero() - x)); }
 inline Lanes silu(Lanes x) { return x / (Lanes::all(1.0f) + exponential(Lanes::zero() - x)); }
 
 inline Lanes activated(Lanes x, int32_t activation) {

@@ -78,6 +78,63 @@ struct MambaPrefill {
   int32_t state_kind;
 };
 
+// What a mixer of the gated delta rule has between its projections: convolution of q | k | v, the rule, and a norm of
+// each head in front of its gate.
+struct DeltaMixer {
+  const float* conv_weight;  // [taps, channels]
+  const float* rate;         // [heads] A, negative
+  const float* step_bias;    // [heads]
+  const float* norm_weight;  // [value_dim]
+  float norm_eps;
+  float least_square;  // as of DeltaRows
+  float scale;
+  int32_t heads;
+  int32_t key_heads;
+  int32_t value_dim;
+  int32_t key_dim;
+  int32_t taps;
+};
+
+// One token for each of `rows` sequences.
+struct DeltaDecode {
+  const DeltaMixer* mixer;
+  const void* projected;  // [rows, channels | heads * value_dim of the gate | heads of b | heads of a] of `kind`
+  int64_t projected_stride;
+  void* window;  // as of MambaDecode, as is what follows
+  int64_t window_stride;
+  void* state;  // [slabs, heads, value_dim, key_dim] of `state_kind`
+  int64_t state_stride;
+  const int64_t* source;
+  const int64_t* target;
+  const int64_t* track;
+  const uint32_t* noise;
+  void* out;  // [rows, heads * value_dim] of `kind`
+  int32_t rows;
+  int32_t kind;
+  int32_t state_kind;
+};
+
+// The same for the pieces of prompts.
+struct DeltaPrefill {
+  const DeltaMixer* mixer;
+  const void* projected;
+  int64_t projected_stride;
+  void* window;
+  int64_t window_stride;
+  void* state;
+  int64_t state_stride;
+  const int64_t* source;  // as of MambaPrefill, as is what follows
+  const int64_t* target;
+  const int32_t* piece_chunk;
+  const int32_t* chunk_start;
+  const int32_t* chunk_track;
+  const uint32_t* chunk_noise;
+  void* out;
+  int32_t pieces;
+  int32_t kind;
+  int32_t state_kind;
+};
+
 // x = x + added;  y = x / sqrt(mean(x^2) + eps) * weight
 struct RmsNorm {
   void* x;  // [rows, width] of `x_kind`
@@ -146,7 +203,7 @@ struct Experts {
   int64_t hidden_stride;
   const int32_t* chosen;       // [rows, top_k], -1 = none
   const float* weights;        // [rows, top_k]
-  const float* shared_weight;  // [rows], or null: one
+  const float* shared_gate;    // [inputs], to what the shared one counts for, before the sigmoid; or null: one
   void* out;                   // [rows, outputs] of `kind`
   int64_t rows;
   int32_t top_k;
@@ -183,19 +240,30 @@ struct Rope {
 
 // A residual block of a decode step: x + mixer(norm(x)). What differs from step to step (rows, where values lie) is
 // not read here.
-enum BlockKind : int32_t { kMambaBlock = 0, kAttentionBlock = 1, kMlpBlock = 2, kParallelBlock = 3, kMoeBlock = 4 };
+enum BlockKind : int32_t {
+  kMambaBlock = 0,
+  kAttentionBlock = 1,
+  kMlpBlock = 2,
+  kParallelBlock = 3,
+  kMoeBlock = 4,
+  kDeltaBlock = 5,
+};
 struct DecodeBlock {
   RmsNorm norm;
   MambaDecode mamba;      // of a mamba block and of a parallel one, which has attention too
+  DeltaDecode delta;      // of a block of the gated delta rule
   Router router;          // of a moe block, as are its experts
   Experts experts;
   PagedDecode attention;  // of an attention block: of the rows' kind, as its queries, keys and values
+  RmsNorm query_norm;     // of each head of queries, in front of their rotation; none where it has no weight
+  RmsNorm key_norm;
   const LinearLayer* in_proj;    // to gate, x, B, C and dt; to an MLP's inner width
   const LinearLayer* gate_proj;  // of an MLP with a gate: what in_proj gives is multiplied by it; or null
   const LinearLayer* out_proj;
   const LinearLayer* attention_in_proj;  // of an attention block, and of one beside a mixer, whose results are added
   const LinearLayer* attention_out_proj;
-  int32_t kind;  // one of BlockKind
+  int32_t output_gate;  // of an attention block: its in_proj gives, behind values, the gate of what it attended to
+  int32_t kind;         // one of BlockKind
 };
 
 // A step of sequences that all decode, from their last tokens to the normed hidden states.
@@ -274,6 +342,16 @@ struct GatedDeltaPrefill {
   int32_t pieces;
 };
 
+// x = x * sigmoid(gate)
+struct SigmoidGate {
+  void* x;  // [rows, width] of `kind`
+  const void* gate;
+  int64_t gate_stride;
+  int64_t rows;
+  int64_t width;
+  int32_t kind;
+};
+
 // What one instruction set implements.
 struct KernelTable {
   const char* name;
@@ -292,4 +370,7 @@ struct KernelTable {
   void (*rope)(const Rope*);
   void (*gated_delta_update)(const GatedDeltaUpdate*);
   void (*gated_delta_prefill)(const GatedDeltaPrefill*);
+  void (*delta_decode)(const DeltaDecode*);
+  void (*delta_prefill)(const DeltaPrefill*);
+  void (*gate)(const SigmoidGate*);
 };

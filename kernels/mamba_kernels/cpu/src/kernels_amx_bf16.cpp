@@ -2,8 +2,10 @@
 #include "lanes_avx512.h"
 
 #include "linear_amx.h"
+#include "delta_mixer.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "gate.h"
 #include "gated_delta_prefill.h"
 #include "gated_delta_update.h"
 #include "largest.h"
@@ -16,4 +18,4 @@
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate};

@@ -2,8 +2,10 @@
 #include "lanes_avx2.h"
 
 #include "linear.h"
+#include "delta_mixer.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "gate.h"
 #include "gated_delta_prefill.h"
 #include "gated_delta_update.h"
 #include "largest.h"
@@ -16,4 +18,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx2;
-const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill};
+const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate};

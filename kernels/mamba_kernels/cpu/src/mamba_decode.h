@@ -7,6 +7,7 @@
 #pragma once
 #include <type_traits>
 
+#include "convolution.h"
 #include "norms.h"
 #include "scratch.h"
 
@@ -24,6 +25,7 @@ class MambaDecodeCall {
         inner_(int64_t{mixer_.heads} * mixer_.head_dim),
         shared_(int64_t{mixer_.groups} * mixer_.state_size),
         channels_(inner_ + 2 * shared_),
+        convolution_(convolution_of<T>(call, mixer_.conv_bias, channels_)),
         mixed_(scratch),
         y_(scratch + call.rows * channels_) {}
 
@@ -53,35 +55,15 @@ class MambaDecodeCall {
   const T* projected(int64_t row) const {
     return static_cast<const T*>(call_.projected) + row * call_.projected_stride;
   }
-  T* window(int64_t slot) const { return static_cast<T*>(call_.window) + slot * call_.window_stride; }
   State* state(int64_t slot, int head) const {
     return static_cast<State*>(call_.state) + slot * call_.state_stride +
            int64_t{head} * mixer_.head_dim * mixer_.state_size;
   }
 
-  // silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels, rounded to T; moves the window on.
+  // Of all channels, rounded to T; moves the window on.
   void convolve(int row) const {
-    const int64_t source = call_.source[row], target = call_.target[row], track = call_.track[row];
-    const T* input = projected(row) + inner_;
-    const int past = mixer_.taps - 1;
-    for (int64_t c = 0; c < channels_; c += kLanes) {
-      const int count = static_cast<int>(channels_ - c);
-      Lanes sum = mixer_.conv_bias == nullptr ? Lanes::zero() : load_some(mixer_.conv_bias + c, count);
-      for (int k = 0; k <= past; ++k) {
-        const Lanes x = k == past     ? load_some(input + c, count)
-                        : source < 0 ? Lanes::zero()
-                                     : load_some(window(source) + k * channels_ + c, count);
-        sum = Lanes::fused(x, load_some(mixer_.conv_weight + k * channels_ + c, count), sum);
-        // The oldest falls out; in place, each is read before the one before it is written.
-        if (k > 0) {
-          store_some(window(target) + (k - 1) * channels_ + c, count, x);
-          if (track >= 0) store_some(window(track) + (k - 1) * channels_ + c, count, x);
-        }
-      }
-      T rounded[kLanes];
-      store(rounded, silu(sum));
-      store_some(mixed_ + row * channels_ + c, count, load(rounded));
-    }
+    convolution_.move_on(projected(row) + inner_, call_.source[row], call_.target[row], call_.track[row],
+                         mixed_ + row * channels_);
   }
 
   // h = exp(dt A) h + dt x B;  y = C h + D x
@@ -143,6 +125,7 @@ class MambaDecodeCall {
   const MambaDecode& call_;
   const Mixer& mixer_;
   int64_t inner_, shared_, channels_;
+  Convolution<T> convolution_;
   float* mixed_;  // [rows, channels] x | B | C after the convolution
   float* y_;      // [rows, inner]
 };

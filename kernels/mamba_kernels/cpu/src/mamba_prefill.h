@@ -5,6 +5,7 @@
 // chunks and groups (products of B and C) and by heads, which carry their state from chunk to chunk in the
 // cache. No sum is cut, and a chunk's sums do not depend on the block or the piece that it is in.
 #pragma once
+#include "convolution.h"
 #include "norms.h"
 #include "piece_inputs.h"
 #include "products.h"
@@ -24,6 +25,7 @@ class MambaPrefillCall {
         inner_(int64_t{mixer_.heads} * mixer_.head_dim),
         shared_(int64_t{mixer_.groups} * mixer_.state_size),
         channels_(inner_ + 2 * shared_),
+        convolution_(convolution_of<T>(call, mixer_.conv_bias, channels_)),
         width_(widest(call)),
         width_tiled_(tiled(width_)),
         state_tiled_(tiled(mixer_.state_size)) {
@@ -43,7 +45,7 @@ class MambaPrefillCall {
       for (int block = first; block < end; block += kChunksAtOnce) {
         run_block(piece, block, block + kChunksAtOnce < end ? block + kChunksAtOnce : end);
       }
-      PieceInputs<T>(call_, piece).keep_windows();
+      PieceInputs<T>(call_, convolution_, projected(0) + inner_, piece).keep_windows();
     }
   }
 
@@ -73,7 +75,7 @@ class MambaPrefillCall {
       const int64_t last = (pass + 1) * kRowsOfAPass < rows ? (pass + 1) * kRowsOfAPass : rows;
       body(pass * int64_t{kRowsOfAPass}, last);
     };
-    const PieceInputs<T> inputs(call_, piece);
+    const PieceInputs<T> inputs(call_, convolution_, projected(0) + inner_, piece);
     for_each_chunk(passes, [&](int pass) {
       rows_of(pass, [&](int64_t from, int64_t to) {
         inputs.convolve(row + from, row + to, mixed_ + from * channels_);
@@ -258,6 +260,7 @@ class MambaPrefillCall {
   const MambaPrefill& call_;
   const Mixer& mixer_;
   int64_t inner_, shared_, channels_;
+  Convolution<T> convolution_;
   int64_t width_, width_tiled_, state_tiled_;  // of the longest chunk; rounded up to tiles
   T* mixed_;         // [rows of a block, channels] x | B | C after the convolution
   float* y_;         // [rows of a block, inner]

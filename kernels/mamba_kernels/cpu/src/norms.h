@@ -76,4 +76,22 @@ void gated_norm_row(float* y, const T* gate, const T* weight, T* out, int64_t wi
   }
 }
 
+// y = norm(y) * weight * silu(gate) of each head, the norm in front of the gate.
+template <typename T>
+void norm_and_gate_heads(T* y, const T* gate, const float* weight, int heads, int64_t width, float eps) {
+  for (int64_t first = 0; first < heads * width; first += width) {
+    T* head = y + first;
+    Lanes squares = Lanes::zero();
+    for_each_vector(0, width, [&](auto kWhole, int64_t i, int count) {
+      const Lanes part = load_part<kWhole>(head + i, count);
+      squares = Lanes::fused(part, part, squares);
+    });
+    const Lanes scale = Lanes::all(inverse_root_mean_square(squares, width, eps));
+    for_each_vector(0, width, [&](auto kWhole, int64_t i, int count) {
+      const Lanes normed = load_part<kWhole>(head + i, count) * scale * load_part<kWhole>(weight + i, count);
+      store_part<kWhole>(head + i, count, normed * silu(load_part<kWhole>(gate + first + i, count)));
+    });
+  }
+}
+
 }  // namespace

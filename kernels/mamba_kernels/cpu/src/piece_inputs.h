@@ -2,6 +2,7 @@
 #pragma once
 #include <cstring>
 
+#include "convolution.h"
 #include "elements.h"
 #include "functions.h"
 #include "interface.h"
@@ -13,30 +14,38 @@ constexpr int kUsualTaps = 4;
 template <typename T>
 class PieceInputs {
  public:
-  PieceInputs(const MambaPrefill& call, int piece)
-      : call_(call),
-        mixer_(*call.mixer),
-        inner_(int64_t{mixer_.heads} * mixer_.head_dim),
-        channels_(inner_ + 2 * int64_t{mixer_.groups} * mixer_.state_size),
-        past_(mixer_.taps - 1),
+  // inputs: of row 0, `inputs_stride` elements from those of the next one.
+  template <typename Call>
+  PieceInputs(const Call& call, const Convolution<T>& convolution, const T* inputs, int piece)
+      : convolution_(convolution),
+        inputs_(inputs),
+        inputs_stride_(call.projected_stride),
+        chunk_start_(call.chunk_start),
+        chunk_track_(call.chunk_track),
+        channels_(convolution.channels),
+        past_(convolution.taps - 1),
         first_chunk_(call.piece_chunk[piece]),
         end_chunk_(call.piece_chunk[piece + 1]),
         begin_(call.chunk_start[first_chunk_]),
         source_(call.source[piece]),
         target_(call.target[piece]) {}
 
+  // Rows of the piece.
+  int64_t begin() const { return begin_; }
+  int64_t end() const { return chunk_start_[end_chunk_]; }
+
   // out = silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels of rows [from, to), rounded to T.
   void convolve(int64_t from, int64_t to, T* out) const {
-    mixer_.taps == kUsualTaps ? convolve_rows<kUsualTaps>(from, to, out) : convolve_rows<0>(from, to, out);
+    convolution_.taps == kUsualTaps ? convolve_rows<kUsualTaps>(from, to, out) : convolve_rows<0>(from, to, out);
   }
 
   // The last inputs before each checkpoint and before the end of the piece, whose slot may be the one it came
   // from: it is written last, and there each input is read before the one after it is written.
   void keep_windows() const {
     for (int chunk = first_chunk_; chunk < end_chunk_; ++chunk) {
-      if (call_.chunk_track[chunk] >= 0) keep_window(call_.chunk_start[chunk + 1], call_.chunk_track[chunk]);
+      if (chunk_track_[chunk] >= 0) keep_window(chunk_start_[chunk + 1], chunk_track_[chunk]);
     }
-    keep_window(call_.chunk_start[end_chunk_], target_);
+    keep_window(chunk_start_[end_chunk_], target_);
   }
 
  private:
@@ -44,12 +53,12 @@ class PieceInputs {
   template <int kTaps>
   void convolve_rows(int64_t from, int64_t to, T* out) const {
     for_each_vector(0, channels_, [&](auto kWhole, int64_t c, int count) {
-      const auto weight = [&](int k) { return load_part<kWhole>(mixer_.conv_weight + k * channels_ + c, count); };
+      const auto weight = [&](int k) { return load_part<kWhole>(convolution_.weight + k * channels_ + c, count); };
       const auto input = [&](int64_t t) {
         const T* row = at(t);
         return row == nullptr ? Lanes::zero() : load_part<kWhole>(row + c, count);
       };
-      const Lanes bias = mixer_.conv_bias == nullptr ? Lanes::zero() : load_part<kWhole>(mixer_.conv_bias + c, count);
+      const Lanes bias = convolution_.bias == nullptr ? Lanes::zero() : load_part<kWhole>(convolution_.bias + c, count);
       const auto keep = [&](int64_t t, Lanes sum) {
         store_part<kWhole>(out + (t - from) * channels_ + c, count, silu(sum));
       };
@@ -76,16 +85,15 @@ class PieceInputs {
 
   // The inputs of row `t`, which may lie up to K - 1 before the piece; null = zeros.
   const T* at(int64_t t) const {
-    if (t >= begin_) return static_cast<const T*>(call_.projected) + t * call_.projected_stride + inner_;
-    return source_ < 0 ? nullptr : window(source_) + (past_ + t - begin_) * channels_;
+    if (t >= begin_) return inputs_ + t * inputs_stride_;
+    return source_ < 0 ? nullptr : convolution_.window(source_) + (past_ + t - begin_) * channels_;
   }
-  T* window(int64_t slot) const { return static_cast<T*>(call_.window) + slot * call_.window_stride; }
 
   void keep_window(int64_t end, int64_t slot) const {
     const size_t bytes = static_cast<size_t>(channels_) * sizeof(T);
     for (int k = 0; k < past_; ++k) {
       const T* input = at(end - past_ + k);
-      T* kept = window(slot) + k * channels_;
+      T* kept = convolution_.window(slot) + k * channels_;
       if (input == nullptr) {
         std::memset(kept, 0, bytes);
       } else if (input != kept) {
@@ -94,9 +102,11 @@ class PieceInputs {
     }
   }
 
-  const MambaPrefill& call_;
-  const Mixer& mixer_;
-  int64_t inner_, channels_;
+  const Convolution<T>& convolution_;
+  const T* inputs_;
+  int64_t inputs_stride_;
+  const int32_t *chunk_start_, *chunk_track_;
+  int64_t channels_;
   int past_, first_chunk_, end_chunk_;
   int64_t begin_, source_, target_;
 };

@@ -7,6 +7,7 @@ import torch
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
+from mamba_kernels.cpu.row_gate import RowGate
 from mamba_kernels.dispatch.operators import REFERENCE, Operator
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
@@ -46,6 +47,8 @@ class Attention:
         self.attend, gathers = self._attend(loader)
         self.gathers = gathers and self.kernels is None
         """Whether the plan has to say which keys are gathered."""
+        self.gate = _gate if loader.library is None else RowGate(loader.library)
+        """Applies the output's gate, where there is one."""
         self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
 
     def _attend(self, loader: Loader) -> tuple[Operator, bool]:
@@ -100,9 +103,14 @@ class Attention:
                 decode(query[:cut], kv, plans.attention, attended[:cut])
             if cut < plans.tokens:
                 extend(query[cut:], kv, plans.attention, attended[cut:])
+        flat = attended.flatten(1)
         if gate:
-            attended.mul_(gate[0].sigmoid())
-        return self.o_proj(attended.flatten(1))
+            self.gate(flat, gate[0].flatten(1))
+        return self.o_proj(flat)
+
+
+def _gate(x: torch.Tensor, gate: torch.Tensor) -> None:
+    x.mul_(gate.sigmoid())
 
 
 def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Rows:

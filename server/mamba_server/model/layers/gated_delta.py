@@ -7,6 +7,8 @@ kernels and share the projections.
 import torch
 import torch.nn.functional as F
 
+from mamba_kernels.cpu.delta_mixer import DeltaWeights, GatedDeltaCalls
+from mamba_kernels.cpu.library import Library
 from mamba_kernels.gated_delta.inputs import DeltaInputs
 from mamba_kernels.precision import accumulator
 from mamba_planner.model_config import GatedDeltaConfig
@@ -42,15 +44,39 @@ class GatedDeltaMixer:
         self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]
         self.A = -torch.exp(loader.wide("A_log", heads))
         self.dt_bias = loader.wide("dt_bias", heads)
-        self.norm = loader.norm("norm.weight", config.value_dim, config.norm_eps)
+        self.norm_weight = loader.tensor("norm.weight", config.value_dim)
+        self.kernels = None if loader.library is None else self._kernels(loader.library)
+        """All between the projections in one call; None = operator by operator."""
+
+    def _kernels(self, library: Library) -> GatedDeltaCalls:
+        config = self.config
+        weights = DeltaWeights(self.conv_weight, self.A, self.dt_bias, self.norm_weight.float())
+        return GatedDeltaCalls(
+            library, weights, key_heads=config.key_heads, key_dim=config.key_dim, norm_eps=config.norm_eps
+        )
 
     def __call__(
         self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
     ) -> torch.Tensor:
         """x: [T, d]; conv: [slabs, K-1, C]; ssm: [slabs, H, V, K], both written. Returns [T, d]."""
+        projected = self.in_proj(x)
+        if self.kernels is None:
+            return self.out_proj(self._by_operators(projected, conv, ssm, plans))
+        gated = x.new_empty(plans.tokens, self.widths[1])
+        cut = plans.decodes
+        if plans.decode is not None:
+            self.kernels.decode(projected[:cut], conv, ssm, plans.decode, gated[:cut])
+        for piece, plan in plans.prefill:
+            self.kernels.prefill(projected[piece], conv, ssm, plan, gated[piece])
+        return self.out_proj(gated)
+
+    def _by_operators(
+        self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
+    ) -> torch.Tensor:
+        """Convolution, recurrence, norm and gate: [T, H*V]."""
         config, operators, cut = self.config, self.operators, plans.decodes
-        mixed, z, b, a = self.in_proj(x).split(self.widths, dim=-1)
-        y = x.new_empty(plans.tokens, config.value_heads, config.value_dim)
+        mixed, z, b, a = projected.split(self.widths, dim=-1)
+        y = projected.new_empty(plans.tokens, config.value_heads, config.value_dim)
         if plans.decode is not None:
             rows = operators.conv1d_update(mixed[:cut], self.conv_weight, None, conv, plans.decode)
             inputs = self._inputs(rows, a[:cut], b[:cut])
@@ -59,9 +85,11 @@ class GatedDeltaMixer:
             rows = operators.conv1d_prefill(mixed[piece], self.conv_weight, None, conv, plan)
             operators.gated_delta_prefill(ssm, self._inputs(rows, a[piece], b[piece]), plan, y[piece])
         # The norm is of each head, and in front of the gate.
-        normed = self.norm(y.flatten(0, 1), None).view(plans.tokens, -1)
-        kind = accumulator(x.dtype)
-        return self.out_proj(F.silu(z.to(kind)).mul_(normed).to(x.dtype))
+        normed: torch.Tensor = operators.rms_norm(
+            y.flatten(0, 1), self.norm_weight, config.norm_eps, None, y.dtype
+        )
+        gate = F.silu(z.to(accumulator(z.dtype)))
+        return gate.mul_(normed.view(plans.tokens, -1)).to(z.dtype)
 
     def _inputs(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:
         """mixed: [n, C] = q | k | v after the convolution; a, b: [n, H]."""

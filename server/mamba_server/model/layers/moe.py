@@ -16,7 +16,7 @@ from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.moe import Activation, Routing, SharedExpert, route
 from mamba_planner.model_config import MoeConfig
-from mamba_server.model.layers.loader import Loader, Rows, one_matrix
+from mamba_server.model.layers.loader import Loader, one_matrix
 from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.tensor_names import MoeNames
 
@@ -57,8 +57,9 @@ class Moe:
                 _in_parts(names.shared_gate_up, (per_inner * width, hidden_size), loader),
                 loader.tensor(names.shared_down, hidden_size, width),
             )
-        self.shared_gate = _shared_gate(names.shared_gate, hidden_size, loader)
-        """Rows to logits of what the shared expert counts for; None = 1."""
+        name = names.shared_gate
+        self.shared_gate = loader.wide(name, 1, hidden_size) if name else None
+        """[1, d], to the logit of what the shared expert counts for in a row; None = it counts for 1."""
         self.packed = (
             None if loader.library is None else self._pack(loader.library, gate_up, down, shared, loader)
         )
@@ -78,16 +79,18 @@ class Moe:
     ) -> PackedExperts:
         pairs = [(loader.packed(up), loader.packed(back)) for up, back in zip(gate_up, down, strict=True)]
         own = None if shared is None else (loader.packed(shared.gate_up), loader.packed(shared.down))
-        return PackedExperts(library, pairs, self.activation, own)
+        gate = None if self.shared_gate is None else self.shared_gate[0]
+        return PackedExperts(library, pairs, self.activation, own, gate)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, d] -> [T, d]."""
         experts, weights = self.router(x)
-        counts = None if self.shared_gate is None else self.shared_gate(x).squeeze(1).sigmoid()
         if self.packed is not None:
-            return self.packed(x, experts, weights, counts)
+            return self.packed(x, experts, weights)
         out = torch.empty_like(x)
-        shared = self.shared if self.shared is None else replace(self.shared, weight=counts)
+        shared = self.shared
+        if shared is not None and (gate := self.shared_gate) is not None:
+            shared = replace(shared, weight=F.linear(x.to(gate.dtype), gate).squeeze(1).sigmoid())
         self.compute(x, experts, weights, self.gate_up, self.down, self.activation, out, shared)
         return out
 
@@ -123,10 +126,3 @@ def _in_parts(names: Sequence[str], shape: tuple[int, int], loader: Loader) -> t
     """A matrix [outputs, inputs] whose rows lie in one tensor or, equally many each, in several."""
     rows, inputs = shape[0] // len(names), shape[1]
     return one_matrix([loader.tensor(name, rows, inputs) for name in names])
-
-
-def _shared_gate(name: str, hidden_size: int, loader: Loader) -> Rows | None:
-    if not name:
-        return None
-    weight = loader.wide(name, 1, hidden_size)
-    return lambda x: F.linear(x.to(weight.dtype), weight)

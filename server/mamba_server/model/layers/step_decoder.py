@@ -11,6 +11,7 @@ from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.step_decoder import (
     AttentionBlock,
+    DeltaBlock,
     MambaBlock,
     MlpBlock,
     MoeBlock,
@@ -20,6 +21,7 @@ from mamba_kernels.cpu.step_decoder import (
 from mamba_kernels.cpu.step_decoder import Block as BlockCall
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.attention import Attention
+from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.hybrid import Block, HybridModel
 from mamba_server.model.layers.loader import Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
@@ -69,11 +71,13 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
     match block.mixer:
         case Mamba2Mixer() as mamba:
             return _mamba(norm, mamba, cache, at)
+        case GatedDeltaMixer() as delta:
+            return _delta(norm, delta, cache, at)
         case Attention() as attention:
             return _attention(norm, attention, cache, at)
         case ParallelMixers(mamba=mamba, attention=attention):
             return ParallelBlock(_mamba(norm, mamba, cache, at), _attention(norm, attention, cache, at))
-        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts, shared_gate=None):
+        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
             return MoeBlock(norm, router, experts)
         case Mlp(activation=None) as mlp:
             gate = None if mlp.gate_proj is None else _packed(mlp.gate_proj)
@@ -89,11 +93,23 @@ def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, at: int) -> Mam
     return MambaBlock(norm, in_proj, decoder, out_proj, cache.conv[at], cache.ssm[at])
 
 
+def _delta(norm: RowNorm, delta: GatedDeltaMixer, cache: CacheViews, at: int) -> DeltaBlock:
+    if delta.kernels is None:
+        raise _NotFusable
+    in_proj, out_proj = _packed(delta.in_proj), _packed(delta.out_proj)
+    return DeltaBlock(norm, in_proj, delta.kernels, out_proj, cache.conv[at], cache.ssm[at])
+
+
 def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, at: int) -> AttentionBlock:
-    if attention.kernels is None or attention.config.output_gate or attention.norms:
+    if attention.kernels is None:
         raise _NotFusable
     decoder, _ = attention.kernels
-    return AttentionBlock(norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), cache.kv[at])
+    of_heads = [_kernel(each) for each in attention.norms]
+    return AttentionBlock(
+        norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), cache.kv[at],
+        head_norms=(of_heads[0], of_heads[1]) if of_heads else None,
+        output_gate=attention.config.output_gate,
+    )  # fmt: skip
 
 
 def _kernel(norm: Norm) -> RowNorm:

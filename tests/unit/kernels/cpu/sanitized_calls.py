@@ -20,6 +20,7 @@ from mamba_kernels.cpu.library import Library  # noqa: E402
 from mamba_kernels.cpu.structures import (  # noqa: E402
     ATTENTION_BLOCK,
     BFLOAT16,
+    DELTA_BLOCK,
     FLOAT16,
     FLOAT32,
     INT8,
@@ -29,6 +30,9 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     WHOLE,
     DecodeBlock,
     DecodeStep,
+    DeltaDecode,
+    DeltaMixer,
+    DeltaPrefill,
     DeltaRows,
     Experts,
     GatedDeltaPrefill,
@@ -42,6 +46,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     RmsNorm,
     Rope,
     Router,
+    SigmoidGate,
 )
 
 BYTE = 3
@@ -49,7 +54,7 @@ BYTES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2, BYTE: 1}
 LIBC = ctypes.CDLL(None)  # the sanitizer's, which sees each block's end
 LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 kept: list[np.ndarray] = []
-mixers: list[Mixer] = []
+mixers: list[Mixer | DeltaMixer] = []
 experts: list[ctypes.Array[LinearLayer]] = []
 
 
@@ -174,6 +179,58 @@ def delta_prefill(library: Library) -> None:
         library.gated_delta_prefill(ctypes.addressof(call))
 
 
+def delta_mixer(rows: int, H: int, G: int, V: int, K: int, kind: int, state: int) -> dict[str, int]:
+    """A mixer of three taps with dense rows and five slots, as fields of a call."""
+    C, inner = 2 * G * K + H * V, H * V
+    mixers.append(
+        DeltaMixer(
+            conv_weight=array(3, C), rate=array(H), step_bias=array(H), norm_weight=array(V), norm_eps=1e-5,
+            least_square=1e-6, scale=1.0, heads=H, key_heads=G, value_dim=V, key_dim=K, taps=3,
+        )
+    )  # fmt: skip
+    projected = C + inner + 2 * H
+    return {
+        "mixer": ctypes.addressof(mixers[-1]), "projected": array(rows, projected, kind=kind),
+        "projected_stride": projected, "window": array(5, 2, C, kind=kind), "window_stride": 2 * C,
+        "state": array(5, H, V, K, kind=state), "state_stride": H * V * K,
+        "out": array(rows, inner, kind=kind), "kind": kind, "state_kind": state,
+    }  # fmt: skip
+
+
+def delta_mixer_decode(library: Library) -> None:
+    for kind, state, sizes in DELTA_TYPES:
+        routes = np.array([[1, -1, 3], [1, 2, 0], [-1, 4, -1]], np.int64)
+        kept.append(routes)
+        row = routes.strides[0]
+        call = DeltaDecode(
+            source=routes.ctypes.data, target=routes.ctypes.data + row, track=routes.ctypes.data + 2 * row,
+            noise=array(3), rows=3, **delta_mixer(3, *sizes, kind, state),
+        )  # fmt: skip
+        library.delta_decode(ctypes.addressof(call))
+
+
+def delta_mixer_prefill(library: Library) -> None:
+    for (kind, state, sizes), chunk in product(DELTA_TYPES, (5, 70)):
+        routes = np.array([[1, -1, 3], [1, 2, 0]], np.int64)
+        pieces = np.array([0, 1, 3, 4], np.int32)
+        start = np.cumsum([0, 1, chunk, chunk, 2], dtype=np.int32)
+        track = np.array([-1, 4, -1, -1], np.int32)
+        kept.extend((routes, pieces, start, track))
+        call = DeltaPrefill(
+            source=routes.ctypes.data, target=routes.ctypes.data + routes.strides[0],
+            piece_chunk=pieces.ctypes.data, chunk_start=start.ctypes.data, chunk_track=track.ctypes.data,
+            chunk_noise=array(4), pieces=3, **delta_mixer(int(start[-1]), *sizes, kind, state),
+        )  # fmt: skip
+        library.delta_prefill(ctypes.addressof(call))
+
+
+def gate(library: Library) -> None:
+    for kind, width in product((FLOAT32, BFLOAT16), (1, 63, 257)):
+        rows = array(70, width, kind=kind)
+        call = SigmoidGate(rows, array(70, width, kind=kind), width, 70, width, kind)
+        library.gate(ctypes.addressof(call))
+
+
 def norm(library: Library) -> None:
     kinds = ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16))
     for (x_kind, kind), wide_weight, width in product(kinds, (False, True), (1, 63, 257)):
@@ -269,7 +326,7 @@ def mixture(library: Library) -> None:
             gate_up=layers(count, wide * f, d, kind), down=layers(count, d, f, kind),
             shared_gate_up=layers(1, wide * (f + 2), d, kind), shared_down=layers(1, d, f + 2, kind),
             hidden=array(rows, d, kind=kind), hidden_stride=d, chosen=ctypes.addressof(chosen.contents),
-            weights=array(rows, top_k), shared_weight=array(rows) if gated else None,
+            weights=array(rows, top_k), shared_gate=array(d) if gated else None,
             out=array(rows, d, kind=kind), rows=rows, top_k=top_k, experts=count, gated=gated, kind=kind,
         )  # fmt: skip
         library.moe(ctypes.addressof(call))
@@ -287,12 +344,12 @@ def step(library: Library) -> None:
         ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), MIXERS, (WHOLE, INT8)
     ):
         H, P, N, G, _ = sizes
-        blocks = (DecodeBlock * 5)()
+        blocks = (DecodeBlock * 7)()
         for block in blocks:
             block.norm = RmsNorm(
                 weight=array(width, kind=kind), width=width, eps=1e-5, kind=kind, weight_kind=kind
             )
-        mamba, attention, mlp, gated, parallel = blocks
+        mamba, attention, mlp, gated, parallel, delta, normed = blocks
         mamba.kind, attention.kind, mlp.kind, gated.kind = MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, MLP_BLOCK
         cached = caches(1, *sizes, kind, FLOAT32)
         mamba.mamba = MambaDecode(mixer=mixer(*sizes, kind), **cached)
@@ -311,6 +368,18 @@ def step(library: Library) -> None:
         parallel.kind, parallel.attention = PARALLEL_BLOCK, attention.attention
         parallel.attention_in_proj = attention.attention_in_proj
         parallel.attention_out_proj = attention.attention_out_proj
+        delta.kind, delta_sizes = DELTA_BLOCK, DELTAS[1]
+        rule = delta_mixer(1, *delta_sizes, kind, FLOAT32)
+        delta.delta = DeltaDecode(**rule)
+        delta.in_proj = layer(rule["projected_stride"], width, kind, packing)
+        delta.out_proj = layer(width, delta_sizes[0] * delta_sizes[2], kind, packing)
+        # Attention whose queries and keys are normed, and which has a gate.
+        ctypes.memmove(ctypes.addressof(normed), ctypes.addressof(attention), ctypes.sizeof(attention))
+        normed.attention_in_proj = layer(2 * queries + 2 * keys, width, kind, packing)
+        normed.output_gate = 1
+        normed.query_norm = normed.key_norm = RmsNorm(
+            weight=array(head_dim), width=head_dim, eps=1e-5, kind=kind, weight_kind=FLOAT32
+        )
         gated.gate_proj = layer(40, width, kind, packing)
         call = DecodeStep(
             blocks=ctypes.addressof(blocks), embedding=layer(50, width, kind, packing),
@@ -320,7 +389,7 @@ def step(library: Library) -> None:
             ),
             last_token=last_token.ctypes.data, integers=integers.ctypes.data, integers_stride=3,
             page_table=table.ctypes.data, page_table_stride=14, cos=array(3, 2),
-            sin=array(3, 2), embedding_scale=0.5, rope_half=2, block_count=5, rows=3,
+            sin=array(3, 2), embedding_scale=0.5, rope_half=2, block_count=7, rows=3,
         )  # fmt: skip
         library.decode_step(ctypes.addressof(call), array(3, width, kind=kind))
 
@@ -353,8 +422,8 @@ def caught(library: Library) -> None:
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
 for check in (
-    linear, decode, prefill, delta_update, delta_prefill, norm, choose, turn, attend, extend, mixture, step,
-    largest, caught,
+    linear, decode, prefill, delta_update, delta_prefill, delta_mixer_decode, delta_mixer_prefill, norm, gate,
+    choose, turn, attend, extend, mixture, step, largest, caught,
 ):  # fmt: skip
     check(library)
     sys.stdout.write(check.__name__ + "\n")

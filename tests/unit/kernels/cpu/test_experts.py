@@ -1,6 +1,7 @@
 """Experts with packed weights: right for any rows, the same bits on any threads and beside any rows."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,17 +21,19 @@ Pack = Callable[[torch.Tensor], PackedMatrix]
 
 def packed(library: Library, batch: ExpertBatch, pack: Pack = PackedWeight) -> PackedExperts:
     experts = [(pack(up), pack(down)) for up, down in zip(batch.gate_up, batch.down, strict=True)]
-    shared = batch.shared
+    shared, gate = batch.shared, None
+    if shared is not None:
+        # What the shared expert counts for follows from the row.
+        gate = torch.linspace(-2, 3, batch.hidden.shape[1])
+        counts = (batch.hidden.double() @ gate.double()).sigmoid()
+        batch.shared = replace(shared, weight=counts)
     return PackedExperts(
-        library, experts, batch.activation, shared and (pack(shared.gate_up), pack(shared.down))
+        library, experts, batch.activation, shared and (pack(shared.gate_up), pack(shared.down)), gate
     )
 
 
 def run(made: PackedExperts, batch: ExpertBatch, rows: slice = slice(None)) -> torch.Tensor:
-    weight = None
-    if batch.shared is not None and batch.shared.weight is not None:
-        weight = batch.shared.weight[rows]
-    return made(batch.hidden[rows], batch.experts[rows], batch.weights[rows], weight)
+    return made(batch.hidden[rows], batch.experts[rows], batch.weights[rows])
 
 
 @pytest.mark.parametrize("activation", Activation)
@@ -97,9 +100,14 @@ def test_a_row_without_experts_becomes_zero_whatever_it_holds(library: Library) 
 
 def test_a_shared_expert_counts_one_where_nothing_else_is_said(library: Library) -> None:
     batch = ExpertBatch(4, dtype=torch.float32, shared_f=8)
-    made = packed(library, batch)
-    expected = made(batch.hidden, batch.experts, batch.weights, torch.ones(4))
-    assert torch.equal(made(batch.hidden, batch.experts, batch.weights), expected)
+    experts = [
+        (PackedWeight(up), PackedWeight(down)) for up, down in zip(batch.gate_up, batch.down, strict=True)
+    ]
+    assert batch.shared is not None
+    shared = PackedWeight(batch.shared.gate_up.clone()), PackedWeight(batch.shared.down.clone())
+    batch.shared = replace(batch.shared, weight=torch.ones(4))
+    got = run(PackedExperts(library, experts, batch.activation, shared), batch)
+    torch.testing.assert_close(got.double(), batch.expected(), rtol=2e-6, atol=2e-6)
 
 
 def test_no_rows_make_no_rows(library: Library) -> None:

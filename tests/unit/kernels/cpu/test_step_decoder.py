@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import pytest
 import torch
@@ -14,9 +14,11 @@ from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.rope import RowRope
+from mamba_kernels.cpu.row_gate import RowGate
 from mamba_kernels.cpu.step_decoder import (
     AttentionBlock,
     Block,
+    DeltaBlock,
     MambaBlock,
     MlpBlock,
     ParallelBlock,
@@ -28,6 +30,7 @@ from mamba_kernels.rope import frequencies, turns
 from mamba_kernels.slot_plan import IntArray, SlotPlan
 from mamba_kernels.stochastic_rounding import noise_words
 from testmodels.chunks import CPU, ints, poisoned, strided_cache
+from testmodels.delta_mixers import DeltaMixerRows
 from testmodels.mixers import SLOTS, MixerRows
 
 WIDTH, VOCABULARY, PAGE, WIDEST = 37, 50, 5, 14
@@ -77,11 +80,12 @@ class Model:
         self.frequencies = None if embedding_scale == 1 else frequencies(100.0, 6, CPU)
         self.embedding: PackedMatrix = pack(self.random(VOCABULARY, WIDTH))
         self.mixers = [MixerRows(len(ROUTES), (6, 5, 9, 2, 4), dtype, state, norm=True) for _ in range(3)]
+        self.delta = DeltaMixerRows(len(ROUTES), (6, 3, 5, 9, 4), dtype, state)
         pages = [[1 + row * WIDEST + page for page in range(WIDEST)] for row in range(len(ROWS))]
         self.table = torch.tensor(pages, dtype=torch.int32)
         self.kv = strided_cache(len(ROWS) * WIDEST + 1, 2, PAGE, KV_HEADS, HEAD_DIM, dtype=dtype)
         self.kv.copy_(self.random(*self.kv.shape))
-        self.beside = self.kv.clone()
+        self.beside, self.of_gated = self.kv.clone(), self.kv.clone()
         self.last_token = torch.tensor([3, 49, 16, 0, 31, 15], dtype=torch.int32)
         self.blocks: list[Block] = [
             self.mamba(self.mixers[0]),
@@ -93,6 +97,8 @@ class Model:
             ),
             self.mamba(self.mixers[1]),
             ParallelBlock(self.mamba(self.mixers[2]), self.attention(self.beside)),
+            self.of_the_delta_rule(self.delta),
+            self.gated_attention(self.of_gated),
         ]  # fmt: skip
         self.last_norm = self.norm()
 
@@ -114,6 +120,20 @@ class Model:
             self.linear(H * P, WIDTH), rows.window, rows.state,
         )  # fmt: skip
 
+    def of_the_delta_rule(self, rows: DeltaMixerRows) -> DeltaBlock:
+        return DeltaBlock(
+            self.norm(), self.linear(WIDTH, sum(rows.widths)), rows.calls(self._library),
+            self.linear(rows.values, WIDTH), rows.window, rows.state,
+        )  # fmt: skip
+
+    def gated_attention(self, kv: torch.Tensor) -> AttentionBlock:
+        """With norms of queries and keys, and an output's gate."""
+        joined = self.linear(WIDTH, (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM)
+        of_queries, of_keys = (
+            RowNorm(self._library, self.random(HEAD_DIM).float() + 1, 1e-6, self.dtype) for _ in range(2)
+        )
+        return replace(self.attention(kv), in_proj=joined, head_norms=(of_queries, of_keys), output_gate=True)
+
     def attention(self, kv: torch.Tensor) -> AttentionBlock:
         decoder = PagedDecoder(
             self._library, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5
@@ -123,7 +143,15 @@ class Model:
 
     @property
     def caches(self) -> tuple[torch.Tensor, ...]:
-        return (self.kv, self.beside, *(part for each in self.mixers for part in (each.window, each.state)))
+        delta = self.delta
+        return (
+            self.kv,
+            self.beside,
+            self.of_gated,
+            delta.window,
+            delta.state,
+            *(part for each in self.mixers for part in (each.window, each.state)),
+        )
 
     def decodes(self) -> Decodes:
         slot_in, slot_out, track = (ints(each) for each in zip(*ROUTES, strict=True))
@@ -164,13 +192,26 @@ class Model:
         x = x * self.embedding_scale
         added = None
 
-        def mixed(block: MambaBlock | AttentionBlock, rows: torch.Tensor) -> torch.Tensor:
+        def mixed(block: MambaBlock | DeltaBlock | AttentionBlock, rows: torch.Tensor) -> torch.Tensor:
             inner = block.in_proj(rows)
             if isinstance(block, MambaBlock):
                 out = poisoned(len(rows), block.out_proj.weight.inputs, dtype=self.dtype)
                 block.mixer(inner, block.window, block.state, routes, out)
                 return block.out_proj(out)
+            if isinstance(block, DeltaBlock):
+                out = poisoned(len(rows), block.out_proj.weight.inputs, dtype=self.dtype)
+                block.mixer.decode(inner, block.window, block.state, routes, out)
+                return block.out_proj(out)
             heads = inner.unflatten(1, (-1, HEAD_DIM))
+            gate = inner[:, -HEADS * HEAD_DIM :].clone()
+            if block.output_gate:
+                heads = heads[:, :-HEADS].clone()
+            if block.head_norms is not None:
+                for norm, first, end in zip(
+                    block.head_norms, (0, HEADS), (HEADS, HEADS + KV_HEADS), strict=True
+                ):
+                    some = heads[:, first:end].reshape(-1, HEAD_DIM)
+                    heads[:, first:end] = norm(some).view(len(rows), -1, HEAD_DIM)
             if self.frequencies is not None:
                 places = torch.from_numpy(given.context_len) - 1
                 RowRope(self._library)(heads[:, :-KV_HEADS], *turns(places, self.frequencies))
@@ -178,12 +219,14 @@ class Model:
             kv_write(block.kv, parts[1], parts[2], page, offset)
             out = poisoned(len(rows), HEADS, HEAD_DIM, dtype=self.dtype)
             block.attention(parts[0], block.kv, attention, out)
+            if block.output_gate:
+                RowGate(self._library)(out.flatten(1), gate)
             return block.out_proj(out.flatten(1))
 
         for block in self.blocks:
             rows = block.norm(x, added)
             match block:
-                case MambaBlock() | AttentionBlock():
+                case MambaBlock() | DeltaBlock() | AttentionBlock():
                     added = mixed(block, rows)
                 case ParallelBlock():
                     added = mixed(block.mamba, rows) + mixed(block.attention, rows)

@@ -159,7 +159,6 @@ WRONG = {
     "hidden": [numbers(3, 9), numbers(3, 11), numbers(10), numbers(3, 10, 1), numbers(3, 10).to("meta")],
     "experts": [torch.zeros(2, 2, dtype=torch.int32), torch.zeros(3, 2), torch.zeros(3, dtype=torch.int32)],
     "weights": [numbers(3, 1), numbers(2, 2), numbers(3, 2).double()],
-    "shared_weight": [numbers(2), numbers(3, 1), numbers(3).double()],
 }
 
 
@@ -172,7 +171,6 @@ def test_what_is_wrong_for_experts_is_named(
         "hidden": numbers(3, 10),
         "experts": torch.tensor([[0, 1], [2, -1], [1, 0]], dtype=torch.int32),
         "weights": numbers(3, 2),
-        "shared_weight": numbers(3),
     }
     experts = _experts(library)
     assert experts(**right).shape == (3, 10)

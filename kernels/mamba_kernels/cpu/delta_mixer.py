@@ -1,0 +1,150 @@
+"""A mixer of the gated delta rule between its projections, in one call for decoding rows or for prompts.
+
+See "gated_delta" in README.md. `GatedDelta` has the rule alone, in the calls of the reference.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from mamba_kernels.arguments import check, check_plan
+from mamba_kernels.cpu.gated_delta import STATE_KINDS
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.mixer import cached_at, read_and_write
+from mamba_kernels.cpu.packed_linear import CPU, KINDS
+from mamba_kernels.cpu.structures import DeltaDecode, DeltaMixer, DeltaPrefill
+from mamba_kernels.gated_delta.inputs import LEAST_SQUARE
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.ssd_prefill.plan import ChunkPlan
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """What a mixer has between its projections, all float32."""
+
+    conv_weight: torch.Tensor
+    """[K, C], C = q | k | v"""
+    A: torch.Tensor
+    """[H] negative"""
+    dt_bias: torch.Tensor
+    """[H]"""
+    norm: torch.Tensor
+    """[V] of each head"""
+
+
+class GatedDeltaCalls:
+    """The calls for one mixer: out = norm(o) * silu(z) by head, where o is what the rule of `DeltaInputs`
+    gives for rows behind their convolution.
+
+    projected: [n, q G*K | k G*K | v H*V | z H*V | b H | a H], float32 or bfloat16, rows may be strided;
+    window: [slabs, taps-1, C] in their type; state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest)
+    or float16 (stochastically); both dense but for the slabs, read and written at the plan's slots; out:
+    [n, H*V] in the type of the rows, dense, written. WrongArgument says what is otherwise.
+    """
+
+    def __init__(
+        self, library: Library, weights: DeltaWeights, *, key_heads: int, key_dim: int, norm_eps: float
+    ) -> None:
+        """Raises WrongArgument."""
+        heads, value_dim, taps = len(weights.A), len(weights.norm), len(weights.conv_weight)
+        self._values = heads * value_dim
+        channels = 2 * key_heads * key_dim + self._values
+        self._projected = channels + self._values + 2 * heads
+        self._window, self._state = (None, taps - 1, channels), (None, heads, value_dim, key_dim)
+        wide = {
+            "conv_weight": (weights.conv_weight, (taps, channels)),
+            "A": (weights.A, (heads,)),
+            "dt_bias": (weights.dt_bias, (heads,)),
+            "norm": (weights.norm, (value_dim,)),
+        }
+        for name, (tensor, shape) in wide.items():
+            check(name, tensor, shape, dtypes=(torch.float32,), device=CPU, dense_from=0)
+        # Addresses do not keep what lies there; the weights must live as long as the calls.
+        self._weights = weights
+        self._mixer = DeltaMixer(
+            conv_weight=weights.conv_weight.data_ptr(),
+            rate=weights.A.data_ptr(),
+            step_bias=weights.dt_bias.data_ptr(),
+            norm_weight=weights.norm.data_ptr(),
+            norm_eps=norm_eps,
+            least_square=LEAST_SQUARE,
+            scale=key_dim**-0.5,
+            heads=heads,
+            key_heads=key_heads,
+            value_dim=value_dim,
+            key_dim=key_dim,
+            taps=taps,
+        )
+        self._address = ctypes.addressof(self._mixer)
+        self._decode, self._prefill = library.delta_decode, library.delta_prefill
+
+    def place(self, call: DeltaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
+        """Make `call` one of this mixer, with the windows and states of its layer, which have the rows' type
+        and one that states may have."""
+        call.mixer = self._address
+        call.kind = KINDS[window.dtype]
+        cached_at(call, window, state)
+
+    def decode(
+        self,
+        projected: torch.Tensor,
+        window: torch.Tensor,
+        state: torch.Tensor,
+        plan: SlotPlan,
+        out: torch.Tensor,
+    ) -> None:
+        """One token for each of the plan's sequences, none of them padding. Raises WrongArgument."""
+        self._check(projected, window, state, out, plan.routes.shape[1])
+        routes, stride = plan.routes.data_ptr(), 8 * plan.routes.stride(0)
+        call = DeltaDecode(
+            mixer=self._address,
+            source=routes,
+            target=routes + stride,
+            track=routes + 2 * stride,
+            noise=plan.noise.data_ptr(),
+            out=out.data_ptr(),
+            rows=len(projected),
+        )
+        read_and_write(call, projected, window, state)
+        self._decode(ctypes.addressof(call))
+
+    def prefill(
+        self,
+        projected: torch.Tensor,
+        window: torch.Tensor,
+        state: torch.Tensor,
+        plan: ChunkPlan,
+        out: torch.Tensor,
+    ) -> None:
+        """The pieces of the plan, with the bits that `GatedDelta.prefill` has. Raises WrongArgument."""
+        self._check(projected, window, state, out, plan.tokens)
+        routes = plan.slots.routes
+        call = DeltaPrefill(
+            mixer=self._address,
+            source=routes.data_ptr(),
+            target=routes.data_ptr() + 8 * routes.stride(0),
+            piece_chunk=plan.piece_chunk.data_ptr(),
+            chunk_start=plan.chunk_start.data_ptr(),
+            chunk_track=plan.chunk_track.data_ptr(),
+            chunk_noise=plan.chunk_noise.data_ptr(),
+            out=out.data_ptr(),
+            pieces=routes.shape[1],
+        )
+        read_and_write(call, projected, window, state)
+        self._prefill(ctypes.addressof(call))
+
+    def _check(
+        self,
+        projected: torch.Tensor,
+        window: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        rows: int,
+    ) -> None:
+        check_plan("projected", projected, rows)
+        check("projected", projected, (rows, self._projected), dtypes=KINDS, device=CPU)
+        own = (projected.dtype,)
+        check("window", window, self._window, dtypes=own, device=CPU, dense_from=1)
+        check("state", state, self._state, dtypes=STATE_KINDS, device=CPU, dense_from=1)
+        check("out", out, (rows, self._values), dtypes=own, device=CPU, dense_from=0)
