@@ -1,5 +1,5 @@
 """The checkpoints of the benchmarks: random Nemotron-H of the size of Granite 4.0 350M hybrid, and of 1B;
-Granite models, dense and with experts.
+Granite models, dense and with experts, and a small Qwen3-Next.
 
 Written once by transformers, so that transformers and the engine load the very same files. Run as
 `python -m benchmarks.checkpoint 1b DIR` to write one in bfloat16.
@@ -84,7 +84,41 @@ EXPERTS: dict[str, Any] = {
     "mamba_d_head": 64,
 }
 """The layers of Granite 4.0 Tiny, 12 of its 40: 2.1 billion parameters, of which a token uses 0.4."""
-SIZES = {"350m": CONFIG, "1b": LARGER, "granite": GRANITE, "granite-experts": EXPERTS}
+QWEN3_NEXT: dict[str, Any] = {
+    "model_type": "qwen3_next",
+    "vocab_size": 32_768,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "full_attention_interval": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 6,
+    "linear_num_value_heads": 12,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+    "intermediate_size": 2048,
+    "max_position_embeddings": 16_384,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""The kinds of layers of Qwen3-Next 80B-A3B, 12 of its 48, with 32 of its 512 experts: 0.33 billion
+parameters, of which a token uses 0.11."""
+SIZES = {
+    "350m": CONFIG,
+    "1b": LARGER,
+    "granite": GRANITE,
+    "granite-experts": EXPERTS,
+    "qwen3-next": QWEN3_NEXT,
+}
 
 
 def random_350m(directory: Path, seed: int = 0) -> Path:

@@ -18,6 +18,7 @@ import torch
 
 from mamba_api.quantization import Quantization
 from mamba_planner.families.registry import load_model_config
+from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.device_arena import DTYPES
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
@@ -42,17 +43,15 @@ class StepTimer:
         )
         if self.model.backend.library is not None:
             self.model.backend.library.set_threads(threads)
-        kinds, mamba, attention = config.layers, config.mamba, config.attention
-        assert mamba is not None
+        kinds, attention = config.layers, config.attention
         assert attention is not None
         kind, pages = DTYPES[dtype], MOST * CONTEXT // PAGE + 1
 
         def zeros(*shape: int, dtype: torch.dtype = kind) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype)
 
-        recurrent = range(kinds.count("mamba"))
-        window = (mamba.conv_kernel - 1, mamba.conv_dim)
-        state = (mamba.heads, mamba.head_dim, mamba.state_size)
+        recurrent = range(config.recurrent_layers)
+        window, state = _of_a_slot(config)
         page = (2, PAGE, attention.kv_heads, attention.head_dim)
         self.views = CacheViews(
             conv=[zeros(MOST + 1, *window) for _ in recurrent],
@@ -107,6 +106,15 @@ class StepTimer:
         if self.decoder is None or batch.tokens != batch.decodes:
             return self.model.forward(batch, self.views)
         return self.model.logits(self.decoder(batch.host))
+
+
+def _of_a_slot(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of a recurrent layer's window and state."""
+    if (delta := config.gated_delta) is not None:
+        return (delta.conv_kernel - 1, delta.conv_dim), (delta.value_heads, delta.value_dim, delta.key_dim)
+    mamba = config.mamba
+    assert mamba is not None
+    return (mamba.conv_kernel - 1, mamba.conv_dim), (mamba.heads, mamba.head_dim, mamba.state_size)
 
 
 def _pages(rows: int) -> IntArray:
