@@ -49,12 +49,13 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "x"]),
         boundary=st.integers(0, 100),
         ignore_eos=st.booleans(),
+        form=st.sampled_from([0, 0, 1, 12]),
     )
-    def add(self, *, stem, length, tail, outputs, n, priority, salt, boundary, ignore_eos):
+    def add(self, *, stem, length, tail, outputs, n, priority, salt, boundary, ignore_eos, form):
         prompt = [1 + (stem * 31 + at * 7) % 90 for at in range(length)] + [1 + tail] * tail
         self.trial.add(
             prompt, outputs, n=n, priority=priority, salt=salt, boundary=min(boundary, len(prompt) - 1),
-            ignore_eos=ignore_eos,
+            ignore_eos=ignore_eos, form=form,
         )  # fmt: skip
 
     @rule(count=st.integers(1, 8))

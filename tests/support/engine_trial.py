@@ -29,6 +29,7 @@ from mamba_server.engine.forward_stream import InlineStream, SimulatedStream
 from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
+from scripted_grammar import ScriptedGrammar
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 LONGEST = 1024
@@ -94,7 +95,7 @@ class EngineTrial:
             Scheduler(self.cache, limits), stream, self.runner,
             overlap=setup.overlap, eos_token_ids=frozenset({0}),
         )  # fmt: skip
-        self.submitted: dict[tuple[str, int], tuple[list[int], SamplingParams]] = {}
+        self.submitted: dict[tuple[str, int], tuple[list[int], SamplingParams, int]] = {}
         self.got: dict[tuple[str, int], list[int]] = {}
         self.ended: dict[tuple[str, int], str] = {}
         self.count = 0
@@ -109,16 +110,18 @@ class EngineTrial:
 
     def add(
         self, prompt: list[int], outputs: int, *, n: int = 1, priority: int = 0, salt: str = "",
-        boundary: int = 0, ignore_eos: bool = True,
+        boundary: int = 0, ignore_eos: bool = True, form: int = 0,
     ) -> bool:  # fmt: skip
+        """`form`: tokens of an answer after which its grammar is complete; 0 = it has none."""
         name = f"r{self.count}"
         self.count += 1
         params = SamplingParams(max_tokens=outputs, ignore_eos=ignore_eos)
         rejected = self.core.add(
-            AddRequest(name, prompt, params, n=n, priority=priority, cache_salt=salt, turn_boundary=boundary)
+            AddRequest(name, prompt, params, n=n, priority=priority, cache_salt=salt, turn_boundary=boundary),
+            ScriptedGrammar(form) if form else None,  # type: ignore[arg-type]
         )
         if rejected is None:
-            self.submitted.update({(name, index): (prompt, params) for index in range(n)})
+            self.submitted.update({(name, index): (prompt, params, form) for index in range(n)})
         self.check()
         return rejected is None
 
@@ -289,10 +292,10 @@ class EngineTrial:
         return self.core.step_number
 
     def _check_answers(self) -> None:
-        for key, (prompt, params) in self.submitted.items():
+        for key, (prompt, params, form) in self.submitted.items():
             tokens = self.got.get(key, [])
             stop = frozenset() if params.ignore_eos else frozenset({0})
-            alone = oracle(prompt, params.max_tokens, stop)
+            alone = oracle(prompt, params.max_tokens, stop)[: form or None]
             assert tokens == alone[: len(tokens)], key
             reason = self.ended.get(key)
             assert reason, f"{key} was lost"
@@ -323,6 +326,7 @@ def _act(trial: EngineTrial, rng: random.Random, stems: list[np.ndarray]) -> Non
             prompt, rng.choice([0, 1, 2, 9, 40, 90]), n=rng.choice([1, 1, 1, 3]),
             priority=rng.choice([0, 0, 1]), salt=rng.choice(["", "", "x"]),
             boundary=rng.choice([0, len(prompt) // 2]), ignore_eos=rng.random() < 0.5,
+            form=rng.choice([0, 0, 0, 3, 20]),
         )  # fmt: skip
     elif kind < 0.40:
         trial.abort()

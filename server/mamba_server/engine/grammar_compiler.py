@@ -6,6 +6,7 @@ The model's tokenizer is read for the first of them: 0.6 s, and 130 MB, where th
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
@@ -40,8 +41,9 @@ class GrammarCompiler:
 
     def take(self) -> list[tuple[AddRequest, OutputGrammar | RequestRejected]]:
         """The requests whose grammars are made, each with it or with why there is none."""
-        done = [request for request, future in self._pending.values() if future.done()]
-        return [(request, self._result(request)) for request in done]
+        # They are made in their order, and handed over in it.
+        done = takewhile(lambda each: each[1].done(), list(self._pending.values()))
+        return [(request, self._result(request)) for request, _ in done]
 
     def compile(self, text: str) -> OutputGrammar:
         """Raises ValueError with what is wrong with the grammar, or with the tokenizer."""

@@ -1,6 +1,7 @@
 """Answers that follow a grammar: masks by row, one launched step at most, grammars made beside the loop."""
 
 import random
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mamba_server.engine.output_grammar import OutputGrammar, TokenMasks, token_
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.sequence import Sequence
 from mamba_server.wire import AddRequest, RequestRejected, SamplingParams, SequenceDelta
+from scripted_grammar import ScriptedGrammar
 
 VOCAB = 300
 """More than the tokenizer has, as models have."""
@@ -109,6 +111,21 @@ def test_grammars_come_with_their_requests(compiler: GrammarCompiler) -> None:
     assert compiler.take() == []
 
 
+def test_requests_are_handed_over_in_their_order(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    futures: list[Future[OutputGrammar]] = [Future(), Future()]
+    given = iter(futures)
+    monkeypatch.setattr(compiler._thread, "submit", lambda *_: next(given))
+    for name in ("one", "two"):
+        compiler.begin(request(name, DIGITS))
+    # As it looks when both are made while somebody looks.
+    futures[1].set_result(compiler.compile(DIGITS))
+    assert compiler.take() == []
+    futures[0].set_result(compiler.compile(DIGITS))
+    assert [each.request_id for each, _ in compiler.take()] == ["one", "two"]
+
+
 def test_a_grammar_that_cannot_be_made_rejects_its_request_alone(compiler: GrammarCompiler) -> None:
     compiler.begin(request("bad", "start: nowhere"))
     compiler.begin(request("good", DIGITS))
@@ -137,27 +154,6 @@ def test_a_request_that_was_given_up_never_comes(compiler: GrammarCompiler) -> N
 # --- in the core ------------------------------------------------------------------------------------------
 
 
-class Scripted:
-    """A grammar that is complete after so many tokens, and takes whatever comes before."""
-
-    def __init__(self, length: int, log: list[int] | None = None, refuses: bool = False) -> None:
-        self.length, self.log, self.refuses = length, [] if log is None else log, refuses
-        self.error = ""
-
-    def fork(self) -> "Scripted":
-        return Scripted(self.length, self.log, self.refuses)
-
-    @property
-    def complete(self) -> bool:
-        return self.length <= 0
-
-    def consume(self, token: int) -> None:
-        self.length -= 1
-        self.log.append(token)
-        if self.refuses and self.length == 0:
-            self.error = "it is no digit"
-
-
 def trial(*, overlap: bool, **changes: object) -> EngineTrial:
     """Each of its steps is launched when the masks of it can be made."""
     engine = EngineTrial(TrialSetup(**{"slabs": 400, "overlap": overlap, **changes}), random.Random(0))
@@ -171,7 +167,9 @@ def trial(*, overlap: bool, **changes: object) -> EngineTrial:
     return engine
 
 
-def add(engine: EngineTrial, name: str, outputs: int, grammar: Scripted | None = None, n: int = 1) -> None:
+def add(
+    engine: EngineTrial, name: str, outputs: int, grammar: ScriptedGrammar | None = None, n: int = 1
+) -> None:
     params = SamplingParams(max_tokens=outputs, ignore_eos=True)
     assert engine.core.add(AddRequest(name, [5] * 40, params, n=n), grammar) is None  # type: ignore[arg-type]
 
@@ -192,7 +190,7 @@ def tokens_of(deltas: list[SequenceDelta], name: str, index: int = 0) -> list[in
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_an_answer_ends_where_its_grammar_does(overlap: bool) -> None:
-    engine, grammar = trial(overlap=overlap), Scripted(7)
+    engine, grammar = trial(overlap=overlap), ScriptedGrammar(7)
     add(engine, "guided", 20, grammar, n=2)
     add(engine, "free", 12)
 
@@ -212,7 +210,7 @@ def test_an_answer_ends_where_its_grammar_does(overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_tokens_are_those_of_an_answer_without_a_grammar_that_allows_all(overlap: bool) -> None:
     engine, plain = trial(overlap=overlap), trial(overlap=overlap)
-    add(engine, "r", 9, Scripted(100))
+    add(engine, "r", 9, ScriptedGrammar(100))
     add(plain, "r", 9)
     assert tokens_of(run(engine), "r") == tokens_of(run(plain), "r")
 
@@ -220,7 +218,7 @@ def test_tokens_are_those_of_an_answer_without_a_grammar_that_allows_all(overlap
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_token_that_the_grammar_refuses_ends_the_request_with_an_error(overlap: bool) -> None:
     engine = trial(overlap=overlap)
-    add(engine, "guided", 20, Scripted(3, refuses=True))
+    add(engine, "guided", 20, ScriptedGrammar(3, refuses=True))
     add(engine, "free", 6)
 
     deltas = run(engine)
@@ -233,7 +231,7 @@ def test_a_token_that_the_grammar_refuses_ends_the_request_with_an_error(overlap
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_preempted_answer_goes_on_where_its_grammar_was(overlap: bool) -> None:
-    engine, grammar = trial(overlap=overlap), Scripted(60)
+    engine, grammar = trial(overlap=overlap), ScriptedGrammar(60)
     add(engine, "older", 100)
     add(engine, "guided", 100, grammar)
     deltas = [delta for _ in range(12) for delta in engine.core.step()]

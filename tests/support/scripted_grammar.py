@@ -1,0 +1,25 @@
+"""A grammar that is complete after so many tokens, and takes whatever comes before."""
+
+from __future__ import annotations
+
+
+class ScriptedGrammar:
+    """In the place of an `OutputGrammar`. `log`: what it and its forks consumed; `refuses`: the last token is
+    an error."""
+
+    def __init__(self, length: int, log: list[int] | None = None, *, refuses: bool = False) -> None:
+        self.length, self.log, self.refuses = length, [] if log is None else log, refuses
+        self.error = ""
+
+    def fork(self) -> ScriptedGrammar:
+        return ScriptedGrammar(self.length, self.log, refuses=self.refuses)
+
+    @property
+    def complete(self) -> bool:
+        return self.length <= 0
+
+    def consume(self, token: int) -> None:
+        self.length -= 1
+        self.log.append(token)
+        if self.refuses and self.length == 0:
+            self.error = "it is no digit"
