@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from mamba_kernels.arguments import check, check_plan
-from mamba_kernels.cpu.gated_delta import STATE_KINDS
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import cached_at, read_and_write
+from mamba_kernels.cpu.mixer import STATE_KINDS, place, read_and_write
 from mamba_kernels.cpu.packed_linear import CPU, KINDS
+from mamba_kernels.cpu.plan_addresses import name_pieces, name_slots
 from mamba_kernels.cpu.structures import DeltaDecode, DeltaMixer, DeltaPrefill
 from mamba_kernels.gated_delta.inputs import LEAST_SQUARE
 from mamba_kernels.slot_plan import SlotPlan
@@ -82,9 +82,7 @@ class GatedDeltaCalls:
     def place(self, call: DeltaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
         """Make `call` one of this mixer, with the windows and states of its layer, which have the rows' type
         and one that states may have."""
-        call.mixer = self._address
-        call.kind = KINDS[window.dtype]
-        cached_at(call, window, state)
+        place(call, self._address, window, state)
 
     def decode(
         self,
@@ -96,16 +94,8 @@ class GatedDeltaCalls:
     ) -> None:
         """One token for each of the plan's sequences, none of them padding. Raises WrongArgument."""
         self._check(projected, window, state, out, plan.routes.shape[1])
-        routes, stride = plan.routes.data_ptr(), 8 * plan.routes.stride(0)
-        call = DeltaDecode(
-            mixer=self._address,
-            source=routes,
-            target=routes + stride,
-            track=routes + 2 * stride,
-            noise=plan.noise.data_ptr(),
-            out=out.data_ptr(),
-            rows=len(projected),
-        )
+        call = DeltaDecode(mixer=self._address, out=out.data_ptr())
+        name_slots(call, plan)
         read_and_write(call, projected, window, state)
         self._decode(ctypes.addressof(call))
 
@@ -119,18 +109,8 @@ class GatedDeltaCalls:
     ) -> None:
         """The pieces of the plan, with the bits that `GatedDelta.prefill` has. Raises WrongArgument."""
         self._check(projected, window, state, out, plan.tokens)
-        routes = plan.slots.routes
-        call = DeltaPrefill(
-            mixer=self._address,
-            source=routes.data_ptr(),
-            target=routes.data_ptr() + 8 * routes.stride(0),
-            piece_chunk=plan.piece_chunk.data_ptr(),
-            chunk_start=plan.chunk_start.data_ptr(),
-            chunk_track=plan.chunk_track.data_ptr(),
-            chunk_noise=plan.chunk_noise.data_ptr(),
-            out=out.data_ptr(),
-            pieces=routes.shape[1],
-        )
+        call = DeltaPrefill(mixer=self._address, out=out.data_ptr())
+        name_pieces(call, plan)
         read_and_write(call, projected, window, state)
         self._prefill(ctypes.addressof(call))
 

@@ -6,11 +6,10 @@ import torch
 
 from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.mixer import STATE_KINDS
+from mamba_kernels.cpu.packed_linear import CPU, KINDS
+from mamba_kernels.cpu.plan_addresses import name_pieces, name_slots
 from mamba_kernels.cpu.structures import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
     DeltaRows,
     GatedDeltaPrefill,
     GatedDeltaUpdate,
@@ -19,9 +18,6 @@ from mamba_kernels.gated_delta.arguments import check_delta
 from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
-
-STATE_KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
-CPU = torch.device("cpu")
 
 
 class GatedDelta:
@@ -40,17 +36,9 @@ class GatedDelta:
 
         Raises WrongArgument.
         """
-        rows, routes = _rows(state, inputs, out), plan.routes
-        check_plan("v", inputs.v, routes.shape[1])
-        first, stride = routes.data_ptr(), 8 * routes.stride(0)
-        call = GatedDeltaUpdate(
-            delta=rows,
-            source=first,
-            target=first + stride,
-            track=first + 2 * stride,
-            noise=plan.noise.data_ptr(),
-            rows=routes.shape[1],
-        )
+        call = GatedDeltaUpdate(delta=_rows(state, inputs, out))
+        check_plan("v", inputs.v, plan.routes.shape[1])
+        name_slots(call, plan)
         self._update(ctypes.addressof(call))
 
     def prefill(self, state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
@@ -59,18 +47,9 @@ class GatedDelta:
 
         Raises WrongArgument.
         """
-        rows, routes = _rows(state, inputs, out), plan.slots.routes
+        call = GatedDeltaPrefill(delta=_rows(state, inputs, out))
         check_plan("v", inputs.v, plan.tokens)
-        call = GatedDeltaPrefill(
-            delta=rows,
-            source=routes.data_ptr(),
-            target=routes.data_ptr() + 8 * routes.stride(0),
-            piece_chunk=plan.piece_chunk.data_ptr(),
-            chunk_start=plan.chunk_start.data_ptr(),
-            chunk_track=plan.chunk_track.data_ptr(),
-            chunk_noise=plan.chunk_noise.data_ptr(),
-            pieces=routes.shape[1],
-        )
+        name_pieces(call, plan)
         self._prefill(ctypes.addressof(call))
 
 

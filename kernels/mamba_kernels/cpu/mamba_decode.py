@@ -5,8 +5,8 @@ import ctypes
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import PreparedMixer, cached_at, read_and_write
-from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.mixer import PreparedMixer, place, read_and_write
+from mamba_kernels.cpu.plan_addresses import name_slots
 from mamba_kernels.cpu.structures import MambaDecode
 from mamba_kernels.slot_plan import SlotPlan
 
@@ -23,9 +23,7 @@ class MambaDecoder:
     def place(self, call: MambaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
         """Make `call` one of this mixer, with the windows and states of its layer, which have the rows' type
         and one that states may have."""
-        call.mixer = self._mixer.address
-        call.kind = KINDS[window.dtype]
-        cached_at(call, window, state)
+        place(call, self._mixer.address, window, state)
 
     def __call__(
         self,
@@ -45,8 +43,6 @@ class MambaDecoder:
         call = self._call
         self._mixer.check(projected, window, state, out, plan.routes.shape[1])
         read_and_write(call, projected, window, state)
-        routes = plan.routes.data_ptr()
-        stride = 8 * plan.routes.stride(0)
-        call.source, call.target, call.track = routes, routes + stride, routes + 2 * stride
-        call.noise, call.out, call.rows = plan.noise.data_ptr(), out.data_ptr(), len(projected)
+        name_slots(call, plan)
+        call.out = out.data_ptr()
         self._run(self._address)

@@ -6,6 +6,7 @@ import torch
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mixer import PreparedMixer, read_and_write
+from mamba_kernels.cpu.plan_addresses import name_pieces
 from mamba_kernels.cpu.structures import MambaPrefill
 from mamba_kernels.ssd_prefill import ChunkPlan
 
@@ -35,11 +36,8 @@ class MambaPrefiller:
         WrongArgument.
         """
         self._mixer.check(projected, window, state, out, plan.tokens)
-        call, routes = self._call, plan.slots.routes
+        call = self._call
         read_and_write(call, projected, window, state)
-        call.source, call.target = routes.data_ptr(), routes.data_ptr() + 8 * routes.stride(0)
-        call.piece_chunk, call.chunk_start = plan.piece_chunk.data_ptr(), plan.chunk_start.data_ptr()
-        call.chunk_track, call.chunk_noise = plan.chunk_track.data_ptr(), plan.chunk_noise.data_ptr()
+        name_pieces(call, plan)
         call.out = out.data_ptr()
-        call.pieces = len(plan.piece_chunk) - 1
         self._run(self._address)

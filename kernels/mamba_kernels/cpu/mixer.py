@@ -1,4 +1,4 @@
-"""What the calls for a Mamba2 mixer share: its weights and shapes as the kernels read them."""
+"""What the calls for a mixer share: rows, windows and states; and of Mamba2's its weights and shapes."""
 
 import ctypes
 import dataclasses
@@ -9,8 +9,8 @@ from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.packed_linear import CPU, KINDS
 from mamba_kernels.cpu.structures import FLOAT16, DeltaDecode, DeltaPrefill, MambaDecode, MambaPrefill, Mixer
 
-STATE_KINDS = {torch.float32: KINDS[torch.float32], torch.float16: FLOAT16}
-_ANY_STATE = {**KINDS, torch.float16: FLOAT16}
+STATE_KINDS = {**KINDS, torch.float16: FLOAT16}
+MAMBA_STATES = (torch.float32, torch.float16)
 MixerCall = MambaDecode | MambaPrefill | DeltaDecode | DeltaPrefill
 
 
@@ -88,7 +88,7 @@ class PreparedMixer:
         check("projected", projected, (rows, self._projected), dtypes=kinds, device=CPU)
         own = (projected.dtype,)
         check("window", window, self._window, dtypes=own, device=CPU, dense_from=1)
-        check("state", state, self._state, dtypes=STATE_KINDS, device=CPU, dense_from=1)
+        check("state", state, self._state, dtypes=MAMBA_STATES, device=CPU, dense_from=1)
         check("out", out, (rows, self._inner), dtypes=own, device=CPU, dense_from=0)
 
 
@@ -114,11 +114,17 @@ def read_and_write(
     """Name to `call` the rows that it reads, and the windows and states that it reads and writes."""
     call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
     call.kind = KINDS[projected.dtype]
-    cached_at(call, window, state)
+    _cached_at(call, window, state)
 
 
-def cached_at(call: MixerCall, window: torch.Tensor, state: torch.Tensor) -> None:
-    """Name to `call` the windows and states alone."""
+def place(call: MixerCall, mixer: int, window: torch.Tensor, state: torch.Tensor) -> None:
+    """Make `call` one of the mixer at this address, with the windows and states of its layer, which have the
+    rows' type and one that states may have."""
+    call.mixer, call.kind = mixer, KINDS[window.dtype]
+    _cached_at(call, window, state)
+
+
+def _cached_at(call: MixerCall, window: torch.Tensor, state: torch.Tensor) -> None:
     call.window, call.window_stride = window.data_ptr(), window.stride(0)
     call.state, call.state_stride = state.data_ptr(), state.stride(0)
-    call.state_kind = _ANY_STATE[state.dtype]
+    call.state_kind = STATE_KINDS[state.dtype]
