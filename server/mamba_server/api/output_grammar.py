@@ -36,10 +36,11 @@ async def output_grammar(request: GenerationRequest, text: TextProcessor) -> str
     """llguidance's grammar; "" = the answer may be anything. Tools, if there are any, are such as the model's
     template takes. Raises InvalidRequest."""
     asked = request.structured_outputs or request.response_format
+    if isinstance(asked, ResponseFormat) and asked.type == "text":
+        asked = None
     param = "response_format" if request.structured_outputs is None else "structured_outputs"
-    formed = asked is not None and not (isinstance(asked, ResponseFormat) and asked.type == "text")
     if isinstance(request, ChatCompletionRequest) and request.offered_tools:
-        if formed:
+        if asked is not None:
             raise InvalidRequest(
                 f"{param}: the model could call no tool; leave tools out, or send 'tool_choice': 'none'",
                 param=param,
@@ -48,7 +49,7 @@ async def output_grammar(request: GenerationRequest, text: TextProcessor) -> str
         if not request.forced_tools or form is None:
             return ""
         return await _checked("tools", lambda: _forced(request, form, text.tokenizer))
-    if asked is None or not formed:
+    if asked is None:
         return ""
     return await _checked(param, lambda: _of_form(asked))
 

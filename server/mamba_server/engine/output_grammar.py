@@ -4,6 +4,7 @@ One of each sequence; the grammar is llguidance's, made by the API process. Used
 engine alone: a mask is made before the step is launched, a token is consumed when its step is committed.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,14 +66,12 @@ class TokenMasks:
         return TokenMasks(self.rows[first:stop] - rows.start, self.words[first:stop])
 
 
-def token_masks(grammars: list[OutputGrammar | None], vocab_size: int) -> TokenMasks | None:
+def token_masks(grammars: Iterable[OutputGrammar | None], vocab_size: int) -> TokenMasks | None:
     """Masks for the rows of a step, of which grammar i belongs to row i; None = no row has one."""
-    rows = [row for row, grammar in enumerate(grammars) if grammar is not None]
-    if not rows:
+    guided = {row: grammar for row, grammar in enumerate(grammars) if grammar is not None}
+    if not guided:
         return None
-    words = np.empty((len(rows), mask_words(vocab_size)), np.int32)
-    for place, row in enumerate(rows):
-        grammar = grammars[row]
-        assert grammar is not None
-        grammar.allowed(words[place])
-    return TokenMasks(np.array(rows, np.int64), words)
+    words = np.empty((len(guided), mask_words(vocab_size)), np.int32)
+    for mask, grammar in zip(words, guided.values(), strict=True):
+        grammar.allowed(mask)
+    return TokenMasks(np.array(list(guided), np.int64), words)

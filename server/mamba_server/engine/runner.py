@@ -177,7 +177,7 @@ class ModelRunner:
         ]
         pages = self._persistent.unsent_pages(arrays.table_row)
         noise = self._state_noise(arrays)
-        grammars = [sequence.grammar for sequence in schedule.sampling]
+        grammars = (sequence.grammar for sequence in schedule.sampling)
         masks = token_masks(grammars, self._sampler.vocab_size)
         return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans, masks)
 
