@@ -172,9 +172,7 @@ def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:
         raise fields.wrong("dtype", f"{dtype!r} is not supported; supported: float32, bfloat16, float16")
     return {
         "dtype": dtype,
-        "bos_token_id": fields.integer(
-            "bos_token_id", default=None if fields.has("bos_token_id") else bos, minimum=0
-        ),
+        "bos_token_id": fields.integer("bos_token_id", default=None, absent=bos, minimum=0),
         "eos_token_ids": fields.tokens("eos_token_id", default=() if eos is None else (eos,)),
         "parameters": 0,
         "quantized": _quantized(fields),

@@ -36,11 +36,16 @@ class Fields:
     @overload
     def integer(self, *names: str, minimum: int = ...) -> int: ...
     @overload
-    def integer(self, *names: str, default: T, minimum: int = ...) -> int | T: ...
-    def integer(self, *names: str, default: Any = _ABSENT, minimum: int = 1) -> Any:
-        """From `minimum` to `LARGEST`. Raises `MissingField` without `default`, `WrongField` otherwise."""
+    def integer(self, *names: str, default: T, absent: T = ..., minimum: int = ...) -> int | T: ...
+    def integer(self, *names: str, default: Any = _ABSENT, absent: Any = _ABSENT, minimum: int = 1) -> Any:
+        """From `minimum` to `LARGEST`. `absent`: of a field that is not there, not even as null.
+
+        Raises `MissingField` without `default`, `WrongField` otherwise.
+        """
         name, value = self._find(names)
         if value is None:
+            if absent is not _ABSENT and not any(map(self.has, names)):
+                return absent
             return self._absent(names, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)

@@ -9,9 +9,7 @@ from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig, MoeCon
 def model_config(fields: Fields, architecture: str) -> ModelConfig:
     mixers = _mixers(fields)
     # Those without experts say that they have 0.
-    experts = fields.integer(
-        "num_local_experts", default=0 if fields.has("num_local_experts") else 8, minimum=0
-    )
+    experts = fields.integer("num_local_experts", default=0, absent=8, minimum=0)
     layers, owners = blocks.with_feed_forward(mixers, ["moe" if experts else "mlp"] * len(mixers))
     activation = fields.word("hidden_act", default="silu")
     shared = fields.integer("shared_intermediate_size")

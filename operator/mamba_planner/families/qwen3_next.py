@@ -91,7 +91,7 @@ def _mixers(fields: Fields) -> list[LayerKind]:
 
 
 def _feed_forward(fields: Fields, count: int) -> list[LayerKind]:
-    experts = fields.integer("num_experts", default=0 if fields.has("num_experts") else 512, minimum=0)
+    experts = fields.integer("num_experts", default=0, absent=512, minimum=0)
     step = fields.integer("decoder_sparse_step", default=1)
     dense = fields.items("mlp_only_layers") or []
     for index in dense:
