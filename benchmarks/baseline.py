@@ -22,7 +22,7 @@ class Baseline:
 
         torch.set_num_threads(threads)
         self._torch, self._device = torch, device
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
         self._model: Any = loaded.to(device).eval()
 
     def outputs(self, prompt: LoadPrompt) -> list[int]:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -83,13 +84,13 @@ def rate(samples: Sequence[Sample]) -> float:
 def take_turns(
     measured: dict[str, Rate], levels: Sequence[int], turns: range
 ) -> dict[str, dict[int, list[float]]]:
-    """Rates by name and level, one a turn; every turn begins with another name and has prompts of its own."""
+    """Rates by name and level, one a turn; every turn has an order and prompts of its own: who always came
+    behind the same one would always have what that one leaves behind."""
     found: dict[str, dict[int, list[float]]] = {name: {level: [] for level in levels} for name in measured}
-    names = list(measured)
     for turn in turns:
-        first = turn % len(names)
+        order = random.Random(turn)
         for level in levels:
-            for name in names[first:] + names[:first]:
+            for name in order.sample(list(measured), len(measured)):
                 found[name][level].append(round(measured[name](level, turn), 1))
                 print(
                     f"{name} at {level}: {found[name][level][-1]:,.0f} tokens/s", file=sys.stderr, flush=True

@@ -9,11 +9,9 @@ import asyncio
 import json
 import re
 import resource
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from benchmarks.cache.record import write
 from benchmarks.http_cpu import cpu_seconds
@@ -85,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the children's, too
     room = str(streams + OTHERS)
-    with gateway(ROOT, "--max-connections", room, "--max-in-flight", room) as (pid, url):
-        found = asyncio.run(measure(pid, urlsplit(url).port or 80, streams))
+    with gateway(ROOT, "--max-connections", room, "--max-in-flight", room) as running:
+        found = asyncio.run(measure(running.pid, running.port, streams))
     lines = [
         "",
         "| what | value |",
@@ -97,4 +95,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,6 +10,7 @@ CPU time of the thread, garbage collection included: compare runs side by side.
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.start_budget import StartBudget
 from mamba_server.engine.step_arrays import build
-from mamba_server.wire import AddRequest, SamplingParams
+from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
 PROMPT, OUTPUT, PAGE, CHUNK = 500, 600, 16, 64
 
@@ -127,12 +128,12 @@ def with_salts(salts: int = 10_000) -> dict[str, list[float]]:
     rng = np.random.default_rng(0)
     requests = [
         AddRequest(
-            f"r{number}", rng.integers(1, 1000, int(rng.integers(40, 400))).tolist(),
+            f"r{number}", TokenIds(rng.integers(1, 1000, int(rng.integers(40, 400))).tolist()),
             SamplingParams(max_tokens=4), cache_salt=f"salt{number}",
         )
         for number in range(salts)
     ]  # fmt: skip
-    added = [timed(lambda request=request: core.add(request)) for request in requests]
+    added = [timed(partial(core.add, request)) for request in requests]
     # The engine process takes in a few between two steps.
     search_new_objects()
     return {f"{salts:,} salts: add one": added, f"{salts:,} salts: step": list(until_idle(core))}
@@ -148,7 +149,7 @@ def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]
     def add(prompt: list[int], answer: int) -> None:
         nonlocal number
         number += 1
-        core.add(AddRequest(f"r{number}", prompt, SamplingParams(max_tokens=answer)))
+        core.add(AddRequest(f"r{number}", TokenIds(prompt), SamplingParams(max_tokens=answer)))
 
     filling = []
     while core.cache.tree.pages < pages and core.cache.counters.evicted < 1000:
@@ -223,7 +224,7 @@ def publishing(running: int, requests: int = 2000) -> dict[str, float]:
             if len(histories[flow]) > 4000:
                 histories[flow] = []
             histories[flow] += rng.integers(1, 30_000, 300).tolist()
-            core.add(AddRequest(f"r{sent}", list(histories[flow]), SamplingParams(max_tokens=100)))
+            core.add(AddRequest(f"r{sent}", TokenIds(histories[flow]), SamplingParams(max_tokens=100)))
             sent += 1
         total += timed(lambda: beat(core))
         steps += 1

@@ -23,7 +23,7 @@ from mamba_server.cache.arena import Allocation, AllocationSite, Arena
 from mamba_server.cache.eviction import Policy
 from mamba_server.cache.node import Node
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.wire import AddRequest, SamplingParams
+from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
 ROWS = 16
 LONGEST = 48_000
@@ -115,7 +115,7 @@ def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) ->
     seen: list[SlabShares] = []
     for number, (prompt, outputs) in enumerate(load(seed, requests)):
         params = SamplingParams(max_tokens=outputs, ignore_eos=True)
-        refused = core.add(AddRequest(f"r{number}", prompt, params))
+        refused = core.add(AddRequest(f"r{number}", TokenIds(prompt), params))
         if refused is not None:
             raise RuntimeError(refused.message)
         while len(core.sequences) >= ROWS:

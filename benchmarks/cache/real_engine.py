@@ -20,7 +20,7 @@ from benchmarks.serve import CACHE
 
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import Engine, boot
-from mamba_server.wire import AddRequest, SamplingParams
+from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 
@@ -96,7 +96,7 @@ def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_bound
     params = SamplingParams(max_tokens=outputs, temperature=0.0, ignore_eos=True)
     wall, cpu = time.perf_counter(), time.process_time()
     for number, prompt in enumerate(wanted):
-        refused = core.add(AddRequest(f"r{number}", list(prompt), params, turn_boundary=turn_boundary))
+        refused = core.add(AddRequest(f"r{number}", TokenIds(prompt), params, turn_boundary=turn_boundary))
         if refused is not None:
             raise RuntimeError(refused.message)
     made: dict[str, list[int]] = {f"r{number}": [] for number in range(len(wanted))}

@@ -1,6 +1,7 @@
 """Random cases: a published model, a GPU's memory and traffic, drawn by a seed. Pure."""
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def drawn(number: int, seed: int) -> Case:
     rng = random.Random(f"{seed} {number}")
 
     def between(low: float, high: float) -> int:
-        return round(low * (high / low) ** rng.random())
+        return round(low * math.pow(high / low, rng.random()))
 
     name = rng.choice(list(models))
     model = models[name]

@@ -45,7 +45,8 @@ def judge(case: Case, *, length: float = 1.0) -> CaseResult:
     Raises InsufficientMemory where the planner refuses the case.
     """
     chosen = plan(case.model, case.constraints, case.device, None, case.workload)
-    plans, found = {}, {}
+    plans: dict[str, MemoryPlan] = {}
+    found: dict[str, EngineResult] = {}
     for name in MOST_ROBUST_FIRST:
         fixed = replace(case.constraints, strategy=name, state_dtype=chosen.state_dtype)
         try:

@@ -26,7 +26,7 @@ from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.step_pace import STEP_TIME, StepPace
-from mamba_server.wire import AddRequest, SamplingParams
+from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
 CHUNK = 64
 Work = Callable[[], Callable[[], StepResult]]
@@ -135,7 +135,7 @@ def served(
             name = f"r{number}"
             number += 1
             params = SamplingParams(max_tokens=turn.outputs, temperature=0.0, ignore_eos=True)
-            if (refused := core.add(AddRequest(name, prompt, params, arrival=gpu.now))) is not None:
+            if (refused := core.add(AddRequest(name, TokenIds(prompt), params, arrival=gpu.now))) is not None:
                 raise ValueError(refused.message)
             asked[name] = (turn, [])
         running, steps = running + core.scheduler.running, steps + 1

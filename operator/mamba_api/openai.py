@@ -208,6 +208,9 @@ class ChatCompletionRequest(GenerationRequest):
     """`false`: of several calls in an answer only the first is returned."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template."""
+    separate_reasoning: bool | None = None
+    """Give what the model thinks before its answer as `reasoning_content`; `false`: leave it in `content`,
+    with its markers; none = true."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """The chat template's variable of that name; a template without it makes the same prompt."""
     add_generation_prompt: bool | None = None

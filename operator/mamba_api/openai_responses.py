@@ -25,6 +25,13 @@ class PromptTokensDetails(_Answer):
     """Prompt tokens resumed from a checkpoint instead of computed."""
 
 
+class CompletionTokensDetails(_Answer):
+    """What the generated tokens are."""
+
+    reasoning_tokens: int
+    """Tokens of what the model thought before its answers, markers included."""
+
+
 class Usage(_Answer):
     """Tokens of one request, over all its prompts and choices."""
 
@@ -36,6 +43,8 @@ class Usage(_Answer):
     """Sum of the two."""
     prompt_tokens_details: PromptTokensDetails
     """Always there."""
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """Of chats with models that think, where their thoughts are told apart."""
 
 
 class CompletionLogprobs(_Answer):
@@ -149,9 +158,11 @@ class AnswerMessage(_Answer):
     role: Literal["assistant"]
     """`assistant`."""
     content: str | None
-    """Its text; null when it has calls alone."""
+    """Its text; null when it has calls or thoughts alone."""
     refusal: None = None
     """Never set."""
+    reasoning_content: str | None = None
+    """What the model thought before, if it did."""
     tool_calls: list[AnsweredToolCall] | None = None
     """The calls it makes, if any."""
 
@@ -199,6 +210,8 @@ class AnswerDelta(_Answer):
 
     role: Literal["assistant"] | None = None
     """In the first chunk of a choice."""
+    reasoning_content: str | None = None
+    """New text of what the model thinks before its answer."""
     content: str | None = None
     """New text."""
     tool_calls: list[ToolCallDelta] | None = None

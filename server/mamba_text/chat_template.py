@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mamba_text.errors import BadTemplate, TemplateRefused
+from mamba_text.reasoning import reasoning_format_of
 from mamba_text.tokenizer import Tokenizer, read_json
 from mamba_text.tool_calls import format_of
 
@@ -76,6 +77,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self.tool_calls = format_of(source)
         """How the model writes calls; None = in no way that is known here."""
+        self.reasoning = reasoning_format_of(source)
+        """How the model's thoughts are marked; None = the template knows of none."""
 
     @property
     def takes_tools(self) -> bool:

@@ -5,7 +5,7 @@ same ids. Nothing is refused here but what a template refuses; limits are the AP
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,16 @@ class Prompt:
     """What `echo` shows of it."""
     turn_boundary: int = 0
     """Tokens before the generation prompt; 0 = not a chat."""
+    opening: str = ""
+    """What it has of the answer: the generation prompt, or the message that is continued."""
 
     def last(self, tokens: int | None) -> "Prompt":
         """Only its last so many tokens; None = all."""
         cut = 0 if tokens is None else max(0, len(self.token_ids) - tokens)
         if not cut:
             return self
-        return Prompt(self.token_ids[cut:], self.text, max(0, self.turn_boundary - cut))
+        boundary = max(0, self.turn_boundary - cut)
+        return replace(self, token_ids=self.token_ids[cut:], turn_boundary=boundary)
 
 
 def completion_token_ids(
@@ -92,20 +95,22 @@ def encoded_chat(
     )
     check(text)
     encoding = tokenizer.encoding(text)
-    if not generation_prompt or continue_final:
+    if continue_final:
+        return Prompt(encoding.ids, opening=messages[-1]["content"])
+    if not generation_prompt:
         return Prompt(encoding.ids)
     try:
         closed = template.render(messages, generation_prompt=False, variables=variables, tools=tools)
     except TemplateRefused:
-        return Prompt(encoding.ids)
-    if not text.startswith(closed) or len(closed) == len(text):
-        return Prompt(encoding.ids)
+        closed = ""
+    if not closed or not text.startswith(closed) or len(closed) == len(text):
+        return Prompt(encoding.ids, opening=text.rstrip().rpartition("\n")[2])
     boundary = 0
     for begin, end in encoding.offsets:
         if end > len(closed) or begin >= len(closed):
             break
         boundary += 1
-    return Prompt(encoding.ids, turn_boundary=boundary)
+    return Prompt(encoding.ids, turn_boundary=boundary, opening=text[len(closed) :])
 
 
 def chat_prompt(

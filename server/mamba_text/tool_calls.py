@@ -4,20 +4,26 @@ Used by the API process, one reader per choice. A call is emitted when it is com
 beginning of a call is held back. A malformed call is emitted as text, so nothing the model wrote is lost.
 """
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from mamba_text import strict_json
+from mamba_text.markers import unfinished
+from mamba_text.tagged_call import FUNCTION, read_tagged_call
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """`begin`, JSON of a call or of a list of calls, `end`. A call is `{"name": …, "arguments": …}`."""
+    """`begin`, a call or a list of calls, `end`. A call is JSON, `{"name": …, "arguments": …}`, or tagged."""
 
     begin: str
     end: str
     """Empty: the calls are the last of an answer."""
-    listed: bool
+    listed: bool = False
     """The model writes a list between the markers; else each call has markers of its own."""
+    tagged: bool = False
+    """A call is no JSON, but tags with its arguments as text, one call between the markers."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -27,16 +33,16 @@ class ToolCallFormat:
 
 NEMOTRON = ToolCallFormat("<TOOLCALL>", "</TOOLCALL>", listed=True)
 GRANITE = ToolCallFormat("<|tool_call|>", "", listed=True)
-HERMES = ToolCallFormat("<tool_call>", "</tool_call>", listed=False)
+HERMES = ToolCallFormat("<tool_call>", "</tool_call>")
 """Of Hermes, Qwen and Granite 4."""
-_XML_MARKER = "<function="
-"""In templates that teach calls as XML between the markers of Hermes, which nothing here reads."""
+TAGGED = ToolCallFormat("<tool_call>", "</tool_call>", tagged=True)
+"""Of Nemotron 3 and Qwen's coders."""
 
 
 def format_of(template: str) -> ToolCallFormat | None:
     """The format that a chat template's source teaches; None = none that is known."""
-    if _XML_MARKER in template:
-        return None
+    if FUNCTION in template:
+        return TAGGED if TAGGED.begin in template else None
     return next((each for each in (NEMOTRON, GRANITE, HERMES) if each.begin in template), None)
 
 
@@ -63,12 +69,14 @@ class ToolCallReader:
 
     form: ToolCallFormat
     max_calls: int | None = None
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of each function the JSON schema of its arguments, by which tagged ones get their types."""
     calls: int = 0
     """How many were read."""
     _pending: str = ""
     """Outside a call: white space and text that may be the beginning of a call."""
     _call_parts: list[str] | None = None
-    """Inside a call: the pieces of its JSON so far; None = outside."""
+    """Inside a call: the pieces of it so far; None = outside."""
     _separator: str = ""
     """White space before the begin marker of the current call."""
     _tail: str = ""
@@ -98,14 +106,14 @@ class ToolCallReader:
             self._separator = before[len(said) :]
             self._call_parts = []
             return after
-        certain = len(whole) - _beginning(whole, self.form.begin)
+        certain = len(whole) - unfinished(whole, self.form.begin)
         certain = len(whole[:certain].rstrip())
         self._emit_text(whole[:certain])
         self._pending = whole[certain:]
         return ""
 
     def _read_call(self, text: str) -> str:
-        """Read the JSON of a call up to its end marker; returns the unread rest."""
+        """Read a call up to its end marker; returns the unread rest."""
         assert self._call_parts is not None
         if not self.form.end:
             self._call_parts.append(text)
@@ -123,7 +131,7 @@ class ToolCallReader:
 
     def _close(self, written: str, end: str) -> None:
         self._call_parts, self._tail = None, ""
-        calls = _calls(written)
+        calls = self._calls(written)
         if calls is None:
             self._emit_text(f"{self._separator}{self.form.begin}{written}{end}")
             return
@@ -131,6 +139,16 @@ class ToolCallReader:
             if self.max_calls is None or self.calls < self.max_calls:
                 self.calls += 1
                 self._found.append(call)
+
+    def _calls(self, written: str) -> list[ToolCall] | None:
+        """None = it is none of calls."""
+        try:
+            if not self.form.tagged:
+                return _calls(strict_json.parse(written))
+            read = read_tagged_call(written, self.parameters)
+        except (ValueError, RecursionError):
+            return None
+        return None if read is None else [ToolCall(*read)]
 
     def _finish(self) -> None:
         if self._call_parts is not None:
@@ -145,24 +163,8 @@ class ToolCallReader:
             self._out.append(text)
 
 
-def _beginning(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that begins `marker`."""
-    return next(
-        (
-            length
-            for length in range(min(len(marker) - 1, len(text)), 0, -1)
-            if marker.startswith(text[-length:])
-        ),
-        0,
-    )
-
-
-def _calls(written: str) -> list[ToolCall] | None:
+def _calls(found: Any) -> list[ToolCall] | None:
     """The calls in the JSON that a model wrote; None = it is none of calls."""
-    try:
-        found = json.loads(written)
-    except (ValueError, RecursionError):
-        return None
     calls = [_call(each) for each in (found if isinstance(found, list) else [found])]
     known = [each for each in calls if each is not None]
     return known if known and len(known) == len(calls) else None
@@ -172,8 +174,10 @@ def _call(found: Any) -> ToolCall | None:
     if not isinstance(found, dict) or not isinstance(name := found.get("name"), str) or not name:
         return None
     arguments = found.get("arguments", {})
-    if isinstance(arguments, str):
-        return ToolCall(name, arguments)
     if arguments is None:
         arguments = {}
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    if isinstance(arguments, dict):
+        arguments = strict_json.encode(arguments)
+    if not isinstance(arguments, str) or not strict_json.is_text(name + arguments):
+        return None
+    return ToolCall(name, arguments)

@@ -13,7 +13,7 @@ from mamba_edge.api_keys import KeyFile
 from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
 from mamba_server import wire
-from scripted_engine import Api
+from scripted_engine import TOKENIZER, Api
 from served_app import served
 
 pytestmark = [
@@ -43,8 +43,9 @@ def text_of(name: str) -> str:
     return f"document.getElementById('{name}').innerText"
 
 
-def makes(api: Api) -> None:
-    """The engine answers requests with two words, and resumes nothing of the first and 7 tokens of others."""
+def makes(api: Api, thought: str = "") -> None:
+    """The engine answers requests with two words, behind the thought, and resumes nothing of the first and 7
+    tokens of others."""
 
     def react(message: wire.ToEngine) -> None:
         match message:
@@ -53,7 +54,7 @@ def makes(api: Api) -> None:
                 api.engine.send(wire.AdminReply(call_id, 200, body))
             case wire.AddRequest():
                 of = len(api.engine.requests) - 1
-                api.engine.delta("green ", of=of, cached_tokens=7 if of else 0)
+                api.engine.delta(f"{thought}green ", of=of, cached_tokens=7 if of else 0)
                 api.engine.delta("tea", of=of, finish_reason="stop")
 
     api.engine.process.react = react
@@ -161,6 +162,21 @@ async def test_with_keys_it_asks_for_one_and_forgets_it_with_the_page(page: Page
         assert "key-1" not in kept
         await page.open(f"{url}/ui?again")
         await page.until("document.activeElement.id === 'key'")
+
+
+async def test_what_the_model_thinks_is_shown_apart_and_goes_along_with_the_next_turn(page: Page) -> None:
+    shown = "{{ m.content }}{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %} "
+    opening = "{% if add_generation_prompt %}<think>{# </think> #}{% endif %}"
+    api = Api(template=f"{{% for m in messages %}}{shown}{{% endfor %}}{opening}")
+    makes(api, "Which? </think>")
+    async with served(api.app) as url:
+        await page.open(f"{url}/ui")
+        await page.until(f"/ExtraBuffer/.test({text_of('engines')})")
+        assert "Which?" in await chat(page, "What is in the cup?")
+        parts = "[...document.querySelectorAll('.turn.assistant p')].map((each) => each.innerText)"
+        assert await page.run(parts) == ["Which?", "green tea"]
+        await chat(page, "And now?")
+        assert "green tea(Which?)" in TOKENIZER.decode(list(api.engine.requests[1].token_ids))
 
 
 async def test_behind_a_prefix_it_works_and_tells_of_errors_and_of_a_server_that_went(page: Page) -> None:

@@ -40,8 +40,11 @@ def client(
     model = tmp_path_factory.mktemp("model") / "tiny"
     shutil.copytree(BUILTIN, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    with Server(str(model), "--served-model-name", "tiny", request.param) as running:
-        yield openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+    with (
+        Server(str(model), "--served-model-name", "tiny", request.param) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 def person(text: str | None) -> dict[str, Any]:

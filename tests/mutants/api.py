@@ -15,6 +15,8 @@ HOSTILE, PROMPTS, SERVING = (
 )
 POOL, LOGS = "tests/unit/text/test_encoder_pool.py", "tests/unit/telemetry/test_logs.py"
 FIELDS = "tests/unit/api/test_openai.py"
+REASONING, TAGGED = "tests/unit/text/test_reasoning.py", "tests/unit/text/test_tagged_call.py"
+GRAMMAR = "tests/unit/api/test_output_grammar.py"
 CONNECTIONS = "tests/unit/edge/test_connections.py"
 
 PROFILES = "operator/mamba_api/v1alpha1/profiles.py"
@@ -242,5 +244,41 @@ MUTANTS = (
     Mutant(
         "arguments of calls reach the template as text", TEXT + "chat_messages.py",
         'made["tool_calls"] = [_call(call) for', 'made["tool_calls"] = [call for', (PROMPTS,),
+    ),
+    Mutant(
+        "half of an end marker is shown as a thought", TEXT + "reasoning.py",
+        "thought[: len(thought) - unfinished(thought, self._form.end)]", "thought", (REASONING,),
+    ),
+    Mutant(
+        "tokens of the answer are counted as thoughts", TEXT + "reasoning.py",
+        "self._token_tail = None\n                return", "pass", (REASONING,),
+    ),
+    Mutant(
+        "a prompt that closes the thoughts opens them", TEXT + "reasoning.py",
+        "return cls.OPEN if begin > end else cls.CLOSED", "return cls.OPEN", (REASONING,),
+    ),
+    Mutant(
+        "a value ends at the first end tag in it", TEXT + "tagged_call.py",
+        "if _closes(body, end)), None)", "), None)", (TAGGED,),
+    ),
+    Mutant(
+        "what is no value of its type becomes one", TEXT + "tagged_call.py",
+        "return value if _types_of(value) & types else text", "return value", (TAGGED,),
+    ),
+    Mutant(
+        "references of a schema are not looked up", TEXT + "tagged_call.py",
+        'found: Any = self._root if head == "#" else None', "found: Any = None", (TAGGED, GRAMMAR),
+    ),
+    Mutant(
+        "a form waits for thoughts that the prompt has closed", API + "output_grammar.py",
+        "if start is ReasoningStart.CLOSED:", "if False:", (GRAMMAR,),
+    ),
+    Mutant(
+        "a spelt marker is not seen by the grammar", API + "output_grammar.py",
+        '"(thoughts | thought end)"', '"thought end"', (GRAMMAR,),
+    ),
+    Mutant(
+        "an argument that has to be there may be missing", API + "forced_calls.py",
+        'parts.append(name if key in required else f"{name}?")', 'parts.append(f"{name}?")', (GRAMMAR,),
     ),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from mamba_cli.endpoint import headers, refusal, unreachable
 from mamba_cli.errors import RunFailed
 
 Message = dict[str, str]
+Show = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -18,6 +19,8 @@ class ChatAnswer:
     """What came so far; the counts come with the last event."""
 
     text: str = ""
+    reasoning: str = ""
+    """What the model thought before."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_tokens: int = 0
@@ -43,18 +46,19 @@ class ChatClient:
     """Fields of each request beside the conversation."""
     plain: bool = False
 
-    async def answer(self, messages: list[Message], show: Callable[[str], None]) -> ChatAnswer:
-        """The answer to the conversation; `show` gets its text piece by piece.
+    async def answer(self, messages: list[Message], show: Show, show_reasoning: Show) -> ChatAnswer:
+        """The answer to the conversation; `show` gets its text piece by piece, `show_reasoning` what the
+        model thinks before.
 
         Raises `RunFailed`, `InvalidInput` with the server's words, and `OutputError`.
         """
         try:
-            return await self._answer(messages, show)
+            return await self._answer(messages, show, show_reasoning)
         except _NoTemplate:
             self.plain = True
-            return await self._answer(messages, show)
+            return await self._answer(messages, show, show_reasoning)
 
-    async def _answer(self, messages: list[Message], show: Callable[[str], None]) -> ChatAnswer:
+    async def _answer(self, messages: list[Message], show: Show, show_reasoning: Show) -> ChatAnswer:
         asked: dict[str, Any] = {"messages": messages}
         if self.plain:
             asked = {"prompt": "\n".join(each["content"] for each in messages)}
@@ -67,7 +71,7 @@ class ChatClient:
             async with self.session.post(url, json=body, headers=headers(self.api_key)) as response:
                 if response.status != 200:
                     raise await self._refused(response)
-                return await _read(response, show)
+                return await _read(response, show, show_reasoning)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise unreachable(self.url, error) from error
 
@@ -94,7 +98,9 @@ class OutputError(Exception):
         self.cause = cause
 
 
-def _shown(show: Callable[[str], None], piece: str) -> None:
+def _shown(show: Show, piece: str) -> None:
+    if not piece:
+        return
     try:
         show(piece)
     except OSError as error:
@@ -102,7 +108,7 @@ def _shown(show: Callable[[str], None], piece: str) -> None:
         raise OutputError(error) from error
 
 
-async def _read(response: aiohttp.ClientResponse, show: Callable[[str], None]) -> ChatAnswer:
+async def _read(response: aiohttp.ClientResponse, show: Show, show_reasoning: Show) -> ChatAnswer:
     answer = ChatAnswer()
     rest = b""
     async for chunk in response.content.iter_any():
@@ -113,11 +119,11 @@ async def _read(response: aiohttp.ClientResponse, show: Callable[[str], None]) -
                 continue
             if data == b"[DONE]":
                 return answer
-            _take(answer, data, show)
+            _take(answer, data, show, show_reasoning)
     raise RunFailed("the answer broke off: the server or what is between ended the connection")
 
 
-def _take(answer: ChatAnswer, data: bytes, show: Callable[[str], None]) -> None:
+def _take(answer: ChatAnswer, data: bytes, show: Show, show_reasoning: Show) -> None:
     try:
         event = json.loads(data)
         if error := event.get("error"):
@@ -127,10 +133,15 @@ def _take(answer: ChatAnswer, data: bytes, show: Callable[[str], None]) -> None:
             answer.generated_tokens = usage["completion_tokens"]
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         for choice in event.get("choices") or ():
-            piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            delta = choice.get("delta") or {}
+            thought, piece = (
+                delta.get("reasoning_content") or "",
+                choice.get("text") or delta.get("content") or "",
+            )
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-            if piece:
-                answer.text += piece
-                _shown(show, piece)
+            answer.reasoning += thought
+            _shown(show_reasoning, thought)
+            answer.text += piece
+            _shown(show, piece)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFailed(f"an event that cannot be read: {data[:200]!r}") from error

@@ -1,6 +1,6 @@
 """The terminal's side of a conversation: reads lines, shows answers as they arrive, lives through Ctrl-C.
 
-Text of answers goes to `out`, everything else to `aside`.
+Text of answers goes to `out`, everything else to `aside`, what the model thinks before it answers included.
 """
 
 import asyncio
@@ -32,19 +32,24 @@ class Conversation:
         self._client, self._runner, self._out, self._aside = client, runner, out, aside
         self._begin: list[Message] = [{"role": "system", "content": system}] if system else []
         self.messages = list(self._begin)
+        self._thinking = False
+        """What was shown last is a thought."""
 
     def ask(self, text: str) -> ChatAnswer:
         """One turn. Raises `RunFailed`, `InvalidInput`, and the OSError of a full disk or a closed pipe; the
         conversation is then as it was."""
         messages = [*self.messages, {"role": "user", "content": text}]
+        self._thinking = False
         try:
-            answer = self._runner.run(self._client.answer(messages, self._show))
+            answer = self._runner.run(self._client.answer(messages, self._show, self._show_reasoning))
         except OutputError as error:
             raise error.cause from None
-        self._out.write("\n")
-        self._out.flush()
+        self._show("\n")
         self._aside.print(f"[{answer.resumed}]", style="dim", highlight=False, markup=False)
-        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        said = {"role": "assistant", "content": answer.text}
+        if answer.reasoning:
+            said["reasoning_content"] = answer.reasoning
+        self.messages = [*messages, said]
         return answer
 
     def talk(self, read: Read) -> None:
@@ -78,7 +83,14 @@ class Conversation:
             said = "[no chat template: the model continues the text of the conversation]"
             self._aside.print(said, style="dim", highlight=False, markup=False)
 
+    def _show_reasoning(self, piece: str) -> None:
+        self._thinking = True
+        self._aside.print(piece, style="dim", end="", highlight=False, markup=False, soft_wrap=True)
+
     def _show(self, piece: str) -> None:
+        if self._thinking:
+            self._thinking = False
+            self._aside.print()
         self._out.write(piece)
         self._out.flush()
 

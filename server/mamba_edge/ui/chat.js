@@ -49,8 +49,7 @@ export class Chat {
     this.running = new AbortController();
     this.#busy(true);
     try {
-      const said = await this.#answer(messages, shown, this.running.signal);
-      messages.push({ role: "assistant", content: said });
+      messages.push(await this.#answer(messages, shown, this.running.signal));
     } catch (error) {
       messages.pop();
       const stopped = error.name === "AbortError";
@@ -66,6 +65,7 @@ export class Chat {
   async #answer(messages, shown, signal) {
     const begin = performance.now();
     const words = shown.querySelector("p");
+    let thoughts = null;
     let first = null;
     let usage = null;
     const body = {
@@ -73,16 +73,23 @@ export class Chat {
       stream_options: { include_usage: true },
     };
     for await (const chunk of events(await ask("v1/chat/completions", { body, signal }))) {
-      const text = chunk.choices[0]?.delta?.content ?? "";
-      if (text) {
-        first ??= performance.now() - begin;
-        words.textContent += text;
+      const { content, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
+      if (content || thought) first ??= performance.now() - begin;
+      if (thought) {
+        thoughts ??= shown.insertBefore(element("p", { class: "thoughts" }), words);
+        thoughts.textContent += thought;
+        this.#follow();
+      }
+      if (content) {
+        words.textContent += content;
         this.#follow();
       }
       usage = chunk.usage ?? usage;
     }
     shown.append(element("small", {}, ...costs(usage, first)));
-    return words.textContent;
+    const said = { role: "assistant", content: words.textContent };
+    if (thoughts) said.reasoning_content = thoughts.textContent;
+    return said;
   }
 
   #busy(busy) {

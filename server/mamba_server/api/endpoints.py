@@ -19,6 +19,7 @@ from mamba_edge.errors import ApiError, NotReady
 from mamba_edge.request_body import find_header
 from mamba_server.api import responses
 from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
+from mamba_server.api.answer_reader import AnswerFormat
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.api.model_limits import ModelLimits
@@ -100,10 +101,10 @@ class GenerationEndpoints:
         with self._serving.admitted(1, request.n or 1):
             prompts = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompts.of_chat(request, scope["body_bytes"])
-            grammar = await output_grammar(request, text)
+            grammar = await output_grammar(request, text, prompt.opening)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         add = _add_request(request, response_id, prompt, text, limits, scope, grammar)
-        calls = text.template.tool_calls if text.template is not None and request.offered_tools else None
+        form = AnswerFormat.of(request, text.template)
         builder = ChatResponseBuilder(
             request,
             text.tokenizer,
@@ -111,9 +112,9 @@ class GenerationEndpoints:
             response_id=response_id,
             created=int(time.time()),
             model=self._serving.model_name,
-            tool_calls=calls,
+            readers=form.readers(request, text, prompt),
         )
-        kept = text.tokenizer.ids_of(calls.markers) if calls is not None else frozenset[int]()
+        kept = text.tokenizer.ids_of(form.markers)
         await self._run(request, builder, [add], text, scope, send, kept)
 
     def _describe(self, operation: str, request: GenerationRequest, scope: Scope) -> None:

@@ -5,36 +5,38 @@ Used by the two generation endpoints. The engine checks it once more, with the m
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest, GenerationRequest
-from mamba_api.openai_fields import NamedTool, ResponseFormat, StructuredOutputs, Tool
+from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
 from mamba_edge.errors import InvalidRequest
+from mamba_server.api.forced_calls import JSON_STYLE, forced_calls, token_or_text
 from mamba_server.grammar_limits import LIMITS
 from mamba_text.prompt import TextProcessor
+from mamba_text.reasoning import ReasoningFormat, ReasoningStart
 from mamba_text.tokenizer import Tokenizer
-from mamba_text.tool_calls import ToolCallFormat
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
 
 MOST_CHARS = 64 * 1024
 """Of a schema, an expression or a grammar: one of 145 KB takes 38 ms to be made."""
-JSON_STYLE: "JsonCompileOptions" = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-"""White space of JSON has one place: a model that may add more of it might add it for ever."""
 
 
-async def output_grammar(request: GenerationRequest, text: TextProcessor) -> str:
-    """llguidance's grammar; "" = the answer may be anything. Tools, if there are any, are such as the model's
-    template takes. Raises InvalidRequest."""
+async def output_grammar(request: GenerationRequest, text: TextProcessor, opening: str = "") -> str:
+    """llguidance's grammar; "" = the answer may be anything. `opening`: what a chat's prompt has of the
+    answer. Tools, if there are any, are such as the model's template takes. Raises InvalidRequest."""
+    reasoning = None
+    if isinstance(request, ChatCompletionRequest) and text.template is not None:
+        reasoning = text.template.reasoning
+
+    def of_answer(grammar: str) -> str:
+        if reasoning is None:
+            return grammar
+        return _behind_thoughts(grammar, reasoning, opening, text.tokenizer)
+
     asked = request.structured_outputs or request.response_format
     if isinstance(asked, ResponseFormat) and asked.type == "text":
         asked = None
@@ -48,10 +50,10 @@ async def output_grammar(request: GenerationRequest, text: TextProcessor) -> str
         form = text.template.tool_calls if text.template is not None else None
         if not request.forced_tools or form is None:
             return ""
-        return await _checked("tools", lambda: _forced(request, form, text.tokenizer))
+        return await _checked("tools", lambda: of_answer(forced_calls(request, form, text.tokenizer)))
     if asked is None:
         return ""
-    return await _checked(param, lambda: _of_form(asked))
+    return await _checked(param, lambda: of_answer(_of_form(asked)))
 
 
 async def _checked(param: str, make: Callable[[], str]) -> str:
@@ -87,36 +89,22 @@ def _of_schema(schema: dict[str, Any] | str) -> str:
     return str(LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE))
 
 
-def _forced(request: ChatCompletionRequest, form: ToolCallFormat, tokenizer: Tokenizer) -> str:
-    """Calls of the functions, as the model's template has them, and nothing else."""
-    once = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
-    begin, end = (_marker(text, tokenizer) for text in (form.begin, form.end))
-    if form.listed:
-        more = "" if once else ' (", " call)*'
-        start = f'{begin} "[" call{more} "]" {end}'
-    else:
-        start = f'{begin} "\\n"? call "\\n"? {end}'
-        if not once:
-            start = f'{start} ("\\n"? {start})*'
-    rules = [f"start: {start}", "call: " + " | ".join(f"call_{n}" for n in range(len(request.forced_tools)))]
-    for number, tool in enumerate(request.forced_tools):
-        rules += _call(number, tool)
-    return str(LLMatcher.grammar_from_lark("\n".join(rules)))
-
-
-def _call(number: int, tool: Tool) -> list[str]:
-    schema = {"type": "object", **(tool.function.parameters or {}), "x-guidance": JSON_STYLE}
-    head = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
-    # Each schema is one by itself, so that what it refers to is found.
-    return [
-        f'call_{number}: {head} arguments_{number} "}}"',
-        f"arguments_{number}: %json {json.dumps(schema)}",
+def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenizer: Tokenizer) -> str:
+    """The grammar, before which the model may think as its prompt says."""
+    start = ReasoningStart.of(form, opening)
+    if start is ReasoningStart.CLOSED:
+        return grammar
+    begin, end = (token_or_text(marker, tokenizer) for marker in form.markers)
+    # A marker that is a token by itself may be spelt out all the same; what reads the answer takes it so.
+    thoughts = "(thoughts | thought end)" if end.startswith("<") else "thoughts"
+    rules = [
+        f"start: {thoughts} blank @answer"
+        if start is ReasoningStart.OPEN
+        else f"start: ({begin} {thoughts} blank)? @answer",
+        f"thoughts[lazy]: /(?s:.*){re.escape(form.end).replace('/', chr(92) + '/')}/",
+        "thought: /(?s:.*)/",
+        f"end: {end}",
+        "blank: /\\n{0,2}/",
     ]
-
-
-def _marker(text: str, tokenizer: Tokenizer) -> str:
-    """The text, which may be a token by itself."""
-    if not text:
-        return ""
-    (token_id,) = tokenizer.ids_of([text]) or (None,)
-    return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+    answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]})

@@ -21,11 +21,16 @@ class PromptTokensDetailsBody(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetailsBody(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetailsBody
+    completion_tokens_details: CompletionTokensDetailsBody | UnsetType = UNSET
 
 
 class CompletionLogprobsBody(msgspec.Struct):
@@ -77,6 +82,7 @@ class MessageBody(msgspec.Struct):
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
@@ -101,6 +107,7 @@ class ChatBody(msgspec.Struct):
 
 class DeltaBody(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDeltaBody] | UnsetType = UNSET
 

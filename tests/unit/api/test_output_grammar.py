@@ -14,8 +14,9 @@ from mamba_server.api.output_grammar import MOST_CHARS, output_grammar
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.prompt import TextProcessor
+from mamba_text.reasoning import THINK
 from mamba_text.tokenizer import Tokenizer
-from mamba_text.tool_calls import GRANITE, HERMES, NEMOTRON, ToolCallFormat
+from mamba_text.tool_calls import GRANITE, HERMES, NEMOTRON, TAGGED, ToolCallFormat
 
 USER = [{"role": "user", "content": "x"}]
 POINT = {
@@ -40,14 +41,24 @@ CALL_GO = '{"name": "go", "arguments": {"at": {"x": 2, "tag": "b"}}}'
 
 def text(form: ToolCallFormat | None = None, *special: str) -> TextProcessor:
     markers = "" if form is None else f"{{# {form.begin} {form.end} #}}{{{{ tools }}}}"
+    if form is TAGGED:
+        markers += "{# <function=… #}"
     return TextProcessor(
         Tokenizer(byte_tokenizer(special), {}), ChatTemplate(markers, {}), GenerationDefaults()
     )
 
 
-def grammar(body: dict[str, Any], processor: TextProcessor | None = None) -> str:
+def thinking(*special: str) -> TextProcessor:
+    """Of a model that thinks, and whose calls are those of Hermes."""
+    source = f"{{# {THINK.begin} {THINK.end} {HERMES.begin} #}}{{{{ tools }}}}"
+    return TextProcessor(
+        Tokenizer(byte_tokenizer(special), {}), ChatTemplate(source, {}), GenerationDefaults()
+    )
+
+
+def grammar(body: dict[str, Any], processor: TextProcessor | None = None, opening: str = "") -> str:
     kind = CompletionRequest if "prompt" in body else ChatCompletionRequest
-    return asyncio.run(output_grammar(kind.model_validate(body), processor or text()))
+    return asyncio.run(output_grammar(kind.model_validate(body), processor or text(), opening))
 
 
 def allows(grammar: str, written: str, *special: str) -> bool:
@@ -187,3 +198,127 @@ def test_parameters_that_cannot_be_followed_are_an_error_of_the_tools() -> None:
     with pytest.raises(InvalidRequest) as caught:
         grammar(chat(tools=[odd], tool_choice="required"), text(HERMES))
     assert (caught.value.param, caught.value.code) == ("tools", "invalid_output_grammar")
+
+
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "where"},
+                "unit": {"enum": ["C", "F"]},
+                "days": {"type": "integer"},
+                "at": {"$ref": "#/$defs/Point"},
+                "note": {"type": ["string", "null"]},
+            },
+            "required": ["city", "at"],
+            "additionalProperties": False,
+            "$defs": {"Point": POINT},
+        },
+    },
+}
+
+
+def tagged(*parts: tuple[str, str], name: str = "look") -> str:
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parts)
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("special", [(), TAGGED.markers])
+def test_calls_with_tags_have_the_arguments_that_their_function_names(special: tuple[str, ...]) -> None:
+    made = grammar(chat(tools=[LOOK, NOTHING], tool_choice="required"), text(TAGGED, *special))
+    city, at = ("city", "New\n\n<York> </b>"), ("at", '{"x": 1, "tag": "a"}')
+    for right in (
+        tagged(city, at),
+        tagged(city, ("unit", "F"), ("days", "3"), at, ("note", "any")),
+        tagged(("city", ""), at),
+        tagged(name="stop"),
+        tagged(city, at) + "\n" + tagged(name="stop"),
+    ):
+        assert allows(made, right, *special)
+    for wrong in (
+        tagged(city),
+        tagged(at, city),
+        tagged(city, ("unit", "K"), at),
+        tagged(city, ("days", "three"), at),
+        tagged(city, ("at", '{"x": "1"}')),
+        tagged(city, at, ("more", "1")),
+        tagged(name="go"),
+        '<tool_call>\n{"name": "stop"}\n</tool_call>',
+        "I would rather talk.",
+    ):
+        assert not allows(made, wrong, *special)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "oneOf": [{"required": ["a"]}]},
+        {"type": "array"},
+        {"type": "object", "properties": []},
+        {"type": "object", "properties": {"a": {"type": "integer", "not": {}}}},
+    ],
+)
+def test_arguments_of_tags_that_cannot_be_followed_are_an_error_of_the_tools(parameters: Any) -> None:
+    odd = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(chat(tools=[odd], tool_choice="required"), text(TAGGED))
+    assert (caught.value.param, caught.value.code) == ("tools", "invalid_output_grammar")
+
+
+FORMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": schema(POINT)}, '{"x": 1}', "{}"),
+    ({"structured_outputs": {"regex": r"\d{3}"}}, "123", "12"),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, "no", "maybe"),
+    ({"structured_outputs": {"grammar": 'start: "a" word\nword: /[xy]+/'}}, "axy", "bx"),
+    ({"tools": [ADD], "tool_choice": "required"}, f"<tool_call>{CALL_ADD}</tool_call>", CALL_ADD),
+]
+
+
+@pytest.mark.parametrize(("fields", "right", "wrong"), FORMS)
+@pytest.mark.parametrize("special", [(), THINK.markers])
+def test_the_form_is_that_of_what_comes_behind_the_thoughts(
+    fields: dict[str, Any], right: str, wrong: str, special: tuple[str, ...]
+) -> None:
+    opened = grammar(chat(**fields), thinking(*special), "assistant\n<think>\n")
+    for thought in ("", "Hm, 1 < 2.\n\n</th", "</b>{}"):
+        assert allows(opened, f"{thought}</think>\n\n{right}", *special)
+        assert allows(opened, f"{thought}</think>{right}", *special)
+        assert not allows(opened, f"{thought}</think>\n\n{wrong}", *special)
+    assert not allows(opened, right, *special)
+
+    closed = grammar(chat(**fields), thinking(*special), "assistant\n<think></think>")
+    assert allows(closed, right, *special)
+    assert not allows(closed, f"Hm.</think>{right}", *special)
+    assert not allows(closed, f"<think>Hm.</think>{right}", *special)
+
+    unsaid = grammar(chat(**fields), thinking(*special), "assistant\n")
+    assert allows(unsaid, right, *special)
+    assert allows(unsaid, f"<think>Hm.</think>\n\n{right}", *special)
+    assert not allows(unsaid, f"Hm.</think>{right}", *special)
+    assert not allows(unsaid, f"<think>Hm.</think>{wrong}", *special)
+
+
+def test_a_marker_that_is_a_token_ends_the_thoughts_also_where_it_is_spelt() -> None:
+    made = grammar(chat(structured_outputs={"regex": "x+"}), thinking(*THINK.markers), "<think>")
+    rust = byte_tokenizer(THINK.markers)
+    matcher = LLMatcher(LLTokenizer(rust.to_str(), eos_token=rust.token_to_id("<eos>")), made)
+    spelt = byte_tokenizer().encode("Hm.</think>\nx", add_special_tokens=False).ids
+    assert matcher.try_consume_tokens(spelt) == len(spelt)
+    assert matcher.is_accepting()
+
+
+def test_an_answer_does_not_end_before_it_has_its_form() -> None:
+    made = grammar(chat(structured_outputs={"regex": "x+"}), thinking(), "<think>")
+    rust = byte_tokenizer()
+    matcher = LLMatcher(LLTokenizer(rust.to_str(), eos_token=rust.token_to_id("<eos>")), made)
+    assert matcher.try_consume_tokens(rust.encode("Hm.").ids) == 3
+    assert matcher.try_consume_tokens([rust.token_to_id("<eos>")]) == 0
+
+
+def test_a_completion_has_no_thoughts() -> None:
+    made = grammar({"prompt": "<think>", "structured_outputs": {"regex": "x+"}}, thinking())
+    assert allows(made, "x")
+    assert not allows(made, "Hm.</think>x")

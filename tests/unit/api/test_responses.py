@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_server.api import responses
 from mamba_server.api.active_request import ChoiceUpdate
+from mamba_server.api.answer_reader import AnswerReader
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.wire import TokenLogprobs
@@ -29,7 +30,8 @@ def completion(prompts: int = 1, **fields: Any) -> CompletionResponseBuilder:
 
 def chat(**fields: Any) -> ChatResponseBuilder:
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "x"}], **fields)  # type: ignore[list-item]
-    return ChatResponseBuilder(request, TOKENIZER, PROMPT, **ABOUT)
+    readers = [AnswerReader(TOKENIZER, None, None) for _ in range(request.n or 1)]
+    return ChatResponseBuilder(request, TOKENIZER, PROMPT, readers=readers, **ABOUT)
 
 
 def scored(ids: list[int]) -> list[TokenLogprobs]:

@@ -119,11 +119,23 @@ async def test_with_tool_choice_none_the_model_sees_no_tool_and_its_text_stays_t
     assert "tools" not in TOKENIZER.decode(list(api.engine.requests[0].token_ids))
 
 
+async def test_arguments_that_are_tags_get_the_types_of_the_functions_parameters() -> None:
+    numbers = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": numbers}}
+    api = calling(f"{HERMES}{{# <function=… #}}")
+    written = "<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>"
+    call = f"<tool_call>\n<function=add>\n{written}\n</function>\n</tool_call>"
+    (choice,) = (await answered(api, call[:40], call[40:], tools=[tool])).json["choices"]
+    (got,) = choice["message"]["tool_calls"]
+    assert got["function"] == {"name": "add", "arguments": '{"a": 1, "b": "2"}'}
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+
+
 @pytest.mark.parametrize(
     ("template", "says"),
     [
         ("{{ messages[0].content }}", "chat template takes none"),
-        ("{{ tools }}<tool_call><function=f>", "of a form that is not read here"),
+        ("{{ tools }}<function=f>", "of a form that is not read here"),
         ("{{ tools }}", "of a form that is not read here"),
     ],
 )
@@ -141,7 +153,7 @@ async def test_markers_that_are_special_tokens_are_read_and_other_special_tokens
     assert api.serving.text is not None
     assert api.serving.text.template is not None
     # The tokenizer at hand has these two as special tokens.
-    api.serving.text.template.tool_calls = ToolCallFormat("<|im_start|>", "<|im_end|>", listed=False)
+    api.serving.text.template.tool_calls = ToolCallFormat("<|im_start|>", "<|im_end|>")
     ids = [
         *TOKENIZER.encoding("<s>").ids, *ids_of("a"), *TOKENIZER.encoding("<|im_start|>").ids,
         *ids_of('{"name": "add"}'), *TOKENIZER.encoding("<|im_end|>").ids,

@@ -32,6 +32,7 @@ class Endpoint:
 
     url: str = ""
     pieces: tuple[str, ...] = ("Hel", "lo")
+    thoughts: tuple[str, ...] = ()
     template: bool = True
     key: str = ""
     tail: bytes = b"data: [DONE]\n\n"
@@ -75,6 +76,8 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
                 self.send_response(200)
                 self.end_headers()
                 held = endpoint.held  # looked at before a client can change its mind
+                for thought in endpoint.thoughts:
+                    self.event({"choices": [{"delta": {"reasoning_content": thought}}]})
                 for index, piece in enumerate(endpoint.pieces):
                     self.event({"choices": [{"delta": {"content": piece}} if chat else {"text": piece}]})
                     if not index and held is not None:
@@ -126,6 +129,13 @@ def test_a_message_is_answered_on_standard_output_and_what_was_resumed_beside_it
     assert path == "/v1/chat/completions"
     assert [each["content"] for each in body["messages"]] == ["Be brief", "Who?"]
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0, 512)
+
+
+def test_what_the_model_thinks_is_shown_beside_its_answer(chat: Run, endpoint: Endpoint) -> None:
+    endpoint.thoughts = ("Who [am]", " I?")
+    code, out, err = chat(endpoint.url, "Who?")
+    assert (code, out) == (0, "Hello\n")
+    assert err.startswith("Who [am] I?\n[32 of 40")
 
 
 def test_without_a_terminal_the_message_comes_from_standard_input(
@@ -232,6 +242,13 @@ def test_a_conversation_grows_with_each_turn_and_begins_anew_when_asked(endpoint
     assert sent == [["one"], ["one", "Hello", "two"], ["three"]]
     assert terminal.out.getvalue() == "Hello\n" * 3
     assert terminal.aside.getvalue().count("32 of 40 prompt tokens resumed") == 3
+
+
+def test_later_turns_bring_along_what_the_model_thought(endpoint: Endpoint) -> None:
+    endpoint.thoughts = ("Hm.",)
+    Terminal("one", "two").talk(endpoint)
+    said = endpoint.asked[-1][1]["messages"][1]
+    assert said == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm."}
 
 
 def test_a_turn_that_fails_costs_that_turn_alone(endpoint: Endpoint) -> None:

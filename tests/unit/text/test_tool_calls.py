@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_text.tool_calls import GRANITE, HERMES, NEMOTRON, ParsedOutput, ToolCall, ToolCallFormat, format_of
+from mamba_text.tool_calls import (
+    GRANITE,
+    HERMES,
+    NEMOTRON,
+    TAGGED,
+    ParsedOutput,
+    ToolCall,
+    ToolCallFormat,
+    format_of,
+)
 from mamba_text.tool_calls import ToolCallReader as Reader
 
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "<\\u00e9>"}}'
@@ -63,12 +72,22 @@ def test_calls_are_read_and_the_rest_is_text(
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '<tool_call>[{"name": "f"}, 3]</tool_call>',
         '<tool_call>{"name": ""}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>',
+        '<tool_call>{"name": "\\ud800"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "\\ud800"}</tool_call>',
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
     ],
 )
 @pytest.mark.parametrize("pieces", [0, 5000])
 def test_what_cannot_be_read_stays_text_to_the_letter(text: str, pieces: int) -> None:
     assert read(HERMES, f"a {text} b", pieces) == ParsedOutput(f"a {text} b", ())
+
+
+def test_half_a_character_in_arguments_stays_escaped() -> None:
+    call = '{"name": "f", "arguments": {"a": "\\ud83d", "b": "é"}}'
+    (got,) = read(HERMES, f"<tool_call>{call}</tool_call>").calls
+    assert json.loads(got.arguments.encode()) == {"a": "\ud83d", "b": "é"}
 
 
 def test_of_several_calls_the_first_alone_is_given_where_one_was_asked_for() -> None:
@@ -116,7 +135,8 @@ def test_no_call_is_lost_whatever_stands_around_it(parts: list[Any], size: int) 
         ("{{ '<TOOLCALL>' }} … <tool_call>", NEMOTRON),
         ("write <|tool_call|> followed by a list", GRANITE),
         ("within <tool_call></tool_call> tags", HERMES),
-        ("<tool_call>\n<function=name>", None),
+        ("<tool_call>\n<function=name>", TAGGED),
+        ("<function=name>", None),
         ("{{ messages }}{{ tools }}", None),
     ],
 )

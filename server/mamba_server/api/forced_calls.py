@@ -1,0 +1,103 @@
+"""The grammar of calls that a model is forced to make, in the format of its chat template. Pure.
+
+Used by `output_grammar`. Where arguments are tags, what is no text is JSON of its schema, and a text any, or
+one of an `enum`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher
+
+from mamba_api.openai import ChatCompletionRequest
+from mamba_api.openai_fields import NamedTool, Tool
+from mamba_text.tagged_call import SchemaTypes
+from mamba_text.tokenizer import Tokenizer
+from mamba_text.tool_calls import ToolCallFormat
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+JSON_STYLE: "JsonCompileOptions" = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""White space of JSON has one place: a model that may add more of it might add it for ever."""
+_DEFINITIONS = ("$defs", "definitions")
+_ANNOTATIONS = frozenset({"title", "description", "$schema", "examples", "default", "additionalProperties"})
+"""Keys of a schema of arguments that ask for nothing: arguments that it does not name are not written."""
+
+
+def forced_calls(request: ChatCompletionRequest, form: ToolCallFormat, tokenizer: Tokenizer) -> str:
+    """llguidance's grammar of calls of the functions that have to be called, and nothing else. Raises
+    ValueError where arguments cannot be followed."""
+    once = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
+    begin, end = (token_or_text(text, tokenizer) for text in (form.begin, form.end))
+    if form.listed:
+        more = "" if once else ' (", " call)*'
+        start = f'{begin} "[" call{more} "]" {end}'
+    else:
+        start = f'{begin} "\\n"? call "\\n"? {end}'
+        if not once:
+            start = f'{start} ("\\n"? {start})*'
+    rules = [f"start: {start}", "call: " + " | ".join(f"call_{n}" for n in range(len(request.forced_tools)))]
+    for number, tool in enumerate(request.forced_tools):
+        rules += _tagged_call(number, tool) if form.tagged else _json_call(number, tool)
+    if form.tagged:
+        rules.append(r"text[lazy]: /(?s:.*)\n<\/parameter>\n/")
+    return str(LLMatcher.grammar_from_lark("\n".join(rules)))
+
+
+def token_or_text(text: str, tokenizer: Tokenizer) -> str:
+    """Of a grammar: the token that the text is, if it is one by itself."""
+    if not text:
+        return ""
+    (token_id,) = tokenizer.ids_of([text]) or (None,)
+    return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _json_call(number: int, tool: Tool) -> list[str]:
+    schema = {"type": "object", **(tool.function.parameters or {}), "x-guidance": JSON_STYLE}
+    head = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
+    # Each schema is one by itself, so that what it refers to is found.
+    return [
+        f'call_{number}: {head} arguments_{number} "}}"',
+        f"arguments_{number}: %json {json.dumps(schema)}",
+    ]
+
+
+def _tagged_call(number: int, tool: Tool) -> list[str]:
+    schema = tool.function.parameters or {}
+    followed = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
+    if unknown := sorted(set(schema) - followed):
+        raise ValueError(
+            f"{tool.function.name}: {unknown[0]!r} of its arguments is not supported by this model's calls"
+        )
+    if schema.get("type", "object") != "object":
+        raise ValueError(f"{tool.function.name}: arguments have to be an object")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise ValueError(f"{tool.function.name}: properties have to be an object, and required a list")
+    rules: list[str] = []
+    parts = []
+    for place, (key, value) in enumerate(properties.items()):
+        name = f"argument_{number}_{place}"
+        parts.append(name if key in required else f"{name}?")
+        rules += _tagged_argument(name, key, value, schema)
+    head, end = json.dumps(f"<function={tool.function.name}>\n"), json.dumps("</function>")
+    return [f"call_{number}: {' '.join([head, *parts, end])}", *rules]
+
+
+def _tagged_argument(name: str, key: str, schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    head, end = json.dumps(f"<parameter={key}>\n"), json.dumps("\n</parameter>\n")
+    types = SchemaTypes(root).of(schema)
+    if types and "string" not in types:
+        yield f"{name}: {head} {name}_value {end}"
+        shared = {each: root[each] for each in _DEFINITIONS if each in root}
+        yield f"{name}_value: %json {json.dumps({**shared, **schema, 'x-guidance': JSON_STYLE})}"
+    elif types == {"string"} and (texts := schema.get("enum")):
+        yield f"{name}: {head} ({' | '.join(map(json.dumps, texts))}) {end}"
+    else:
+        yield f"{name}: {head} text"
