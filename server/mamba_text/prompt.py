@@ -103,7 +103,10 @@ def encoded_chat(
         closed = template.render(messages, generation_prompt=False, variables=variables, tools=tools)
     except TemplateRefused:
         closed = ""
-    if not closed or not text.startswith(closed) or len(closed) == len(text):
+    if closed == text:
+        return Prompt(encoding.ids)
+    if not closed or not text.startswith(closed):
+        # What opens the answer is at the end all the same.
         return Prompt(encoding.ids, opening=text.rstrip().rpartition("\n")[2])
     boundary = 0
     for begin, end in encoding.offsets:

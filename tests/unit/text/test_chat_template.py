@@ -115,6 +115,26 @@ def test_variables_of_a_request_replace_nothing_of_ours(name: str) -> None:
     assert template(source).render(USER, variables={name: "mine"}) == "helloTrueNone<s>"
 
 
+@pytest.mark.parametrize(
+    ("source", "options", "opening"),
+    [
+        (
+            "{{ messages[0].content }}\n{% if add_generation_prompt %}me: <think>\n{% endif %}",
+            {},
+            "me: <think>\n",
+        ),
+        ("{{ messages[0].content }} <think>", {}, ""),
+        ("{% if add_generation_prompt %}a\nme: <think>\n{% else %}b{% endif %}", {}, "me: <think>"),
+        ("{{ messages[0].content }}", {"generation_prompt": False}, ""),
+        ("{{ messages[0].content }} <end>", {"continue_final": True}, "hello"),
+    ],
+)
+def test_a_prompt_tells_what_it_has_of_the_answer(
+    tokenizer: Tokenizer, source: str, options: dict[str, bool], opening: str
+) -> None:
+    assert encoded_chat(template(source), tokenizer, USER, **options).opening == opening
+
+
 class TestTurnBoundary:
     def test_it_is_the_depth_just_before_the_generation_prompt(self, tokenizer: Tokenizer) -> None:
         prompt = encoded_chat(template(TEMPLATE), tokenizer, USER)
