@@ -1,4 +1,4 @@
-"""Markers in text that arrives in pieces. Pure; used by what parses answers."""
+"""Markers and stop strings in text that arrives in pieces. Pure; used by what parses answers."""
 
 
 def unfinished(text: str, marker: str) -> int:

@@ -6,6 +6,8 @@ Text that may be the beginning of a stop string is held back, so a client never 
 
 from dataclasses import dataclass
 
+from mamba_text.markers import unfinished
+
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
@@ -22,7 +24,6 @@ class StopMatcher:
         """`show`: the stop string is a part of the text."""
         self._show = show
         self._stops = stops
-        self._longest = max((len(stop) for stop in stops), default=0)
         self._pending = ""
 
     def feed(self, piece: str) -> StopMatch:
@@ -40,7 +41,7 @@ class StopMatcher:
             if self._show:
                 begin += len(stop)
             return StopMatch(text[:begin], stop)
-        keep = self._undecided(text)
+        keep = max(unfinished(text, stop) for stop in self._stops)
         self._pending = text[len(text) - keep :]
         return StopMatch(text[: len(text) - keep])
 
@@ -48,11 +49,3 @@ class StopMatcher:
         """The text held back: nothing follows, so it is no stop string."""
         text, self._pending = self._pending, ""
         return text
-
-    def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[-length:]
-            if any(stop.startswith(end) for stop in self._stops):
-                return length
-        return 0

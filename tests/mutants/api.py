@@ -40,8 +40,8 @@ MUTANTS = (
         "(begin + len(stop), begin, stop))", "(begin, begin, stop))", (STOPS,),
     ),
     Mutant(
-        "too little is held back for a stop string", TEXT + "stop_strings.py",
-        "range(min(self._longest - 1, len(text)), 0, -1)", "range(1, min(self._longest - 1, len(text)) + 1)",
+        "too little is held back for a stop string", TEXT + "markers.py",
+        "range(min(len(marker) - 1, len(text)), 0, -1)", "range(1, min(len(marker) - 1, len(text)) + 1)",
         (STOPS,),
     ),
     Mutant(
