@@ -189,7 +189,7 @@ class ModelConfig:
     state_dtype_hint: str | None = None
     """Type the checkpoint asks for its SSM state, if it says so (`mamba_ssm_cache_dtype`)."""
     quantized: str | None = None
-    """Method that the files' weights are quantized by; None = they are numbers as they stand."""
+    """Method that the files' weights are quantized by; None = they are numbers, or FP8 with scales."""
 
     @property
     def recurrent_layers(self) -> int:

@@ -182,5 +182,23 @@ def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:
 def _quantized(fields: Fields) -> str | None:
     for name in QUANTIZATION:
         if section := fields.section(name):
-            return section.word("quant_method", default="a method of no name")
+            method = section.word("quant_method", default="a method of no name")
+            return None if _is_fp8(method, section) else method
     return None
+
+
+def _is_fp8(method: str, section: Fields) -> bool:
+    """What is quantized is FP8 with scales, which is read as the numbers that it stands for."""
+    match method:
+        case "fp8":
+            return section.word("fmt", default="e4m3") == "e4m3"
+        case "modelopt":
+            return section.word("quant_algo", default="") == "FP8"
+        case "compressed-tensors":
+            weights = [group.section("weights") for group in section.section("config_groups").sections()]
+            return bool(weights) and all(
+                each.word("type", default="") == "float" and each.integer("num_bits", default=0) == 8
+                for each in weights
+            )
+        case _:
+            return False

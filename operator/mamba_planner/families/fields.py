@@ -132,6 +132,10 @@ class Fields:
             raise self.wrong(name, f"expected an object, found {value!r}")
         return Fields(value, f"{self.source}: {name}")
 
+    def sections(self) -> "list[Fields]":
+        """All nested objects, whatever they are called."""
+        return [self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)]
+
     def wrong(self, name: str, message: str) -> WrongField:
         return WrongField(self.source, f"{name}: {message}", field=name)
 

@@ -21,7 +21,7 @@ def why_not_served(model: ModelConfig) -> str | None:
     if model.quantized is not None:
         return _refusal(
             f"checkpoints whose weights are quantized ({model.quantized})",
-            "weights that are stored as bfloat16, float16 or float32, and quantizes them itself with "
+            "weights that are stored as bfloat16, float16, float32 or FP8, and quantizes them itself with "
             "quantization int8",
         )
     if model.attention is not None and model.attention.rotated % 2:

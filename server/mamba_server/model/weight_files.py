@@ -11,6 +11,10 @@ from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.errors import WeightsError
 
 INDEX = "model.safetensors.index.json"
+FP8 = "F8_E4M3"
+"""Type of a tensor, as safetensors spell it, whose elements are weights with the scale beside it."""
+SCALES = ("_scale", "_scale_inv")
+"""What the names of scales end with. A weight's begins with its name; those of activations are not used."""
 _LARGEST_HEADER = 100 << 20
 
 
@@ -61,8 +65,10 @@ def _file_size(path: Path) -> WeightsSize:
             if not 0 < length <= min(_LARGEST_HEADER, path.stat().st_size - 8):
                 raise WeightsError(f"{path}: truncated or not a safetensors file")
             header = json.loads(file.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        scaled = any(tensor["dtype"] == FP8 for tensor in tensors.values())
+        for name, tensor in tensors.items():
+            if not (scaled and name.endswith(SCALES)):
                 begin, end = tensor["data_offsets"]
                 if not 0 <= begin <= end:
                     raise ValueError(f"{name} lies from byte {begin} to {end}")

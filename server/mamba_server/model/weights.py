@@ -16,9 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mamba_server.model.errors import WeightsError
+from mamba_server.model.fp8 import dequantized
 from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.source import Progress, silent
-from mamba_server.model.weight_files import INDEX, shards
+from mamba_server.model.weight_files import FP8, INDEX, SCALES, shards
 
 PREFIXES = ("model.", "backbone.")
 """The same model is saved under either name, depending on the version that wrote it."""
@@ -69,21 +70,39 @@ class Weights:
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """The tensor `name` of exactly `shape`, converted. Raises WeightsError naming file and tensor."""
+        """The tensor `name` of exactly `shape`, converted; one that is stored as FP8 with its scale. Raises
+        WeightsError naming file and tensor."""
         entry = self._entries.get(name)
         if entry is None:
             files = sorted({str(entry.file) for entry in self._entries.values()})
             raise WeightsError(f"{files[0]}: tensor {name} is missing (looked in {len(files)} files)")
-        if entry.dtype not in STORED:
+        scale = None
+        if entry.dtype == FP8:
+            scale = next((name + ending for ending in SCALES if name + ending in self._entries), None)
+        if entry.dtype not in STORED and scale is None:
             raise WeightsError(
                 f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}: this version loads weights "
-                f"that are stored as {', '.join(STORED)}"
+                f"that are stored as {', '.join(STORED)}, or as {FP8} with a scale beside them"
             )
         if entry.shape != shape:
             raise WeightsError(
                 f"{entry.file}: tensor {entry.name} has shape {list(entry.shape)}, the configuration says "
                 f"{list(shape)}"
             )
+        tensor = self._read(name, entry)
+        if scale is None:
+            taken = tensor.to(device=device, dtype=dtype, copy=tensor.nbytes <= SMALL)
+        else:
+            try:
+                exact = dequantized(tensor, self._read(scale, self._entries[scale]))
+            except ValueError as error:
+                raise WeightsError(f"{entry.file}: tensor {entry.name} has {error}") from error
+            taken = exact.to(device=device, dtype=dtype)
+        if taken is not tensor:
+            give_back(tensor)
+        return taken
+
+    def _read(self, name: str, entry: WeightEntry) -> torch.Tensor:
         try:
             tensor: torch.Tensor = self._open(entry.file).get_tensor(entry.name)
         except (SafetensorError, OSError) as error:
@@ -91,18 +110,16 @@ class Weights:
         self._taken.add(name)
         self._done += entry.nbytes
         self._progress("weights", self._done, self.nbytes)
-        taken = tensor.to(device=device, dtype=dtype, copy=tensor.nbytes <= SMALL)
-        if taken is not tensor:
-            give_back(tensor)
-        return taken
+        return tensor
 
     def finish(self, unused: tuple[str, ...] = ()) -> None:
         """Raise WeightsError if a tensor is left that nobody took: the model is not what the config says.
 
         unused: what names begin with that nobody has to take.
         """
+        scales = SCALES if any(entry.dtype == FP8 for entry in self._entries.values()) else ()
         for name, entry in self._entries.items():
-            if name not in self._taken and not name.startswith(unused):
+            if name not in self._taken and not name.startswith(unused) and not name.endswith(scales):
                 raise WeightsError(
                     f"{entry.file}: tensor {entry.name} is unexpected: the configuration has no place for it"
                 )

@@ -164,6 +164,63 @@ def test_a_matrix_that_is_stored_quantized_is_named_with_its_type(
         load(copy)
 
 
+def of_fp8(weight: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A matrix as FP8, its scale in this layout, and the numbers that they stand for."""
+    rows, columns = weight.shape
+    tall, wide = {"tensor": (rows, columns), "row": (1, columns), "block": (128, 128)}[layout]
+    scale = torch.empty(-(-rows // tall), -(-columns // wide))
+    stored, exact = torch.empty_like(weight, dtype=torch.float8_e4m3fn), torch.empty_like(weight)
+    for row in range(scale.shape[0]):
+        for column in range(scale.shape[1]):
+            part = slice(row * tall, (row + 1) * tall), slice(column * wide, (column + 1) * wide)
+            scale[row, column] = weight[part].abs().max() / 448
+            stored[part] = (weight[part] / scale[row, column]).to(torch.float8_e4m3fn)
+            exact[part] = stored[part].float() * scale[row, column]
+    return stored, scale.reshape(()) if layout == "tensor" else scale, exact
+
+
+@pytest.mark.parametrize(
+    ("layout", "ending"), [("tensor", "_scale"), ("row", "_scale"), ("block", "_scale_inv")]
+)
+def test_matrices_of_fp8_are_the_numbers_that_their_scales_make_of_them(
+    checkpoint: Path, copy: Path, tmp_path: Path, layout: str, ending: str
+) -> None:
+    plain = Path(shutil.copytree(checkpoint, tmp_path / "plain"))
+    names = [name for name, tensor in load_file(copy / FILE).items() if tensor.dim() == 2]
+
+    def quantize(tensors: Tensors) -> None:
+        for name in names:
+            tensors[name], tensors[name + ending], _ = of_fp8(tensors[name].float(), layout)
+            # What other programs quantize activations and caches with.
+            tensors[name.removesuffix("weight") + "input_scale"] = torch.ones(())
+        tensors["backbone.layers.2.mixer.k_proj.k_scale"] = torch.ones(())
+
+    rewrite(copy, quantize)
+    rewrite(plain, lambda tensors: tensors.update({n: of_fp8(tensors[n].float(), layout)[2] for n in names}))
+    for got, wanted in zip(parameters(load(copy)), parameters(load(plain)), strict=True):
+        assert torch.equal(got, wanted)
+    assert len(names) > 5
+
+    fp8, stored = weights_size(copy), weights_size(plain)
+    assert fp8 is not None
+    assert stored is not None
+    assert (fp8.elements, fp8.of_matrices) == (stored.elements, stored.of_matrices)
+    assert fp8.bytes < 0.5 * stored.bytes
+
+
+@pytest.mark.parametrize("shape", [(7, 1), (2, 2), (1, 47), (3,), (264, 1, 1)])
+def test_a_scale_that_belongs_to_no_layout_is_told_with_both_shapes(
+    copy: Path, shape: tuple[int, ...]
+) -> None:
+    def quantize(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
+        tensors["lm_head.weight_scale"] = torch.ones(shape)
+
+    rewrite(copy, quantize)
+    with pytest.raises(WeightsError, match=rf"{FILE}.*lm_head\.weight.*\[264, 48\]"):
+        load(copy)
+
+
 def test_heads_that_foresee_tokens_are_passed_over(copy: Path) -> None:
     rewrite(copy, lambda tensors: tensors.update({"mtp.layers.0.mixer.A_log": torch.zeros(3)}))
     load(copy)

@@ -59,7 +59,7 @@ def test_a_mixer_with_another_activation_behind_its_convolution_is_refused(name:
 
 
 QUANTIZED: list[tuple[dict[str, Any], str]] = [
-    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+    ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "fp8"),
     ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4, "desc_act": True}}, "gptq"),
     ({"quantization_config": {"load_in_8bit": True}}, "quantized"),
@@ -67,7 +67,34 @@ QUANTIZED: list[tuple[dict[str, Any], str]] = [
         {"compression_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},
         "compressed",
     ),
+    (
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 8, "type": "float"}},
+                    "group_1": {"weights": {"num_bits": 4, "type": "int"}},
+                },
+            }
+        },
+        "compressed",
+    ),
 ]
+READ: list[dict[str, Any]] = [
+    {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+    {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}},
+    }},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("section", READ, ids=lambda section: str(section["quant_method"]))
+@pytest.mark.parametrize("name", ["granite-4.0-h-small", "nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b"])
+def test_weights_of_fp8_are_read_as_the_numbers_that_they_stand_for(
+    name: str, section: dict[str, Any]
+) -> None:
+    assert model(name, quantization_config=section) == model(name)
 
 
 @pytest.mark.parametrize(("changes", "word"), QUANTIZED)
