@@ -37,6 +37,9 @@ from mamba_text.sequence_text import TextVisibility
 
 log = get_logger(__name__)
 
+QUIET_SECONDS = 15.0
+"""Without an event, after which a stream that goes on gets a comment: balancers take silence for death."""
+
 
 class ResponseBuilder(Protocol):
     """What both kinds of answer offer."""
@@ -212,19 +215,21 @@ async def _events(
     *,
     with_comment: bool,
 ) -> AsyncGenerator[bytes]:
-    """The events of a streamed answer. An error after the first one is an event of its own. `with_comment`: a
-    comment tells the usage, for whoever counts on the way."""
+    """The events of a streamed answer. An error after the first one is an event of its own. While tokens come
+    and nothing of them is certain, as of a long call, comments do. `with_comment`: another one tells the
+    usage, for whoever counts on the way."""
     options = request.stream_options
     include = options is not None and bool(options.include_usage)
     continuous = options is not None and bool(options.continuous_usage_stats)
-    begun = False
+    begun, sent = False, time.monotonic()
     try:
         async for update in active.updates():
             usage = _usage(active) if continuous else None
             chunk = builder.chunk(update, usage, with_usage=include or continuous)
-            if chunk is not None:
-                begun = True
-                yield chunk
+            now = time.monotonic()
+            if chunk is not None or now - sent >= QUIET_SECONDS:
+                begun, sent = True, now
+                yield responses.COMMENT if chunk is None else chunk
         if include:
             yield builder.usage_chunk(_usage(active))
     except ApiError as error:

@@ -133,6 +133,8 @@ class ChatChunkBody(msgspec.Struct):
 
 _ENCODER = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
+COMMENT = b":\n\n"
+"""What clients of a stream skip."""
 
 
 def encode(body: msgspec.Struct | dict[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ from asgi import Asked
 from eventually import until
 from mamba_api.openai_responses import ChatCompletionChunk as Chunk
 from mamba_api.openai_responses import ChatCompletionResponse
+from mamba_server.api import endpoints
 from mamba_text.tool_calls import ToolCallFormat
 from scripted_engine import READY, TOKENIZER, Api, ids_of
 
@@ -77,6 +78,27 @@ async def test_a_stream_gives_each_call_whole_and_ends_with_its_reason(api: Api)
     assert {call["function"]["arguments"] for call in calls} == {'{"a": 1}'}
     assert "".join(one["delta"].get("content", "") for one in choices) == "Hm"
     assert [one["finish_reason"] for one in choices if one["finish_reason"]] == ["tool_calls"]
+
+
+async def test_a_stream_that_shows_nothing_of_a_long_call_gets_comments(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "QUIET_SECONDS", 0.0)
+    body = {"messages": USER, "tools": [ADD], "max_tokens": 20, "stream": True}
+    asked = Asked(api.app, "POST", "/v1/chat/completions").whole(body)
+    await until(lambda: api.engine.has_requests(1))
+    for place, part in enumerate((CALL[:14], CALL[14:20], CALL[20:25])):
+        api.engine.delta(part)
+        await until(lambda events=place + 1: asked.body.count(b"\n\n") == events)
+    api.engine.delta(CALL[25:], finish_reason="stop")
+    events = (await asked.done()).body.split(b"\n\n")
+    assert events.count(b":") == 2
+    assert [b"tool_calls" in event for event in events].count(True) == 1
+
+
+async def test_a_stream_that_goes_on_has_no_comments(api: Api) -> None:
+    asked = await answered(api, CALL[:14], CALL[14:20], CALL[20:25], CALL[25:], stream=True)
+    assert b"\n:" not in asked.body
 
 
 async def test_an_answer_without_a_call_or_cut_short_ends_as_any_other(api: Api) -> None:
