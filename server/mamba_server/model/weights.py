@@ -94,10 +94,9 @@ class Weights:
             taken = tensor.to(device=device, dtype=dtype, copy=tensor.nbytes <= SMALL)
         else:
             try:
-                exact = dequantized(tensor, self._read(scale, self._entries[scale]))
+                taken = dequantized(tensor, self._read(scale, self._entries[scale]), dtype).to(device)
             except ValueError as error:
                 raise WeightsError(f"{entry.file}: tensor {entry.name} has {error}") from error
-            taken = exact.to(device=device, dtype=dtype)
         if taken is not tensor:
             give_back(tensor)
         return taken
