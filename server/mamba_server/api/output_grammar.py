@@ -106,5 +106,16 @@ def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenize
         f"end: {end}",
         "blank: /\\n{0,2}/",
     ]
-    answer = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
-    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]})
+    answer, *others = _grammars(grammar)
+    both = [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]
+    return json.dumps({"grammars": both + others})
+
+
+def _grammars(text: str) -> list[dict[str, Any]]:
+    """Those of one of llguidance's, which is JSON of some or the text of one. Raises ValueError."""
+    if not text.lstrip().startswith("{"):
+        return [{"lark_grammar": text}]
+    read = json.loads(text).get("grammars")
+    if not isinstance(read, list) or not read or not all(isinstance(each, dict) for each in read):
+        raise ValueError("is JSON, and has no list of grammars")
+    return read

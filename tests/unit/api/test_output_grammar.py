@@ -310,6 +310,14 @@ def test_a_marker_that_is_a_token_ends_the_thoughts_also_where_it_is_spelt() -> 
     assert matcher.is_accepting()
 
 
+@pytest.mark.parametrize("odd", ['{"a": 1}', '{"grammars": []}', '{"grammars": [1]}', "{"])
+def test_json_that_is_no_grammar_is_refused_whether_the_model_thinks_or_not(odd: str) -> None:
+    for processor in (text(), thinking()):
+        with pytest.raises(InvalidRequest) as caught:
+            grammar(chat(structured_outputs={"grammar": odd}), processor, "<think>")
+        assert caught.value.code == "invalid_output_grammar"
+
+
 def test_an_answer_does_not_end_before_it_has_its_form() -> None:
     made = grammar(chat(structured_outputs={"regex": "x+"}), thinking(), "<think>")
     rust = byte_tokenizer()
