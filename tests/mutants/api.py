@@ -271,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         "a form waits for thoughts that the prompt has closed", API + "output_grammar.py",
-        "if start is ReasoningStart.CLOSED:", "if False:", (GRAMMAR,),
+        "if unsaid or start is ReasoningStart.CLOSED:", "if unsaid:", (GRAMMAR,),
     ),
     Mutant(
         "a spelt marker is not seen by the grammar", API + "output_grammar.py",

@@ -92,9 +92,11 @@ def _of_schema(schema: dict[str, Any] | str) -> str:
 def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenizer: Tokenizer) -> str:
     """The grammar, before which the model may think as its prompt says."""
     start = ReasoningStart.of(form, opening)
-    if start is ReasoningStart.CLOSED:
-        return grammar
     begin, end = (token_or_text(marker, tokenizer) for marker in form.markers)
+    # A model without a token for it does not think by itself; one of its letters would be its beginning.
+    unsaid = start is ReasoningStart.UNSAID and not begin.startswith("<")
+    if unsaid or start is ReasoningStart.CLOSED:
+        return grammar
     # A marker that is a token by itself may be spelt out all the same; what reads the answer takes it so.
     thoughts = "(thoughts | thought end)" if end.startswith("<") else "thoughts"
     rules = [

@@ -1,0 +1,36 @@
+"""The page on agents: its programs run as they stand, by the official client, against a real engine."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from servers import Server
+
+ROOT = Path(__file__).parents[2]
+BUILTIN = ROOT / "server/mamba_server/builtin/tiny-recall"
+PAGE = (ROOT / "docs/howto/agents.md").read_text()
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+URL = "http://127.0.0.1:8000/v1"
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }} <tool_call></tool_call>{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ (m.content or '').split('</think>')[-1] }}\n{% endfor %}"
+)
+
+
+def test_each_program_of_the_page_runs_after_those_before_it(tmp_path: Path, capsys: Any) -> None:
+    model = tmp_path / "tiny"
+    shutil.copytree(BUILTIN, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    names: dict[str, Any] = {}
+    with Server(str(model), "--served-model-name", "tiny") as running:
+        for program in PROGRAMS:
+            exec(program.replace(URL, f"{running.url}/v1"), names)
+        names["client"].close()
+    assert URL in PROGRAMS[0]
+    assert len(PROGRAMS) == 4
+    assert "product=" in capsys.readouterr().out
+    assert isinstance(names["answer"].choices[0].message.parsed, names["Ticket"])
+    roles = [message["role"] for message in names["messages"]]
+    assert roles[:3] == ["user", "assistant", "tool"]
+    assert "degrees" in names["messages"][2]["content"]
