@@ -13,6 +13,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
+from mamba_kube.errors import ApiError
 from mamba_operator.admin_key import AdminKey
 from mamba_operator.engine_admin import Put, put_strategy
 from mamba_operator.objects.client import KubeClient
@@ -161,9 +162,13 @@ class Life:
         await self._server.request("POST", POD.path(self.key.namespace, name, "binding"), body=body)
 
     async def ready(self, component: names.Component) -> None:
-        """The pods of the component answer."""
+        """The pods of the component answer, but for those that go because another one does."""
         for pod in await self.until(lambda: self.pods(component)):
-            await self.set_pod_status(pod, phase="Running", conditions=[READY])
+            try:
+                await self.set_pod_status(pod, phase="Running", conditions=[READY])
+            except ApiError as error:
+                if error.status != 404:
+                    raise
 
     async def condition(self, kind: str) -> tuple[str, str, str]:
         """Status, reason and message."""

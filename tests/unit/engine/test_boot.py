@@ -277,11 +277,11 @@ def test_a_model_that_is_not_served_is_refused_whatever_its_plan(tmp_path: Path)
     """And before anything is planned, compiled or read of its weights."""
     config = json.loads((TINY / "config.json").read_text())
     (tmp_path / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"quant_method": "fp8"}})
+        json.dumps({**config, "quantization_config": {"quant_method": "gptq"}})
     )
     (tmp_path / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes())
     told: list[str] = []
-    with pytest.raises(UnsupportedModel, match="fp8") as caught:
+    with pytest.raises(UnsupportedModel, match="gptq") as caught:
         start(lambda stage, *_: told.append(stage), model=str(tmp_path), arena_bytes=1)
     assert caught.value.exit_code == 2
     assert told == []
