@@ -1,14 +1,13 @@
 """The page on agents: its programs run as they stand, by the official client, against a real engine."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 from servers import Server
+from tiny_recall import tiny_recall
 
 ROOT = Path(__file__).parents[2]
-BUILTIN = ROOT / "server/mamba_server/builtin/tiny-recall"
 PAGE = (ROOT / "docs/howto/agents.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 URL = "http://127.0.0.1:8000/v1"
@@ -19,9 +18,7 @@ TEMPLATE = (
 
 
 def test_each_program_of_the_page_runs_after_those_before_it(tmp_path: Path, capsys: Any) -> None:
-    model = tmp_path / "tiny"
-    shutil.copytree(BUILTIN, model)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
+    model = tiny_recall(tmp_path, TEMPLATE)
     names: dict[str, Any] = {}
     with Server(str(model), "--served-model-name", "tiny") as running:
         for program in PROGRAMS:

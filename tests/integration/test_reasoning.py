@@ -1,17 +1,14 @@
 """What a model thinks before it answers, and forms behind it, by the official client from a real engine."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from servers import Server
+from tiny_recall import client_of, tiny_recall
 
-BUILTIN = Path(__file__).parents[2] / "server/mamba_server/builtin/tiny-recall"
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }} <tool_call><function=…></tool_call>{% endfor %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -41,19 +38,14 @@ def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:
     """Of a model that thinks until it writes a special token."""
-    model = tmp_path_factory.mktemp("model") / "tiny"
-    shutil.copytree(BUILTIN, model)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
+    model = tiny_recall(tmp_path_factory.mktemp("model"), TEMPLATE)
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     (entry,) = [each for each in tokenizer["added_tokens"] if each["id"] == END]
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["</think>"] = vocabulary.pop(entry["content"])
     entry["content"] = "</think>"
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with (
-        Server(str(model), "--served-model-name", "tiny", request.param) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    with client_of(model, request.param) as client:
         yield client
 
 

@@ -1,18 +1,15 @@
 """Answers of a form that was asked for, by the official client, from real engines."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from servers import Server
+from tiny_recall import client_of, tiny_recall
 
-BUILTIN = Path(__file__).parents[2] / "server/mamba_server/builtin/tiny-recall"
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }} <tool_call></tool_call>{% endfor %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -37,13 +34,8 @@ def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:
     """Of a model whose template takes tools."""
-    model = tmp_path_factory.mktemp("model") / "tiny"
-    shutil.copytree(BUILTIN, model)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    with (
-        Server(str(model), "--served-model-name", "tiny", request.param) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
-    ):
+    model = tiny_recall(tmp_path_factory.mktemp("model"), TEMPLATE)
+    with client_of(model, request.param) as client:
         yield client
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from asgi import Asked
+from eventually import until
 from mamba_edge.api_keys import KeyFile
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server import wire
@@ -122,6 +124,15 @@ class Api:
     def admin(self) -> ASGIApp:
         """The admin application."""
         return make_admin(self.serving, self._token)
+
+    async def chat(self, body: dict[str, Any], parts: Sequence[str], finish: str = "stop") -> Asked:
+        """The answer to a chat when the model writes `parts`."""
+        asked = Asked(self.app, "POST", "/v1/chat/completions").whole(body)
+        await until(lambda: self.engine.has_requests(1) or asked.status)
+        if not asked.status:
+            for place, part in enumerate(parts):
+                self.engine.delta(part, finish_reason=finish if place == len(parts) - 1 else None)
+        return await asked.done()
 
     def count(self, name: str, **labels: str) -> float:
         """One sample; 0 when it is not there."""

@@ -82,17 +82,19 @@ def _tagged_call(number: int, tool: Tool) -> list[str]:
         raise ValueError(f"{tool.function.name}: properties have to be an object, and required a list")
     rules: list[str] = []
     parts = []
+    types = SchemaTypes(schema)
     for place, (key, value) in enumerate(properties.items()):
         name = f"argument_{number}_{place}"
         parts.append(name if key in required else f"{name}?")
-        rules += _tagged_argument(name, key, value, schema)
+        rules += _tagged_argument(name, key, value, schema, types.of(value))
     head, end = json.dumps(f"<function={tool.function.name}>\n"), json.dumps("</function>")
     return [f"call_{number}: {' '.join([head, *parts, end])}", *rules]
 
 
-def _tagged_argument(name: str, key: str, schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
+def _tagged_argument(
+    name: str, key: str, schema: Any, root: Mapping[str, Any], types: frozenset[str]
+) -> Iterator[str]:
     head, end = json.dumps(f"<parameter={key}>\n"), json.dumps("\n</parameter>\n")
-    types = SchemaTypes(root).of(schema)
     if types and "string" not in types:
         yield f"{name}: {head} {name}_value {end}"
         shared = {each: root[each] for each in _DEFINITIONS if each in root}

@@ -4,6 +4,7 @@ The planner asks before anything is loaded; checking and loading tensors is `wei
 """
 
 import json
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def weights_size(directory: Path) -> WeightsSize | None:
         sum(each.elements for each in sizes),
         sum(each.of_matrices for each in sizes),
     )
+
+
+def scale_endings(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """What names end with of tensors that are no weights, by the types of all: without FP8 there are none."""
+    return SCALES if FP8 in dtypes else ()
 
 
 def shards(directory: Path) -> dict[Path, set[str]]:
@@ -66,9 +72,9 @@ def _file_size(path: Path) -> WeightsSize:
                 raise WeightsError(f"{path}: truncated or not a safetensors file")
             header = json.loads(file.read(length))
         tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
-        scaled = any(tensor["dtype"] == FP8 for tensor in tensors.values())
+        scales = scale_endings(tensor["dtype"] for tensor in tensors.values())
         for name, tensor in tensors.items():
-            if not (scaled and name.endswith(SCALES)):
+            if not name.endswith(scales):
                 begin, end = tensor["data_offsets"]
                 if not 0 <= begin <= end:
                     raise ValueError(f"{name} lies from byte {begin} to {end}")

@@ -19,7 +19,7 @@ from mamba_server.model.errors import WeightsError
 from mamba_server.model.fp8 import dequantized
 from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.source import Progress, silent
-from mamba_server.model.weight_files import FP8, INDEX, SCALES, shards
+from mamba_server.model.weight_files import FP8, INDEX, SCALES, scale_endings, shards
 
 PREFIXES = ("model.", "backbone.")
 """The same model is saved under either name, depending on the version that wrote it."""
@@ -116,7 +116,7 @@ class Weights:
 
         unused: what names begin with that nobody has to take.
         """
-        scales = SCALES if any(entry.dtype == FP8 for entry in self._entries.values()) else ()
+        scales = scale_endings(entry.dtype for entry in self._entries.values())
         for name, entry in self._entries.items():
             if name not in self._taken and not name.startswith(unused) and not name.endswith(scales):
                 raise WeightsError(

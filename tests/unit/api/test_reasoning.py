@@ -36,12 +36,7 @@ async def answered(*parts: str, template: str = TEMPLATE, finish: str = "stop", 
     api = Api(template=template)
     api.engine.send(msgspec.structs.replace(READY, max_model_len=2048))
     body = {"messages": USER, "max_tokens": 200, **fields}
-    asked = Asked(api.app, "POST", "/v1/chat/completions").whole(body)
-    await until(lambda: api.engine.has_requests(1) or asked.status)
-    if not asked.status:
-        for place, part in enumerate(parts):
-            api.engine.delta(part, finish_reason=finish if place == len(parts) - 1 else None)
-    return await asked.done()
+    return await api.chat(body, parts, finish)
 
 
 def message(asked: Asked) -> dict[str, Any]:

@@ -36,12 +36,7 @@ def calling(template: str = HERMES) -> Api:
 async def answered(api: Api, *parts: str, finish: str = "stop", **fields: Any) -> Asked:
     """The answer to a request with a tool, when the model writes `parts`."""
     body = {"messages": USER, "tools": [ADD], "max_tokens": 20, **fields}
-    asked = Asked(api.app, "POST", "/v1/chat/completions").whole(body)
-    await until(lambda: api.engine.has_requests(1) or asked.status)
-    if not asked.status:
-        for place, part in enumerate(parts):
-            api.engine.delta(part, finish_reason=finish if place == len(parts) - 1 else None)
-    return await asked.done()
+    return await api.chat(body, parts, finish)
 
 
 def chunks(asked: Asked) -> list[dict[str, Any]]:

@@ -1,0 +1,30 @@
+"""The shipped model with another chat template, and the official client of an engine that serves it."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+
+from servers import Server
+
+BUILTIN = Path(__file__).parents[2] / "server/mamba_server/builtin/tiny-recall"
+
+
+def tiny_recall(folder: Path, template: str) -> Path:
+    """A copy of it below `folder`."""
+    model = folder / "tiny"
+    shutil.copytree(BUILTIN, model)
+    (model / "chat_template.jinja").write_text(template)
+    return model
+
+
+@contextmanager
+def client_of(model: Path, *options: str) -> Iterator[openai.OpenAI]:
+    """A client that tries once; `options`: of `mambaserve serve`."""
+    with (
+        Server(str(model), "--served-model-name", "tiny", *options) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
