@@ -22,7 +22,7 @@ def facts() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -45,7 +45,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     asked = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )

@@ -47,7 +47,9 @@ from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_server.model.source import resolve
+from mamba_server.model.tensor_source import TensorSource
 from mamba_server.model.weight_files import weights_size
+from mamba_server.model.weights import Weights
 
 Report = Callable[[str, int, int], None]
 
@@ -66,6 +68,8 @@ class BootOverrides:
     """Captures decode steps, in the place of what does on the device."""
     measure: Measure | None = None
     """Measures what the worst step takes, where nothing does on the device."""
+    weights: TensorSource | None = None
+    """Hands out the model's tensors in the place of the directory's files."""
 
 
 NO_OVERRIDES = BootOverrides()
@@ -104,12 +108,11 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
         report("compiling the kernels, this once", 0, 1)
         backend_for(device, DTYPES[dtype])
         report("compiling the kernels, this once", 1, 1)
-    model = HybridModel.load(
+    model = HybridModel(
         config,
-        directory,
+        trial.weights or Weights(directory, report),
         device=device,
         dtype=DTYPES[dtype],
-        progress=report,
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
     )

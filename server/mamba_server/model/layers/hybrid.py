@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mamba_api.quantization import Quantization
-from mamba_kernels.dispatch.backend import TRITON, backend_for
+from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import frequencies, turns
 from mamba_planner.families.support import why_not_served
@@ -31,6 +31,7 @@ from mamba_server.model.source import Progress, silent
 from mamba_server.model.step_plans import StepPlans
 from mamba_server.model.tensor_factors import row_factors
 from mamba_server.model.tensor_names import NAMES
+from mamba_server.model.tensor_source import TensorSource
 from mamba_server.model.weights import Weights
 
 
@@ -49,19 +50,23 @@ class HybridModel:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        weights: TensorSource,
         *,
         device: torch.device,
         dtype: torch.dtype,
         batch_invariant: bool = False,
         quantization: Quantization = "none",
+        backend: Backend | None = None,
     ) -> None:
-        """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError."""
+        """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError.
+
+        `backend`: what computes; None is the backend that the device and the environment ask for.
+        """
         if (why := why_not_served(config)) is not None:
             raise UnsupportedModel(why)
         self.config, self.device, self.dtype = config, device, dtype
         self._batch_invariant = batch_invariant
-        self.backend = backend_for(device, dtype)
+        self.backend = backend or backend_for(device, dtype)
         library = self.backend.library
         if quantization != "none" and library is None:
             raise UnsupportedModel(

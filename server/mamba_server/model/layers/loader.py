@@ -16,7 +16,7 @@ from mamba_kernels.precision import accumulator
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.tensor_factors import Factors
-from mamba_server.model.weights import Weights
+from mamba_server.model.tensor_source import TensorSource
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
 """[T, a] -> [T, b]"""
@@ -28,7 +28,7 @@ Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 class Loader:
     """A prefix of tensor names, and what their tensors become."""
 
-    weights: Weights
+    weights: TensorSource
     device: torch.device
     dtype: torch.dtype
     prefix: str = ""

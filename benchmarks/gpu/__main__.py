@@ -1,0 +1,58 @@
+"""`python -m benchmarks.gpu --out DIR`: everything that a GPU can tell, whatever breaks on the way."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.stage_list import SECONDS, STAGES, Stage
+from benchmarks.gpu.supervisor import Options, Supervisor
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the stages. Returns the number of stages that are not done, 2 for options that cannot be."""
+    given = _options(arguments)
+    stages = [stage for stage in STAGES if not given.only or stage.name in given.only]
+    options = Options(
+        given.out, given.device, given.small, given.seconds, patience=10.0 if given.device == "cpu" else 1.0
+    )
+    os.environ |= _environment(given.device)
+    return Supervisor(options, stages, _command).run()
+
+
+def _command(stage: Stage) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu.child", stage.name]
+
+
+def _environment(device: str) -> dict[str, str]:
+    """Return what the children need: the packages of this checkout, and Triton's interpreter on a CPU."""
+    here = Path(__file__).parents[2]
+    paths = [here, *(here / name for name in ("operator", "server", "kernels"))]
+    before = os.environ.get("PYTHONPATH")
+    variables = {"PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])])}
+    if device == "cpu":
+        variables |= {"TRITON_INTERPRET": "1", "MAMBASERVE_KERNELS": "triton", "CUDA_VISIBLE_DEVICES": ""}
+    return variables
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results, at most eight files")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="for all stages (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=[stage.name for stage in STAGES], help="may be repeated"
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="small models, as Triton's interpreter needs")
+    given = parser.parse_args(arguments)
+    if given.device == "cpu" and not given.small:
+        parser.error(
+            "--device cpu goes with --small: Triton's interpreter computes, for tests of this command"
+        )
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Weights for a model without files: drawn where they will lie, the same for the same name and seed."""
+
+import math
+from zlib import crc32
+
+import torch
+
+STEP_SIZES = (0.001, 0.1)
+"""The range of step sizes that biases stand for, as models are initialised."""
+
+
+class RandomWeights:
+    """A `TensorSource` whose tensors are random, in ranges in which a model's values stay sane."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def __contains__(self, name: str) -> bool:
+        # Models without a head of their own use their embedding: no configuration is overruled.
+        return False
+
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Draw the tensor of that name."""
+        generator = torch.Generator(device).manual_seed(crc32(name.encode()) ^ self._seed)
+        short = name.removesuffix(".weight").rpartition(".")[2]
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        if name.endswith("A_log"):
+            return tensor.uniform_(0.0, math.log(16.0), generator=generator)
+        if name.endswith("dt_bias"):
+            low, high = (math.log(size) for size in STEP_SIZES)
+            steps = torch.empty(shape, device=device).uniform_(low, high, generator=generator).exp()
+            # The inverse of softplus.
+            return tensor.copy_(steps + torch.log(-torch.expm1(-steps)))
+        if "norm" in short or short == "D":
+            return tensor.fill_(1.0)
+        inputs = math.prod(shape[1:]) if len(shape) < 3 or shape[1] == 1 else shape[-1]
+        deviation = 0.02 if len(shape) == 1 else inputs**-0.5
+        return tensor.normal_(0.0, deviation, generator=generator)
+
+    def finish(self, unused: tuple[str, ...] = ()) -> None:
+        """Do nothing: no tensor can be left."""

@@ -1,0 +1,1 @@
+"""The stages: each module has `cases(job)` and `facts(job)`."""
