@@ -153,7 +153,8 @@ class EngineTrial:
 
     def _booted(self, **settings: Any) -> Engine:
         if self._engine is None:
-            directory = write_config(Path(self._folder.name), self._name, small=self._small)
+            name, size = (NANO, "small") if self._small else (self._name, "whole")
+            directory = write_config(Path(self._folder.name), name, size)
             wanted = EngineSettings(
                 model=str(directory),
                 device=self._device.type,
