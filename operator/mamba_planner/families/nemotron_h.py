@@ -69,9 +69,8 @@ def _mamba(fields: Fields) -> MambaConfig:
             conv_bias=fields.flag("use_conv_bias", "mamba_conv_bias", default=True),
             proj_bias=bias,
             out_bias=bias,
-            # The reference clamps from below by time_step_min and not from above, whatever
-            # `time_step_limit` says.
-            dt_limit=(fields.number("time_step_min", "mamba_dt_min", default=0.001), float("inf")),
+            # `time_step_min` bounds how step sizes are initialised, not how the model computes.
+            dt_limit=blocks.dt_limit(fields),
             norm_eps=fields.number("layer_norm_epsilon", "rms_norm_eps", "norm_eps", default=1e-5),
             activation=fields.word("mamba_hidden_act", default="silu"),
         ),

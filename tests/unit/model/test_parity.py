@@ -62,7 +62,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     },
     "long step sizes, silu": {
         "hybrid_override_pattern": "M-*M",
-        "time_step_min": 0.1,
+        "time_step_limit": [0.1, 1.0],
         "mlp_hidden_act": "silu",
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
@@ -171,9 +171,43 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config = load_model_config(directory)
     ours = HybridModel.load(config, directory, device=torch.device("cpu"), dtype=torch.float32)
     reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    follow_published_limits(reference)
     if config.tie_embeddings:
         reference.lm_head.weight = reference.get_input_embeddings().weight
     return ours, reference
+
+
+def follow_published_limits(reference: Any) -> None:
+    """Let Nemotron-H clamp step sizes as the code published with the models does: transformers' single pass
+    takes the least step of initialisation for a limit."""
+    for module in reference.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(reference.config.time_step_limit)
+
+
+def test_small_steps_of_nemotron_h_are_not_made_larger(tmp_path: Path) -> None:
+    """Heads that keep their state for long have steps far below `time_step_min`."""
+    from transformers import AutoModelForCausalLM
+
+    directory = random_nemotron_h(tmp_path, hybrid_override_pattern="M-M*-M")
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, tensor in reference.named_parameters():
+            if name.endswith("dt_bias"):
+                tensor.fill_(-8.0)
+            if name.endswith("A_log"):
+                tensor.copy_(torch.linspace(0, 2.77, len(tensor)))
+    reference.save_pretrained(directory)
+    follow_published_limits(reference)
+    config = load_model_config(directory)
+    ours = HybridModel.load(config, directory, device=torch.device("cpu"), dtype=torch.float32)
+    cache = poisoned_views(config, slabs=3, pages=40, page_size=16, dtype=torch.float32)
+    tokens = torch.randint(0, 256, (400,), generator=torch.Generator().manual_seed(1)).tolist()
+    sequence = Sequence(tokens, slot=1, pages=list(range(1, 27)))
+    driver = Driver(ours, cache, guard=False)
+    got = [driver.step([Run(sequence, 390, logits="all")])]
+    got += [driver.step([Run(sequence, 1, decode=True, logits="all")]) for _ in range(10)]
+    torch.testing.assert_close(torch.cat(got), reference_logits(reference, tokens), rtol=1e-3, atol=1e-3)
 
 
 def reference_logits(reference: Any, tokens: list[int]) -> torch.Tensor:

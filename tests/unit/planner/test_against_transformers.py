@@ -178,10 +178,11 @@ def test_as_much_of_a_head_is_rotated_as_in_transformers(name: str, changes: dic
     assert ours.rotated == 2 * len(inverse)
 
 
-@pytest.mark.parametrize("name", ["NemotronH", "Mamba2"])
-def test_the_time_step_limit_is_the_one_the_reference_applies(name: str) -> None:
+def test_the_time_step_limit_is_the_one_the_reference_applies() -> None:
+    """Mamba2 alone: of Nemotron-H transformers applies another than the code published with the models."""
     import torch
 
+    name = "Mamba2"
     config, written = saved(name)
     with torch.device("meta"):
         model = getattr(transformers, f"{name}ForCausalLM")(config)
@@ -189,3 +190,11 @@ def test_the_time_step_limit_is_the_one_the_reference_applies(name: str) -> None
     mamba = model_config_from_hf(written).mamba
     assert mamba is not None
     assert mamba.dt_limit == tuple(mixer.time_step_limit)
+
+
+def test_the_time_step_limit_of_nemotron_h_is_that_of_its_configuration() -> None:
+    config, written = saved("NemotronH")
+    assert (written["time_step_min"], tuple(config.time_step_limit)) == (0.001, (0.0, float("inf")))
+    mamba = model_config_from_hf(written).mamba
+    assert mamba is not None
+    assert mamba.dt_limit == (0.0, float("inf"))
