@@ -113,8 +113,9 @@ def _attention(model: ModelConfig, size: int, tokens: int, longest: int) -> int:
         return 0
     query, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     own = tokens * (query * (3 if attention.output_gate else 2) * 2 + 2 * keys) * size
-    # Keys and values of the longest context, and the mask of a block of rows.
-    context = longest * (2 * keys * size + _QUERY_BLOCK * (1 + size))
+    # Keys and values of the longest context, those of one head once more, which torch packs on a CPU with a
+    # matrix unit, and the mask of a block of rows.
+    context = longest * (2 * (keys + attention.head_dim) * size + _QUERY_BLOCK * (1 + size))
     return own + context
 
 

@@ -3,6 +3,8 @@
 Gathers only positions that were written (recycled pages hold arbitrary bits, and masked NaN is still NaN).
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -68,21 +70,34 @@ def _extend(
     before = piece.context - (piece.end - piece.first)
     rows = query[piece.first : piece.end].transpose(0, 1)[None]
     if before == 0:
-        attended = F.scaled_dot_product_attention(
-            rows, key, value, is_causal=True, scale=scale, enable_gqa=True
-        )
+        attended = _attended(rows, key, value, is_causal=True, scale=scale)
         out[piece.first : piece.end] = attended[0].transpose(0, 1)
         return
     positions = torch.arange(piece.context, device=query.device)
     for first in range(0, piece.end - piece.first, QUERY_BLOCK):
         end = min(first + QUERY_BLOCK, piece.end - piece.first)
         seen = before + end
-        attended = F.scaled_dot_product_attention(
+        attended = _attended(
             rows[:, :, first:end],
             key[:, :, :seen],
             value[:, :, :seen],
             attn_mask=positions[:seen] <= positions[before + first : seen, None],
             scale=scale,
-            enable_gqa=True,
         )
         out[piece.first + first : piece.first + end] = attended[0].transpose(0, 1)
+
+
+def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Attend with query [1, heads, rows, width] to key and value [1, kv_heads, positions, width].
+
+    On a CPU with a matrix unit torch copies the keys and values of 16 bits, once for each query head of the
+    call. One head a call keeps that copy small on a machine that makes it, and changes nothing on others.
+    """
+    if query.device.type != "cpu" or query.element_size() != 2:
+        return F.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
+    shared = query.shape[1] // key.shape[1]
+    attended = torch.empty_like(query)
+    for head in range(query.shape[1]):
+        own, of = slice(head, head + 1), slice(head // shared, head // shared + 1)
+        attended[:, own] = F.scaled_dot_product_attention(query[:, own], key[:, of], value[:, of], **options)
+    return attended

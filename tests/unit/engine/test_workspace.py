@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mamba_kernels.dispatch import backend
 from mamba_planner.engine_settings import EngineSettings
@@ -15,7 +17,6 @@ from mamba_planner.memory import RUNTIME_BYTES
 from mamba_planner.weights_size import WeightsSize
 from mamba_server.engine import boot as booting
 from mamba_server.engine.boot import NO_OVERRIDES, BootOverrides, Engine
-from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
 from peak_memory import peak_bytes
 
@@ -47,9 +48,6 @@ CONFIG = {
 class AnyWeights:
     """Weights without files."""
 
-    def __init__(self, *_: object) -> None:
-        pass
-
     def __contains__(self, name: str) -> bool:
         return False
 
@@ -71,7 +69,6 @@ class Measured:
     ) -> None:  # fmt: skip
         whole = config if "model_type" in config else CONFIG | config
         (directory / "config.json").write_text(json.dumps(whole))
-        monkeypatch.setattr(hybrid, "Weights", AnyWeights)
         monkeypatch.setattr(booting, "weights_size", lambda _: WeightsSize(0, 0, 0))
         # What was planned holds for torch, too. The kernels in C++ hold less, which torch does not see.
         monkeypatch.setattr(backend, "library", lambda: None)
@@ -79,7 +76,9 @@ class Measured:
         torch.set_num_threads(1)
         wanted = {"arena_bytes": 128 << 20, "chunked_prefill_tokens": 512, **settings}
         self.engine: Engine = booting.boot(
-            EngineSettings(model=str(directory), device="cpu", **wanted), lambda *_: None, trial
+            EngineSettings(model=str(directory), device="cpu", **wanted),
+            lambda *_: None,
+            replace(trial, weights=AnyWeights()),
         )
         # How many start together must not hang on how fast this machine is just now.
         self.engine.core.scheduler.admission.budget = None
@@ -97,6 +96,30 @@ class Measured:
         taken = peak_bytes(self.engine.core.step)
         assert not self.engine.core.last_error
         return taken
+
+
+PACKED_FROM = 64
+"""Queries and keys from which torch packs keys and values for a matrix unit."""
+PACKED_POSITIONS = 512
+"""Keys that are packed together; the last ones are padded."""
+
+
+@pytest.fixture(autouse=True)
+def matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every processor hold what one with AMX holds: there torch's attention copies keys and values of 16
+    bits, once for each query head."""
+    attend = F.scaled_dot_product_attention
+
+    def packing(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *more: Any, **named: Any) -> Any:
+        if query.element_size() != 2 or min(query.shape[-2], key.shape[-2]) < PACKED_FROM:
+            return attend(query, key, value, *more, **named)
+        positions = -(-key.shape[-2] // PACKED_POSITIONS) * PACKED_POSITIONS
+        packed = [query.new_empty(*query.shape[:2], positions, query.shape[-1]) for _ in range(2)]
+        attended = attend(query, key, value, *more, **named)
+        del packed
+        return attended
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", packing)
 
 
 FAT = {"hybrid_override_pattern": "M", "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 64}
