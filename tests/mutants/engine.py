@@ -212,7 +212,16 @@ MUTANTS = (
     ),
     Mutant(
         "a result on a CUDA device is read before its event", ENGINE + "cuda_stream.py",
-        "self._events.pop(id(ticket)).synchronize()", "self._events.pop(id(ticket))",
+        "            event.synchronize()\n", "            pass\n",
         ("tests/unit/engine/test_cuda_stream.py",),
+    ),
+    Mutant(
+        "a launch on a lost device raises where nobody answers for it", ENGINE + "cuda_stream.py",
+        "except Exception as error:\n            # What", "except ZeroDivisionError as error:\n            # What",
+        ("tests/unit/engine/test_cuda_stream.py",),
+    ),
+    Mutant(
+        "a lost device is not recognised if Triton reports it", "kernels/mamba_kernels/device_errors.py",
+        r"|Triton Error \[CUDA\]: ", "", ("tests/unit/engine/test_core.py",),
     ),
 )  # fmt: skip
