@@ -17,7 +17,6 @@ from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.engine.stats import collect
 from mamba_server.wire import Ready
 
-
 OF_A_GPU = {"host_syncs_total": 0.0, "jit_compilations_after_ready_total": 0.0}
 LEFT_OUT = {"decode_steps{kind=captured}": 12.0, "kernels_left_out{operator=moe,cause=failed}": 1.0}
 """Counters and gauges that an engine has where Triton's kernels compute."""

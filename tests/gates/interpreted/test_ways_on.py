@@ -135,6 +135,16 @@ def test_where_every_kernel_fails_torch_computes(
     assert tokens(engine) == wanted
 
 
+def test_a_kernel_falls_out_at_the_start_also_where_no_decode_step_can_be_prepared(
+    granite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_kernel(monkeypatch, "rms_norm", SHORT)
+    engine = start(granite, batch_invariant=True)
+    assert engine.kernels.operators.left_out == {"rms_norm": "failed"}
+    assert not engine.decode_steps
+    assert len(tokens(engine)[0]) == 5
+
+
 def test_a_device_that_is_lost_at_the_start_is_no_kernels_failure(
     granite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
