@@ -23,7 +23,7 @@ from benchmarks.checkpoint import existing_checkpoint
 from benchmarks.machine import facts
 from benchmarks.serve import TINY
 
-from mamba_kernels.cpu.library import INSTRUCTION_SETS
+from mamba_kernels.kernel_choice import INSTRUCTION_SETS
 
 SETS = {"C++": "auto", **{name: name for name in INSTRUCTION_SETS}}
 OURS = {

@@ -27,18 +27,21 @@ SCRAPED = frozenset({"namespace", "pod", "instance"})
 RATE = "$__rate_interval"
 """Grafana's: four scrapes at least."""
 ENGINE_LABELS = {
-    "slabs": "owner",
-    "slots": "owner",
-    "pages": "owner",
-    "prefix_misses": "cause",
-    "sequences_finished": "reason",
+    "slabs": ("owner",),
+    "slots": ("owner",),
+    "pages": ("owner",),
+    "prefix_misses": ("cause",),
+    "sequences_finished": ("reason",),
+    "decode_steps": ("kind",),
+    "kernels_left_out": ("operator", "cause"),
 }
-"""Label of the engine process's own series that have one beside the model."""
+"""Labels of the engine process's own series that have some beside the model."""
 ENGINE_GAUGES = frozenset(
     {
         "requests_running", "requests_waiting", "checkpoints", "slabs", "slots", "pages", "arena_usage",
         "state_usage", "kv_usage", "prompt_tokens_waiting", "prompt_room_tokens", "prefill_tokens_per_second",
         "prefill_speed_error", "prefill_attention_ratio", "decode_step_seconds", "max_running_requests",
+        "decode_steps", "kernels_left_out",
     }
 )  # fmt: skip
 """Of the engine process's own series, those that fall, too."""
@@ -163,7 +166,7 @@ def _catalogue() -> Mapping[str, Series]:
 
 def _every_number() -> EngineStats:
     keys = {
-        name: f"{name}{{{ENGINE_LABELS[name]}=x}}" if name in ENGINE_LABELS else name
+        name: f"{name}{{{','.join(f'{label}=x' for label in ENGINE_LABELS.get(name, ()))}}}"
         for name in HELP
     }  # fmt: skip
     gauges = {key: 0.0 for name, key in keys.items() if name in ENGINE_GAUGES}

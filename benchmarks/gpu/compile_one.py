@@ -15,7 +15,8 @@ from benchmarks.gpu.measured_model import MeasuredModel, measured_model
 from benchmarks.gpu.operator_calls import OperatorCall, intercepted
 from benchmarks.gpu.stages.correct import shapes
 
-from mamba_kernels.dispatch.operators import REFERENCE, Operator, triton_operators
+from mamba_kernels.dispatch.kernel_or_reference import Operator
+from mamba_kernels.dispatch.operators import REFERENCE, triton_operators
 from mamba_kernels.triton_support import KernelCall
 
 SAMPLED_ROWS = 4

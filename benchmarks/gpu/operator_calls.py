@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from mamba_kernels.dispatch.operators import REFERENCE, Operator, Operators
+from mamba_kernels.dispatch.kernel_or_reference import Operator
+from mamba_kernels.dispatch.operators import OPERATORS, REFERENCE, Operators
 
-NO_OPERATORS = ("gathers", "why_not_attend", "sample")
-"""Fields of `Operators` that a layer does not call: two facts, and what the sampler calls."""
+OF_THE_SAMPLER = "sample"
+"""The operator that no layer calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class OperatorCall:
 
 def names() -> list[str]:
     """Return the operators that layers call."""
-    return [field.name for field in fields(Operators) if field.name not in NO_OPERATORS]
+    return [name for name in OPERATORS if name != OF_THE_SAMPLER]
 
 
 def intercepted(operators: Operators, intercept: Callable[[OperatorCall, Operator], Any]) -> Operators:

@@ -84,6 +84,9 @@ class SchedulerSettings(SettingsGroup):
     """Plan step n+1 while the device runs step n; default: on a GPU yes, on a CPU no."""
     batch_invariant: bool = _default(Engine, "batch_invariant")
     """Make a token's logits independent of the batch it runs in (slower)."""
+    decode_graphs: Literal["auto", "off"] = "auto"
+    """Whether decode steps are captured as CUDA graphs: auto = all that can be, where Triton's kernels
+    compute; off = each is issued anew (slower at small batches)."""
 
     @property
     def step_time_asked(self) -> float | None:

@@ -35,6 +35,7 @@ def engine_settings(deployment: MambaDeployment) -> EngineSettings:
         "max_running_requests": engine.max_running_requests,
         "overlap": engine.overlap_schedule,
         "batch_invariant": engine.batch_invariant,
+        "decode_graphs": engine.decode_graphs.lower(),
         "utilization": memory.utilization,
         "device_memory": memory.device_memory.bytes if memory.device_memory is not None else None,
         "arena_bytes": memory.arena.bytes if memory.arena is not None else None,

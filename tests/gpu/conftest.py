@@ -1,4 +1,4 @@
-"""Where the tests of this folder run: on the card, or with MAMBASERVE_TEST_DEVICE=cpu in Triton's interpreter.
+"""Where these tests run: on the card, or with MAMBASERVE_TEST_DEVICE=cpu in Triton's interpreter.
 
 `python3 -m pytest -c tests/gpu/pytest.ini tests/gpu` needs what `docs/howto/measure-a-gpu.md` lists. Kernels
 are interpreted if TRITON_INTERPRET=1 stood in the environment before Triton was imported.

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 Booted = Callable[..., Engine]
 LOAD = Load(requests=6, prompt=90, output=6, shared=70, vocab_size=120)
 ALIKE = 0.9
-"""Share of tokens before a difference, on a card: batches round otherwise, and likely tokens change places."""
+"""Share of tokens before a difference, on a card: other batches round otherwise."""
 
 
 def same(device: torch.device, ours: dict[str, Answer], theirs: dict[str, Answer]) -> None:

@@ -212,7 +212,36 @@ MUTANTS = (
     ),
     Mutant(
         "a result on a CUDA device is read before its event", ENGINE + "cuda_stream.py",
-        "self._events.pop(id(ticket)).synchronize()", "self._events.pop(id(ticket))",
+        "            event.synchronize()\n", "            pass\n",
         ("tests/unit/engine/test_cuda_stream.py",),
+    ),
+    Mutant(
+        "a launch on a lost device raises where nobody answers for it", ENGINE + "cuda_stream.py",
+        "except Exception as error:\n", "except ZeroDivisionError as error:\n",
+        ("tests/unit/engine/test_cuda_stream.py",),
+    ),
+    Mutant(
+        "a capture that fails ends the start", ENGINE + "decode_steps.py",
+        "except RuntimeError as why:\n", "except ZeroDivisionError as why:\n",
+        ("tests/unit/engine/test_decode_steps.py",),
+    ),
+    Mutant(
+        "what a broken capture began is left to the allocator", ENGINE + "cuda_graphs.py",
+        "            torch._C._cuda_endAllocateToPool(index, self._pool)  # noqa: SLF001\n", "",
+        ("tests/unit/engine/test_cuda_graphs.py",),
+    ),
+    Mutant(
+        "a kernel that fails while serving is left out",
+        "kernels/mamba_kernels/dispatch/kernel_or_reference.py",
+        "        if self.on_trial:\n", "        if True:\n", ("tests/unit/kernels/test_backend.py",),
+    ),
+    Mutant(
+        "a plan without keys is attended by", "kernels/mamba_kernels/paged_attention/reference.py",
+        "if plan.tokens and not (plan.groups or plan.pieces):", "if False:",
+        ("tests/unit/kernels/test_paged_attention.py",),
+    ),
+    Mutant(
+        "a lost device is not recognised if Triton reports it", "kernels/mamba_kernels/device_errors.py",
+        r"|Triton Error \[CUDA\]: ", "", ("tests/unit/engine/test_core.py",),
     ),
 )  # fmt: skip

@@ -153,8 +153,12 @@ class EngineTrial:
 
     def _booted(self, **settings: Any) -> Engine:
         if self._engine is None:
-            name, size = (NANO, "small") if self._small else (self._name, "whole")
-            directory = write_config(Path(self._folder.name), name, size)
+            folder = Path(self._folder.name)
+            directory = (
+                write_config(folder, NANO, "small")
+                if self._small
+                else write_config(folder, self._name, "whole")
+            )
             wanted = EngineSettings(
                 model=str(directory),
                 device=self._device.type,

@@ -22,9 +22,9 @@ from mamba_kernels.bench.model_shape import MODEL_SHAPES
 from mamba_kernels.bench.moe_and_delta_cases import moe_and_delta_cases
 from mamba_kernels.bench.row_cases import row_cases
 from mamba_kernels.bench.scan_cases import scan_cases
-from mamba_kernels.cpu.library import UnknownKernels
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.dispatch.operators import Operators, triton_operators
+from mamba_kernels.kernel_choice import UnknownKernels
 
 Entries = dict[tuple[str, str], dict[str, Any]]
 """Launch configurations by kernel and shape."""

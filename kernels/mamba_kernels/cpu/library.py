@@ -1,8 +1,6 @@
 """The one library of this process: built or found, loaded, and told which instructions to use.
 
-`MAMBASERVE_KERNELS` chooses: `auto` (the default: the quickest instructions there are), `torch` (none of
-these kernels), or the name of an instruction set.
-`mamba_kernels.dispatch.backend` tells what else it may say.
+`MAMBASERVE_KERNELS` may name the instructions, or leave the choice to the machine.
 """
 
 import ctypes
@@ -14,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from mamba_kernels.cpu.build import CannotBuild, ensure_built, is_built
+from mamba_kernels.kernel_choice import (
+    AUTO,
+    INSTRUCTION_SETS,
+    TORCH,
+    TRITON,
+    VARIABLE,
+    KernelChoice,
+    UnknownKernels,
+)
 
-VARIABLE = "MAMBASERVE_KERNELS"
-INSTRUCTION_SETS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 log = logging.getLogger(__name__)
-
-
-class UnknownKernels(Exception):
-    """The variable names no kernels, or some that this machine cannot run."""
-
-    exit_code = 2
 
 
 class Library:
@@ -86,27 +85,23 @@ def library() -> Library | None:
 
 def has_to_be_built(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether `open_library` would compile first, which takes a minute."""
-    if environment.get(VARIABLE, "auto") not in ("auto", *INSTRUCTION_SETS):
-        return False
     try:
+        if KernelChoice.of(environment).kernels not in (AUTO, *INSTRUCTION_SETS):
+            return False
         return not is_built(environment)
-    except (CannotBuild, OSError):
+    except (CannotBuild, UnknownKernels, OSError):
         return False
 
 
 def open_library(environment: Mapping[str, str]) -> Library | None:
     """What `library` does, in this environment."""
-    wanted = environment.get(VARIABLE, "auto")
-    if wanted == "torch":
+    wanted = KernelChoice.of(environment).kernels
+    if wanted in (TORCH, TRITON):
         return None
-    if wanted not in ("auto", *INSTRUCTION_SETS):
-        raise UnknownKernels(
-            f"{VARIABLE}={wanted}: choose auto, torch, triton, {', '.join(INSTRUCTION_SETS)}"
-        )
     try:
-        return Library(ensure_built(environment), "" if wanted == "auto" else wanted)
+        return Library(ensure_built(environment), "" if wanted == AUTO else wanted)
     except (CannotBuild, OSError) as why:
-        if wanted != "auto":
+        if wanted != AUTO:
             raise UnknownKernels(f"{VARIABLE}={wanted}: {why}") from why
         log.warning("the CPU kernels are not used, torch computes: %s", why)
         return None

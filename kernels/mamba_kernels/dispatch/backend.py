@@ -1,7 +1,6 @@
 """Who computes: torch, the C++ kernels of a CPU or Triton's. The one place that decides, once per model.
 
-`MAMBASERVE_KERNELS` chooses: `auto` (the default: Triton's on a GPU, on a CPU the C++ ones with its
-quickest instructions), `torch` (no kernels of ours), `triton`, or the name of an instruction set.
+`mamba_kernels.kernel_choice` tells how `MAMBASERVE_KERNELS` is written.
 """
 
 import logging
@@ -12,16 +11,22 @@ from functools import cache
 
 import torch
 
-from mamba_kernels.cpu.library import (
+from mamba_kernels.cpu.library import Library, has_to_be_built, library
+from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.dispatch.operators import (
+    OPERATORS,
+    REFERENCE,
+    Operators,
+    cpu_operators,
+    triton_operators,
+)
+from mamba_kernels.kernel_choice import (
+    AUTO,
     INSTRUCTION_SETS,
     VARIABLE,
-    Library,
+    KernelChoice,
     UnknownKernels,
-    has_to_be_built,
-    library,
 )
-from mamba_kernels.cpu.packed_linear import KINDS
-from mamba_kernels.dispatch.operators import REFERENCE, Operators, cpu_operators, triton_operators
 
 INTERPRETER = "TRITON_INTERPRET"
 TRITON = "triton"
@@ -47,11 +52,16 @@ def backend_for(
     device: torch.device, dtype: torch.dtype, environment: Mapping[str, str] = os.environ
 ) -> Backend:
     """The backend of a model of that type there. Raises UnknownKernels."""
-    wanted = environment.get(VARIABLE, "auto")
-    if wanted == "torch":
+    choice = KernelChoice.of(environment)
+    wanted = choice.kernels
+    if unknown := [name for name in choice.left_out if name not in OPERATORS]:
+        raise UnknownKernels(
+            f"{VARIABLE}: there is no operator {unknown[0]} to leave out; there are {', '.join(OPERATORS)}"
+        )
+    if wanted == TORCH.name:
         return TORCH
-    if wanted == TRITON or (wanted == "auto" and device.type == "cuda"):
-        return _triton(device, dtype, environment, wanted)
+    if wanted == TRITON or (wanted == AUTO and device.type == "cuda"):
+        return _triton(device, dtype, environment, choice)
     if device.type != "cpu":
         raise UnknownKernels(
             f"{VARIABLE}={wanted}: the device is {device.type}; choose auto, torch or triton"
@@ -60,7 +70,14 @@ def backend_for(
         _warn_of("CPU", dtype)
         return TORCH
     chosen = library()
-    return TORCH if chosen is None else Backend(chosen.name, cpu_operators(chosen), chosen)
+    if chosen is None:
+        return TORCH
+    if choice.left_out:
+        raise UnknownKernels(
+            f"{VARIABLE}: {choice.left_out[0]} cannot be left out on a CPU, whose C++ kernels compute layers "
+            "whole; choose auto, or torch for all of it"
+        )
+    return Backend(chosen.name, cpu_operators(chosen), chosen)
 
 
 def compiles_first(
@@ -70,7 +87,10 @@ def compiles_first(
     return device.type == "cpu" and dtype in KINDS and has_to_be_built(environment)
 
 
-def _triton(device: torch.device, dtype: torch.dtype, environment: Mapping[str, str], wanted: str) -> Backend:
+def _triton(
+    device: torch.device, dtype: torch.dtype, environment: Mapping[str, str], choice: KernelChoice
+) -> Backend:
+    wanted = choice.kernels
     if device.type == "cpu" and environment.get(INTERPRETER) != "1":
         raise UnknownKernels(
             f"{VARIABLE}={wanted} needs a CUDA device; choose auto, torch, {', '.join(INSTRUCTION_SETS)}, "
@@ -79,13 +99,16 @@ def _triton(device: torch.device, dtype: torch.dtype, environment: Mapping[str, 
     try:
         operators = triton_operators()
     except ImportError as why:
-        if wanted != "auto":
+        if wanted != AUTO:
             raise UnknownKernels(f"{VARIABLE}={wanted}: {why}; install triton") from why
         log.warning("the Triton kernels are not used, torch computes: %s; install triton", why)
         return TORCH
     if dtype == torch.float64:
         _warn_of("Triton", dtype)
         return TORCH
+    operators.leave_out(choice.left_out)
+    if choice.left_out:
+        log.info("torch computes what %s leaves out: %s", VARIABLE, ", ".join(choice.left_out))
     return Backend(TRITON, operators)
 
 

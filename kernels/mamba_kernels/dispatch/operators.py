@@ -5,20 +5,21 @@ warning names what it was. Arguments that contradict each other are nobody's: th
 since a reference might stretch a shape until it fits.
 """
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
-import torch
-
-from mamba_kernels.arguments import UnsupportedArgument
 from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.gated_delta import GatedDelta
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.rope import RowRope
+from mamba_kernels.dispatch.kernel_or_reference import (
+    KernelLeftOut,
+    KernelOrReference,
+    Operator,
+    computes_by_reference,
+)
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
 from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.kv_write import kv_write
@@ -30,8 +31,7 @@ from mamba_kernels.sample import sample
 from mamba_kernels.ssd_prefill import ssd_prefill
 from mamba_kernels.state_update import state_update
 
-log = logging.getLogger(__name__)
-Operator = Callable[..., Any]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,50 @@ class Operators:
     state_update: Operator
     sample: Operator | None
     """None = the engine's sampler calls the parts of the reference for the rows that ask for them."""
-    gathers: bool
-    """Whether `paged_attention` needs a plan of gathered keys."""
     why_not_attend: Callable[[int, int, int], str]
     """(heads, kv_heads, head_dim) -> why `paged_attention` cannot take them; empty if it can. Asked when a
     model is loaded, since its plans depend on the answer."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether `paged_attention` needs a plan of gathered keys."""
+        return computes_by_reference(self.paged_attention)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Names of operators whose kernel is left out, and why: of `kernel_or_reference`."""
+        return {each.name: each.left_out for each in self._kernels if each.left_out}
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Let references compute these operators."""
+        for each in self._kernels:
+            if each.name in names:
+                each.leave_out()
+
+    def try_out(self, work: Callable[[], Result]) -> Result:
+        """Do the work of a start. A kernel that fails in it is left out for good, and the work begins anew:
+        what it had issued by then relied on the kernel.
+        """
+        for each in self._kernels:
+            each.on_trial = True
+        try:
+            while True:
+                try:
+                    return work()
+                except KernelLeftOut:
+                    continue
+        finally:
+            for each in self._kernels:
+                each.on_trial = False
+
+    @property
+    def _kernels(self) -> list[KernelOrReference]:
+        values = (getattr(self, field.name) for field in fields(self))
+        return [each for each in values if isinstance(each, KernelOrReference)]
+
+
+OPERATORS = tuple(field.name for field in fields(Operators) if field.name != "why_not_attend")
+"""Names of all operators."""
 
 
 REFERENCE = Operators(
@@ -73,7 +112,6 @@ REFERENCE = Operators(
     ssd_prefill=ssd_prefill,
     state_update=state_update,
     sample=None,
-    gathers=True,
     why_not_attend=lambda heads, kv_heads, head_dim: "",
 )
 
@@ -94,9 +132,8 @@ def cpu_operators(library: Library) -> Operators:
     )
 
 
-@cache
 def triton_operators() -> Operators:
-    """The kernels. Raises ImportError where there is no Triton."""
+    """Put the kernels together, for one model. Raises ImportError where there is no Triton."""
     from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
     from mamba_kernels.conv1d_update import triton as conv1d_update_kernel
     from mamba_kernels.gated_delta import triton as gated_delta_kernels
@@ -124,31 +161,13 @@ def triton_operators() -> Operators:
         gated_norm=KernelOrReference("gated_norm", gated_norm_kernel.gated_norm, gated_norm),
         kv_write=KernelOrReference("kv_write", kv_write_kernel.kv_write, kv_write),
         moe=KernelOrReference("moe", moe_kernel.moe, moe),
-        paged_attention=paged_attention_kernel.paged_attention,
+        paged_attention=KernelOrReference(
+            "paged_attention", paged_attention_kernel.paged_attention, paged_attention, same_plans=False
+        ),
         rms_norm=KernelOrReference("rms_norm", rms_norm_kernel.rms_norm, rms_norm),
         rope=KernelOrReference("rope", rope_kernel.rope, rope),
         ssd_prefill=KernelOrReference("ssd_prefill", ssd_prefill_kernel.ssd_prefill, ssd_prefill),
         state_update=KernelOrReference("state_update", state_update_kernel.state_update, state_update),
         sample=KernelOrReference("sample", sample_kernel.sample, sample),
-        gathers=False,
         why_not_attend=paged_attention_kernel.why_not,
     )
-
-
-class KernelOrReference:
-    """A kernel, and the reference that computes what it cannot take."""
-
-    def __init__(self, name: str, kernel: Operator, reference: Operator, *, backend: str = "Triton") -> None:
-        self.name, self._kernel, self._reference, self._backend = name, kernel, reference, backend
-        self._warned = False
-
-    def __call__(self, *arguments: torch.Tensor | Any) -> Any:
-        try:
-            return self._kernel(*arguments)
-        except UnsupportedArgument as why:
-            if not self._warned:
-                self._warned = True
-                log.warning(
-                    "the %s kernel %s cannot take this, torch computes: %s", self._backend, self.name, why
-                )
-            return self._reference(*arguments)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from mamba_kernels.paged_attention.plan import AttentionPiece, AttentionPlan, DecodeGroup
+from mamba_kernels.slot_plan import NoHostRoutes
 
 GATHER_ELEMENTS = 1 << 21
 """Bound on the gathered keys of decodes that are attended at once; larger copies leave the cache and cost
@@ -23,8 +24,10 @@ def paged_attention(
     """softmax(scale q K^T) V over each row's context, causal, grouped query heads.
 
     query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim], any strides; out: like query,
-    written. Query head h reads KV head h // (heads / kv_heads).
+    written. Query head h reads KV head h // (heads / kv_heads). Raises NoHostRoutes for a plan without keys.
     """
+    if plan.tokens and not (plan.groups or plan.pieces):
+        raise NoHostRoutes("this plan gathers no keys: only Triton's kernels can attend by it")
     for group in plan.groups:
         rows = query[group.rows]
         width = group.pages.shape[1] * kv.shape[3] * kv.shape[4]

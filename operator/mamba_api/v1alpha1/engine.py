@@ -205,6 +205,9 @@ class Engine(ApiModel):
     """Plan step n+1 on the CPU while the device runs step n; absent = with GPUs yes, without no."""
     batch_invariant: bool = False
     """Make a token's logits independent of the batch it runs in (slower)."""
+    decode_graphs: Literal["Auto", "Off"] = "Auto"
+    """Whether steps that only decode are captured as CUDA graphs: Auto = all that can be, where Triton's
+    kernels compute; Off = each is issued anew, which is slower at small batches. None without GPUs."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
     """More arguments of `mambaserve serve`, after all others."""
     env: Annotated[

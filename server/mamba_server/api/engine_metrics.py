@@ -16,7 +16,7 @@ from mamba_server.wire import EngineStats, Ready
 from mamba_telemetry.registry import BATCH_BUCKETS, PREFIX, STEP_BUCKETS
 
 _KEY = re.compile(r"^([a-z][a-z0-9_]*)(?:\{([^{}]*)\})?$")
-LABELS = frozenset({"owner", "cause", "reason", "strategy", "kind", "tier", "component"})
+LABELS = frozenset({"owner", "cause", "reason", "strategy", "kind", "tier", "component", "operator"})
 MOST_SERIES = 32
 """Label combinations kept of one metric."""
 OF_REQUESTS = frozenset({"prompt_tokens", "generation_tokens", "cached_tokens", "requests_finished"})
@@ -43,6 +43,8 @@ HELP = {
     "prefill_speed_error": "Standard error of that speed, by the speed; 1 where next to nothing is known.",
     "prefill_attention_ratio": "Work of attention for one token before, relative to all else of a token.",
     "decode_step_seconds": "Time of a step that only decodes; 0 before there was one.",
+    "decode_steps": "Numbers of rows for which a decode step is prepared: captured, or issued each time.",
+    "kernels_left_out": "Always 1: the Triton kernel of this operator is left out, torch computes it.",
     "checkpoints_made": "Checkpoints written.",
     "checkpoints_skipped": "Checkpoints that were due but not written.",
     "checkpoints_evicted": "Checkpoints given up for memory.",

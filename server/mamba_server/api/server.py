@@ -249,7 +249,8 @@ class Server:
         self._engine_metrics.on_ready(ready)
         if self._signals:
             return  # it is about to end, and who waits for the ready line would send requests
-        chosen = {name: ready.plan[name] for name in ("overlap", "threads", "kernels") if name in ready.plan}
+        told = ("overlap", "threads", "kernels", "decodeSteps", "kernelsLeftOut")
+        chosen = {name: ready.plan[name] for name in told if name in ready.plan}
         url, admin = self._urls
         log.info("ready", url=url, admin=admin, max_model_len=ready.max_model_len, **chosen)
         if not self._announced:

@@ -95,7 +95,14 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
     shown = ready_plan(engine)
     admin = AdminCalls(engine.core, shown)
     grammars = GrammarCompiler(engine.directory, engine.model.vocab_size, engine.model.eos_token_ids)
-    process = EngineLoop(engine.core, admin, port, device_counters=engine.device_counters, grammars=grammars)
+    process = EngineLoop(
+        engine.core,
+        admin,
+        port,
+        device_counters=engine.device_counters,
+        device_gauges=engine.device_gauges,
+        grammars=grammars,
+    )
     never_search_old_objects()
     try:
         process.run(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
@@ -31,7 +32,8 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.device_counters import Counters, device_counters
-from mamba_server.engine.errors import NoDevice
+from mamba_server.engine.device_gauges import Gauges, device_gauges
+from mamba_server.engine.errors import DeviceLost, NoDevice
 from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
 from mamba_server.engine.limits import SchedulerLimits
@@ -70,6 +72,8 @@ class BootOverrides:
     """Measures what the worst step takes, where nothing does on the device."""
     weights: TensorSource | None = None
     """Hands out the model's tensors in the place of the directory's files."""
+    warm_up: bool = False
+    """Prepares steps also where no device asks for it."""
 
 
 NO_OVERRIDES = BootOverrides()
@@ -87,13 +91,16 @@ class Engine:
     kernels: Backend
     """What computes."""
     device_counters: Counters
+    device_gauges: Gauges
+    decode_steps: dict[str, int]
+    """Of `DecodeSteps.counts`, once the engine had started."""
 
 
 def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVERRIDES) -> Engine:
     """Build the engine.
 
-    Raises ModelError, ModelConfigError, BudgetError, NoDevice, UnknownKernels: each with an `exit_code` and
-    what to do.
+    Raises ModelError, ModelConfigError, BudgetError, NoDevice, DeviceLost, UnknownKernels: each with an
+    `exit_code` and what to do.
     """
     directory = resolve(settings.model, report)
     config = load_model_config(directory)
@@ -116,11 +123,13 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
     )
+    # Of kernels: one that fails until the engine is ready is left out.
+    try_out = model.backend.operators.try_out
     measure = cuda_peak(device) if device.type == "cuda" else trial.measure
     if measure is not None and settings.arena_bytes is None:
         report("measuring the workspace", 0, 1)
         limits = _limits(settings, made, device, trial)
-        took = measured_workspace(model, config, made, dtype, limits, device, measure)
+        took = try_out(lambda: measured_workspace(model, config, made, dtype, limits, device, measure))
         made = plan_engine(config, settings, memory_there, weights, took)
         report("measuring the workspace", 1, 1)
     report("allocating the arena", 0, made.arena_bytes)
@@ -143,7 +152,7 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
         eos_token_ids=config.eos_token_ids,
         device=device,
         sample=model.backend.operators.sample,
-        graphs=trial.graphs or _graphs(stream, made),
+        graphs=_graphs(settings, stream, made, trial),
         longest_piece=min(limits.step_tokens, limits.max_model_len),
     )
     core = EngineCore(
@@ -156,10 +165,21 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
     )
-    if device.type == "cuda":
-        stream.wait(stream.launch(lambda: runner.warm_up(report)))
+    if device.type == "cuda" or trial.warm_up:
+        _prepare(stream, lambda: try_out(lambda: runner.warm_up(report)))
     counters = device_counters(device, model.backend)
-    return Engine(core, made, config, directory, stream, model.backend, counters)
+    gauges, steps = device_gauges(runner, model.backend), runner.decode_step_counts
+    return Engine(core, made, config, directory, stream, model.backend, counters, gauges, steps)
+
+
+def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
+    """Do it on the forward stream. Raises DeviceLost where it was the end of the device."""
+    try:
+        stream.wait(stream.launch(work))
+    except Exception as error:
+        if ends_the_device(error):
+            raise DeviceLost(f"the device failed for good while steps were prepared: {error}") from error
+        raise
 
 
 def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -187,7 +207,13 @@ def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
     return ThreadStream() if overlap else InlineStream()
 
 
-def _graphs(stream: ForwardStream, made: MemoryPlan) -> StepGraphs | None:
+def _graphs(
+    settings: EngineSettings, stream: ForwardStream, made: MemoryPlan, trial: BootOverrides
+) -> StepGraphs | None:
+    if settings.decode_graphs == "off":
+        return None
+    if trial.graphs is not None:
+        return trial.graphs
     from mamba_server.engine.cuda_graphs import CudaGraphs
     from mamba_server.engine.cuda_stream import CudaStream
 
@@ -253,5 +279,11 @@ def _cache(
 
 
 def ready_plan(engine: Engine) -> dict[str, Any]:
-    """The plan as the admin call and the API show it, with the threads and the kernels that compute."""
-    return {**engine.plan.to_json(), "threads": torch.get_num_threads(), "kernels": engine.kernels.name}
+    """The plan as the admin call and the API show it, with the threads and the kernels that compute, and what
+    of Triton's cannot be used."""
+    shown = {**engine.plan.to_json(), "threads": torch.get_num_threads(), "kernels": engine.kernels.name}
+    if engine.decode_steps:
+        shown["decodeSteps"] = engine.decode_steps
+    if left_out := engine.kernels.operators.left_out:
+        shown["kernelsLeftOut"] = left_out
+    return shown

@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mamba_kernels.device_errors import ends_the_device
 from mamba_planner.strategy import reservation
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.engine.errors import ends_the_device
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.output_grammar import OutputGrammar
 from mamba_server.engine.prefill_speed import PrefillSpeed

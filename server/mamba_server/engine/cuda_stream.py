@@ -3,6 +3,7 @@
 Issuing is asynchronous by nature, so there is no thread: the loop issues step n+1 while the device runs n.
 """
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from mamba_server.engine.forward_stream import Ticket
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 
 
 class CudaStream:
@@ -22,7 +24,30 @@ class CudaStream:
         self._begun = False
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
+        """Issue `work` now. Whatever fails is the ticket's: on a lost device each call of torch does."""
         ticket = Ticket(work)
+        try:
+            self._issue(ticket)
+        except Exception as error:
+            # What the work itself failed with comes first: it is the cause.
+            ticket.error = ticket.error or error
+            ticket.done.set()
+        return ticket
+
+    def wait(self, ticket: Ticket[Result]) -> Result:
+        event = self._events.pop(id(ticket), None)
+        if event is not None:
+            event.synchronize()
+        return ticket.get()
+
+    def close(self) -> None:
+        """Wait for what was issued. On a lost device that fails, which its requests know already."""
+        try:
+            self.stream.synchronize()
+        except RuntimeError as error:
+            log.warning("what was issued to the device did not end: %s", error)
+
+    def _issue(self, ticket: Ticket[Result]) -> None:
         if not self._begun:
             # Weights were converted, and arena and tables zeroed, on the stream of those who made them.
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
@@ -32,11 +57,3 @@ class CudaStream:
             event = torch.cuda.Event()
             event.record(self.stream)
         self._events[id(ticket)] = event
-        return ticket
-
-    def wait(self, ticket: Ticket[Result]) -> Result:
-        self._events.pop(id(ticket)).synchronize()
-        return ticket.get()
-
-    def close(self) -> None:
-        self.stream.synchronize()

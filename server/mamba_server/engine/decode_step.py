@@ -57,8 +57,8 @@ class DecodeStep:
             self._issue_choice()
 
     def capture(self, graphs: StepGraphs) -> None:
-        """Repeat captured work from now on; after `warm_up`. Raises GraphMemoryShort: it is issued as before
-        then."""
+        """Repeat captured work from now on; after `warm_up`. Raises as `graphs` does: the work is issued as
+        before then, once `warm_up` has run again."""
         with torch.inference_mode():
             forward = graphs.capture(self._issue_forward)
             self._hidden = forward()

@@ -12,18 +12,41 @@ from mamba_server.engine.step_graphs import GraphMemoryShort, StepGraphs
 log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 
+MOST_FAILURES = 2
+"""Captures in a row that may fail for another reason than memory. After so many no further one is tried: what
+they fail with is no matter of one number of rows."""
+
 
 class DecodeSteps:
-    """Steps for up to `most` sequences. `make(rows)` builds one, `graphs` captures it."""
+    """Steps for up to `most` sequences. `make(rows)` builds one, `graphs` captures it; None captures none.
+
+    A step that cannot be captured is issued each time: slower, and as right.
+    """
 
     def __init__(self, make: Callable[[int], DecodeStep], most: int, graphs: StepGraphs | None) -> None:
         self._make, self._graphs = make, graphs
         self._sizes = decode_buckets(most)
         self._steps: dict[int, DecodeStep] = {}
+        self._captured: set[int] = set()
         self._refused = False
+        self._failures = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many numbers of rows have a captured step, and of how many steps are issued anew each time."""
+        captured = len(self._captured)
+        return {"captured": captured, "issued": len(self._sizes) - captured}
 
     def warm_up(self, report: Progress) -> None:
-        """Make all of them, the largest first: the smaller ones find their memory in its pool."""
+        """Make all of them, the largest first: the smaller ones find their memory in its pool.
+
+        What was made before is given up: it may hold a kernel that has been left out since.
+        """
+        self._steps.clear()
+        self._captured.clear()
+        self._refused, self._failures = False, 0
+        if self._graphs is not None:
+            self._graphs.begin_anew()
         for done, size in enumerate(reversed(self._sizes)):
             report("preparing decode steps", done, len(self._sizes))
             self._prepare(size)
@@ -42,12 +65,25 @@ class DecodeSteps:
         step = self._make(size)
         try:
             step.warm_up()
-            if self._graphs is not None:
-                step.capture(self._graphs)
         except NoHostRoutes as why:
             self._refused = True
             log.warning("decode steps are planned anew each time: %s", why)
             return
+        if self._graphs is not None and self._failures < MOST_FAILURES:
+            self._capture(size, step, self._graphs)
+        self._steps[size] = step
+
+    def _capture(self, size: int, step: DecodeStep, graphs: StepGraphs) -> None:
+        try:
+            step.capture(graphs)
         except GraphMemoryShort as why:
             log.warning("decode steps of %d rows are no CUDA graph: %s", size, why)
-        self._steps[size] = step
+        except RuntimeError as why:
+            # Issued once more: a device that is lost says so now, and not to the first request.
+            step.warm_up()
+            self._failures += 1
+            others = " and fewer" if self._failures == MOST_FAILURES else ""
+            log.warning("decode steps of %d rows%s are no CUDA graph: %s", size, others, why)
+        else:
+            self._failures = 0
+            self._captured.add(size)

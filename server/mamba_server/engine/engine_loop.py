@@ -14,6 +14,7 @@ from mamba_server.engine.admin import AdminCalls
 from mamba_server.engine.cache_maintenance import CacheMaintenance
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.device_counters import Counters
+from mamba_server.engine.device_gauges import Gauges
 from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.garbage import search_new_objects
 from mamba_server.engine.grammar_compiler import GrammarCompiler
@@ -90,12 +91,13 @@ class EngineLoop:
         port: EngineSockets,
         clock: Callable[[], float] = time.monotonic,
         device_counters: Counters = dict,
+        device_gauges: Gauges = dict,
         *,
         grammars: GrammarCompiler,
     ) -> None:
         self._core = core
         self._grammars = grammars
-        self._device_counters = device_counters
+        self._device_counters, self._device_gauges = device_counters, device_gauges
         self._admin = admin
         self._port = port
         self._clock = clock
@@ -186,7 +188,7 @@ class EngineLoop:
 
     def _send_stats(self) -> None:
         self._next_stats = self._clock() + STATS_SECONDS
-        stats: EngineStats = collect(self._core, self._device_counters())
+        stats: EngineStats = collect(self._core, self._device_counters(), self._device_gauges())
         self._port.send(stats)
 
 

@@ -2,7 +2,7 @@
 
 EngineError
 ├── NoDevice     the wanted device is not here (exit 2)
-└── DeviceLost   the device failed for good while it served (exit 1)
+└── DeviceLost   the device failed for good, while it served or before (exit 1)
 """
 
 
@@ -14,14 +14,6 @@ class EngineError(Exception):
 
 class DeviceLost(EngineError):
     """The device fails every step: only another process can go on with it, or without."""
-
-
-def ends_the_device(error: BaseException) -> bool:
-    """Whether `error` says that nothing will run on the device any more in this process.
-
-    CUDA errors stick to the process, all but want of memory, which has words of its own.
-    """
-    return "CUDA error" in str(error)
 
 
 class NoDevice(EngineError):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from mamba_kernels.dispatch.operators import Operator
+from mamba_kernels.dispatch.backend import TRITON
+from mamba_kernels.dispatch.kernel_or_reference import Operator
 from mamba_kernels.precision import accumulator
 from mamba_kernels.sample.reference import is_finite
 from mamba_kernels.ssd_prefill.segments import LEAST_CHUNKS
@@ -111,17 +112,24 @@ class ModelRunner:
     def warm_up(self, report: Progress) -> bool:
         """Compile and capture now what kernels alone compute, so that nothing of it is done while serving.
 
-        On the forward stream, before the first step. False where there is nothing to prepare.
+        On the forward stream, before the first step. False where there is nothing to prepare. Once a kernel
+        that failed in it is left out, it runs again.
         """
-        if self._decode_steps is None:
+        if self._model.backend.name != TRITON:
             return False
-        self._decode_steps.warm_up(report)
+        if self._decode_steps is not None:
+            self._decode_steps.warm_up(report)
         steps = [*self._kinds_of_prompts()]
         for done, (decodes, pieces) in enumerate(steps):
             report("preparing prompts", done, len(steps))
             self.try_out(trial_batch(decodes, pieces, chunk=self._chunk, spare_row=self._persistent.rows))
         report("preparing prompts", len(steps), len(steps))
         return True
+
+    @property
+    def decode_step_counts(self) -> dict[str, int]:
+        """As of `DecodeSteps.counts`; nothing where no decode step is prepared."""
+        return {} if self._decode_steps is None else self._decode_steps.counts
 
     def _kinds_of_prompts(self) -> Iterator[tuple[list[int], list[TrialPiece]]]:
         """Decodes and pieces of steps that launch every kernel in every form that a step of prompts can."""

@@ -9,9 +9,13 @@ from mamba_server.wire import EngineStats
 _NOTHING: Mapping[str, float] = {}
 
 
-def collect(core: EngineCore, of_device: Mapping[str, float] = _NOTHING) -> EngineStats:
-    """Everything since start (counters), now (gauges) and since the last call (times). `of_device`: counters
-    beside those of the core."""
+def collect(
+    core: EngineCore,
+    of_device: Mapping[str, float] = _NOTHING,
+    device_gauges: Mapping[str, float] = _NOTHING,
+) -> EngineStats:
+    """Everything since start (counters), now (gauges) and since the last call (times). `of_device` and
+    `device_gauges`: counters and gauges beside those of the core."""
     cache, scheduler = core.cache, core.scheduler
     account = ledger.account(cache)
     done, made = cache.counters, scheduler.counters
@@ -73,6 +77,7 @@ def collect(core: EngineCore, of_device: Mapping[str, float] = _NOTHING) -> Engi
         {f"slots{{owner={owner}}}": slots[owner] for owner in ("live", "tracking", "cached", "fenced")}
     )
     gauges.update({f"pages{{owner={owner}}}": count for owner, count in pages.items()})
+    gauges.update(device_gauges)
     times = core.drain_step_times()
     return EngineStats(counters, gauges, times.seconds, times.batch_sizes)
 

@@ -15,8 +15,12 @@ class StepGraphs(Protocol):
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """What repeats the work that `work` issues, on the same memory; returns what `work` returned, whose
         tensors every repetition overwrites. `work` has run before: it compiles nothing and reads no tensor.
-        Raises GraphMemoryShort.
+        Raises GraphMemoryShort, and RuntimeError where the work cannot be captured: it may be issued then.
         """
+        ...
+
+    def begin_anew(self) -> None:
+        """Take note that nothing that was captured so far is repeated any more."""
         ...
 
 

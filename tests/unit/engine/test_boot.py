@@ -12,7 +12,7 @@ import torch
 import mamba_server
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_kernels.cpu import library as libraries
-from mamba_kernels.cpu.library import VARIABLE
+from mamba_kernels.kernel_choice import VARIABLE
 from mamba_planner import Device, plan_engine
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import InsufficientMemory

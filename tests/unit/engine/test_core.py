@@ -137,21 +137,45 @@ def test_a_device_that_fails_step_after_step_is_lost_and_every_request_gets_its_
     assert not engine.core.sequences
 
 
-def test_a_cuda_error_sticks_so_the_first_one_is_the_end() -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: device-side assert triggered",
+        "CUDA error: invalid program counter\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle, opa, opb)`",
+        "CUDA driver error: an illegal memory access was encountered",
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    ],
+)
+def test_an_error_of_the_device_sticks_so_the_first_one_is_the_end_whoever_reports_it(message: str) -> None:
     engine = trial(rows=1)
     for _ in range(2):
         engine.add(list(range(1, 30)), 20)
     engine.runner.fail_steps[2] = "before"
-    engine.runner.failure = "CUDA error: device-side assert triggered"
+    engine.runner.failure = message
     deltas = [delta for _ in range(3) for delta in engine.core.step()]
     assert [(d.request_id, d.finish_reason) for d in deltas if d.finish_reason] == [
         ("r0", "error"),
         ("r1", "error"),
     ]
-    assert "device-side assert" in engine.core.device_error
+    assert message in engine.core.device_error
 
 
-@pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2.00 GiB", "a bad shape"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: invalid argument",
+        "Triton Error [CUDA]: out of memory",
+        "Triton Error [CUDA]: invalid argument",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+        "out of resource: shared memory, Required: 300000, Hardware limit: 232448",
+        "a bad shape",
+    ],
+)
 def test_failures_with_good_steps_between_them_do_not_end_the_device(message: str) -> None:
     engine = trial(overlap=False)
     engine.runner.failure = message

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+from engine_trial import EngineTrial, TrialSetup
 from mamba_server.engine.cuda_stream import CudaStream
 
 
@@ -17,6 +19,12 @@ class Device:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.inside = False
+        self.lost = False
+
+    def check(self) -> None:
+        """Raise what every call raises once the device is lost."""
+        if self.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def stream(self, device: torch.device) -> Stream:
         self.calls.append(f"stream on {device}")
@@ -42,9 +50,11 @@ class Stream:
         self.device = device
 
     def synchronize(self) -> None:
+        self.device.check()
         self.device.calls.append("synchronize the stream")
 
     def wait_stream(self, other: str) -> None:
+        self.device.check()
         self.device.calls.append(f"wait for {other}")
 
 
@@ -54,9 +64,11 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         assert stream.device is self.device
+        self.device.check()
         self.device.calls.append(f"record {self.number}")
 
     def synchronize(self) -> None:
+        self.device.check()
         self.device.calls.append(f"synchronize {self.number}")
 
 
@@ -98,6 +110,33 @@ def test_what_fails_while_it_is_issued_is_raised_where_it_is_waited_for(device: 
     with pytest.raises(RuntimeError, match="out of memory"):
         stream.wait(ticket)
     assert stream.wait(good) == "good"
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_what_is_launched_on_a_lost_device_fails_where_it_is_waited_for(device: Device, steps: int) -> None:
+    stream = CudaStream(torch.device("cuda"))
+    for _ in range(steps):
+        stream.wait(stream.launch(lambda: device.work("a")))
+    device.lost = True
+    ticket = stream.launch(lambda: device.work("b"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        stream.wait(ticket)
+    stream.close()
+
+
+def test_requests_on_a_device_that_is_lost_between_two_steps_get_their_error(device: Device) -> None:
+    engine = EngineTrial(TrialSetup(slabs=40), random.Random(0))
+    engine.core._stream = CudaStream(torch.device("cuda"))
+    for _ in range(2):
+        engine.add([5, 6, 7], 20)
+    for _ in range(3):
+        engine.step()
+    assert not engine.ended
+    device.lost = True
+    for _ in range(3):
+        engine.step()
+    assert engine.ended == {("r0", 0): "error", ("r1", 0): "error"}
+    assert "illegal memory access" in engine.core.device_error
 
 
 def test_closing_waits_for_all_that_was_issued(device: Device) -> None:

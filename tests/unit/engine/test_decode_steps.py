@@ -1,5 +1,7 @@
 """Which decode steps are made, and what happens where one cannot be repeated."""
 
+from typing import Any
+
 import pytest
 
 from mamba_kernels.slot_plan import NoHostRoutes
@@ -11,9 +13,12 @@ from recorded_work import RecordedGraphs
 class Step:
     """Stands in for `DecodeStep`."""
 
-    def __init__(self, rows: int, *, planless: bool = False, short: bool = False) -> None:
-        self.rows, self._planless, self._short = rows, planless, short
-        self.warm = self.captured = False
+    def __init__(
+        self, rows: int, *, planless: bool = False, short: bool = False, broken: frozenset[int] = frozenset()
+    ) -> None:
+        """`broken`: numbers of rows whose capture fails half way."""
+        self.rows, self._planless, self._short, self._broken = rows, planless, short, broken
+        self.warm = self.captured = self.tried = False
 
     def warm_up(self) -> None:
         if self._planless:
@@ -22,12 +27,17 @@ class Step:
 
     def capture(self, graphs: StepGraphs) -> None:
         assert self.warm
+        self.tried = True
         if self._short:
             raise GraphMemoryShort("no memory")
+        if self.rows in self._broken:
+            # What it issues then would be in a graph that there is not.
+            self.warm = False
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         self.captured = True
 
 
-def steps(made: list[Step], graphs: StepGraphs | None, **how: bool) -> DecodeSteps:
+def steps(made: list[Step], graphs: StepGraphs | None, **how: Any) -> DecodeSteps:
     def make(rows: int) -> Step:
         made.append(Step(rows, **how))
         return made[-1]
@@ -70,3 +80,56 @@ def test_a_model_that_kernels_cannot_take_is_tried_once(caplog: pytest.LogCaptur
     assert [all_steps.step_for(sequences) for sequences in (1, 2, 8)] == [None, None, None]
     assert len(made) == 1
     assert "a kernel cannot" in caplog.text
+
+
+ALL = frozenset({1, 2, 4, 8, 10})
+
+
+def test_a_number_of_rows_whose_capture_fails_is_issued_and_the_others_are_repeated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: list[Step] = []
+    all_steps = steps(made, RecordedGraphs(), broken=frozenset({10, 4}))
+    all_steps.warm_up(lambda *_: None)
+    assert [step.rows for step in made if step.captured] == [8, 2, 1]
+    assert all(step.warm for step in made), "what is issued was issued before"
+    assert all_steps.counts == {"captured": 3, "issued": 2}
+    assert [all_steps.step_for(rows) for rows in (9, 3)] == [made[0], made[2]]
+    assert [record.getMessage().split(" rows")[0] for record in caplog.records] == [
+        "decode steps of 10", "decode steps of 4",
+    ]  # fmt: skip
+    assert "not permitted when stream is capturing" in caplog.text
+
+
+def test_where_no_capture_succeeds_no_more_are_tried_and_all_steps_are_issued(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: list[Step] = []
+    all_steps = steps(made, RecordedGraphs(), broken=ALL)
+    all_steps.warm_up(lambda *_: None)
+    assert [step.tried for step in made] == [True, True, False, False, False]
+    assert all_steps.counts == {"captured": 0, "issued": 5}
+    assert all(all_steps.step_for(rows) for rows in (1, 3, 7, 10))
+    assert len(caplog.records) == 2
+
+
+def test_a_device_that_a_capture_lost_ends_the_start() -> None:
+    class Lost(Step):
+        def warm_up(self) -> None:
+            if self.tried:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            super().warm_up()
+
+    all_steps = DecodeSteps(lambda rows: Lost(rows, broken=ALL), 10, RecordedGraphs())  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        all_steps.warm_up(lambda *_: None)
+
+
+def test_what_is_prepared_again_is_made_anew() -> None:
+    made: list[Step] = []
+    all_steps = steps(made, RecordedGraphs())
+    for _ in range(2):
+        all_steps.warm_up(lambda *_: None)
+    assert len(made) == 10
+    assert all_steps.step_for(10) is made[5]
+    assert all_steps.counts == {"captured": 5, "issued": 0}

@@ -73,5 +73,26 @@ def test_synchronisations_are_counted_by_what_torch_says(caplog: pytest.LogCaptu
     assert others == ["something else"]
 
 
+PROTOTYPE = "Synchronization debug mode is a prototype feature"
+"""How torch begins when it is asked for the mode."""
+
+
+def test_that_torch_calls_the_mode_a_prototype_ends_no_test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Path(torch.__file__).parent / "lib/libtorch_python.so"
+    if library.exists():
+        assert PROTOTYPE.encode() in library.read_bytes()
+    asked: list[str] = []
+
+    def set_mode(mode: str) -> None:
+        asked.append(mode)
+        warnings.warn(f"{PROTOTYPE} and does not yet detect all", UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with warnings.catch_warnings():
+        HostSyncs()
+    assert asked == ["warn"]
+
+
 def test_nothing_is_counted_where_neither_is() -> None:
     assert device_counters(torch.device("cpu"), TORCH)() == {}

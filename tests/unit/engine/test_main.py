@@ -170,6 +170,8 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
         stream=trial.core._stream,
         kernels=TORCH,
         device_counters=dict,
+        device_gauges=dict,
+        decode_steps={},
     )
     monkeypatch.setattr("mamba_server.engine.boot.boot", lambda *_: booted)
     monkeypatch.setattr(command, "set_up_threads", lambda *_: False)

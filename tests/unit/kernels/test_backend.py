@@ -1,16 +1,24 @@
 """Variable, device and type decide who computes; what a kernel cannot take its reference computes."""
 
 import logging
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from mamba_kernels.arguments import UnsupportedArgument, WrongArgument
-from mamba_kernels.cpu.library import VARIABLE, UnknownKernels
 from mamba_kernels.dispatch import backend
 from mamba_kernels.dispatch.backend import INTERPRETER, TORCH, backend_for
-from mamba_kernels.dispatch.operators import KernelOrReference, triton_operators
+from mamba_kernels.dispatch.kernel_or_reference import KernelOrReference
+from mamba_kernels.dispatch.operators import REFERENCE, Operators, triton_operators
 from mamba_kernels.gated_delta import gated_delta_prefill
+from mamba_kernels.kernel_choice import VARIABLE, UnknownKernels
+from mamba_kernels.slot_plan import NoHostRoutes
 from testmodels.chunks import PiecePlan, chunk_plan
 from testmodels.delta import Delta
 from testmodels.operator_calls import CALLS
@@ -72,6 +80,144 @@ def test_what_a_kernel_cannot_take_the_reference_computes_with_one_warning(
     (record,) = caplog.records
     assert "the Triton kernel grow cannot take this" in record.getMessage()
     assert "x has 3 rows" in record.getMessage()
+
+
+def operators(kernel: Callable[..., Any], *, same_plans: bool = True) -> Operators:
+    """The references, all but one."""
+    one = KernelOrReference("rope", kernel, lambda x: x - 1, same_plans=same_plans)
+    return replace(REFERENCE, rope=one)
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def kernel(*_: Any) -> None:
+        raise error
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfResources(300_000, 232_448, "shared memory"),
+        CompilationError("def kernel(): pass", None, "unsupported"),
+        PTXASError("ptxas fatal: Value 'sm_103a' is not defined"),
+        RuntimeError("Triton Error [CUDA]: invalid argument"),
+        RuntimeError("PassManager::run failed"),
+        FileNotFoundError("No such file or directory: 'gcc'"),
+        subprocess.CalledProcessError(1, "gcc"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_compiler_or_launcher_fails_with_at_the_start_leaves_that_kernel_out(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = operators(failing(error))
+    with caplog.at_level(logging.WARNING):
+        assert chosen.try_out(lambda: chosen.rope(torch.zeros(1))).tolist() == [-1]
+    assert chosen.rope(torch.zeros(1)).tolist() == [-1]
+    assert chosen.left_out == {"rope": "failed"}
+    (record,) = caplog.records
+    assert "rope is left out" in record.getMessage()
+    assert type(error).__name__ in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+        NoHostRoutes("this plan is on the device alone"),
+        WrongArgument("x has shape [3]; it must be [2]"),
+        TypeError("a mistake of ours"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_no_fault_of_a_kernel_is_an_error_at_the_start_too(error: Exception) -> None:
+    chosen = operators(failing(error))
+    with pytest.raises(type(error)):
+        chosen.try_out(lambda: chosen.rope(torch.zeros(1)))
+    assert not chosen.left_out
+
+
+def test_in_a_capture_a_kernel_that_fails_leaves_the_capture_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    error = RuntimeError("Triton Error [CUDA]: operation not permitted when stream is capturing")
+    chosen = operators(failing(error))
+    with pytest.raises(RuntimeError, match="not permitted"):
+        chosen.try_out(lambda: chosen.rope(torch.zeros(1)))
+    assert not chosen.left_out
+
+
+def test_behind_the_start_a_kernel_that_fails_is_an_error_and_stays() -> None:
+    chosen = operators(failing(OutOfResources(300_000, 232_448, "shared memory")))
+    chosen.try_out(lambda: None)
+    with pytest.raises(OutOfResources):
+        chosen.rope(torch.zeros(1))
+    assert not chosen.left_out
+
+
+def test_the_work_of_a_start_begins_anew_without_the_kernel_that_failed_in_it() -> None:
+    began: list[int] = []
+    chosen = operators(failing(RuntimeError("no")))
+
+    def work() -> torch.Tensor:
+        began.append(1)
+        computed: torch.Tensor = chosen.rope(torch.zeros(1))
+        return computed
+
+    assert chosen.try_out(work).tolist() == [-1]
+    assert len(began) == 2
+
+
+def test_attention_that_a_kernel_cannot_take_gets_other_plans_at_the_start_and_is_an_error_later() -> None:
+    """Its reference computes by keys that a plan for kernels does not gather."""
+    chosen = operators(failing(UnsupportedArgument("kv is float64")), same_plans=False)
+    with pytest.raises(UnsupportedArgument):
+        chosen.rope(torch.zeros(1))
+    chosen.try_out(lambda: chosen.rope(torch.zeros(1)))
+    assert chosen.left_out == {"rope": "failed"}
+
+
+def test_operators_that_the_variable_names_are_left_to_their_references() -> None:
+    for device, text in (
+        (CUDA, "auto,-moe"),
+        (CUDA, "triton, -moe , -paged_attention"),
+        (CPU, "triton,-moe"),
+    ):
+        chosen = backend_for(device, torch.float32, {VARIABLE: text, INTERPRETER: "1"})
+        wanted = {"moe": "asked"} | ({"paged_attention": "asked"} if "paged" in text else {})
+        assert (chosen.name, chosen.operators.left_out) == ("triton", wanted)
+        assert chosen.operators.gathers == ("paged" in text)
+    assert not backend_for(CUDA, torch.float32, {VARIABLE: "triton"}).operators.left_out
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "triton,-mo",
+            r"no operator mo to leave out; there are conv1d_prefill, .*moe, paged_attention.*sample",
+        ),
+        ("auto,-", "- stands behind a comma"),
+        ("triton,moe", r"moe stands behind a comma; write -OPERATOR .* as in triton,-moe"),
+        ("torch,-moe", r"only Triton's kernels can be left out one by one; choose torch, or triton,-moe"),
+        ("avx2,-moe", r"only Triton's kernels can be left out one by one; choose avx2, or triton,-moe"),
+        ("-moe", r"choose auto, torch, triton"),
+    ],
+)
+def test_what_cannot_be_left_out_is_refused_with_what_can(text: str, told: str) -> None:
+    for device in (CPU, CUDA):
+        with pytest.raises(UnknownKernels, match=told):
+            backend_for(device, torch.float32, {VARIABLE: text, INTERPRETER: "1"})
+
+
+def test_on_a_cpu_whose_cpp_kernels_compute_whole_layers_no_operator_can_be_left_out() -> None:
+    if backend_for(CPU, torch.float32, {}).library is None:
+        pytest.skip("there are no C++ kernels here")
+    with pytest.raises(UnknownKernels, match=r"moe cannot be left out on a CPU.*choose auto, or torch"):
+        backend_for(CPU, torch.float32, {VARIABLE: "auto,-moe"})
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "gated_norm", "conv1d_update"])

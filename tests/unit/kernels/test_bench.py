@@ -10,9 +10,9 @@ import torch
 from mamba_kernels.bench import __main__ as bench
 from mamba_kernels.bench import machine, measurement, timing
 from mamba_kernels.bench.model_shape import MODEL_SHAPES, ModelShape
-from mamba_kernels.cpu.library import VARIABLE
 from mamba_kernels.dispatch.backend import INTERPRETER, Backend, backend_for
 from mamba_kernels.dispatch.operators import REFERENCE
+from mamba_kernels.kernel_choice import VARIABLE
 
 CPU = torch.device("cpu")
 SMALL = ModelShape(H=4, P=8, N=16, G=2, d=24, heads=4, kv_heads=2, head_dim=16, vocabulary=300)

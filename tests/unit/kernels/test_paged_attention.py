@@ -1,12 +1,16 @@
 """Attention over scattered pages equals plain attention over each sequence's own keys and values."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.no_sync import no_sync
+from mamba_kernels.paged_attention import paged_attention
 from mamba_kernels.paged_attention import reference as path
 from mamba_kernels.paged_attention.plan import padded_length
+from mamba_kernels.slot_plan import NoHostRoutes
 from testmodels.chunks import strided_cache
 from testmodels.paged import PagedBatch
 
@@ -37,6 +41,15 @@ def test_memory_that_was_never_written_is_never_read() -> None:
     written = (~batch.kv.isnan()).sum()
     assert written == 2 * 2 * 6 * (3 + 21 + 9), "the rest of the pages is poison"
     assert not batch.attend().isnan().any()
+
+
+@pytest.mark.parametrize("news", [[1, 1], [3]])
+def test_a_plan_without_keys_is_refused_and_nothing_is_left_unwritten(news: list[int]) -> None:
+    """Kernels read the table of pages; for them a plan gathers nothing."""
+    batch = PagedBatch(news, [5] * len(news))
+    plan = replace(batch.plan(), groups=[], pieces=[])
+    with pytest.raises(NoHostRoutes, match="only Triton's kernels"):
+        paged_attention(batch.query, batch.kv, 1.0, plan, torch.empty_like(batch.query))
 
 
 @pytest.mark.parametrize("sequence", range(6))

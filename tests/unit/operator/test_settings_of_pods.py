@@ -155,6 +155,7 @@ def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataOb
         ({"engine": {"quantization": "int8"}, "resources": {"gpus": 0}}, "quantization", "int8"),
         ({"engine": {"maxRunningRequests": 9}}, "max_running_requests", 9),
         ({"engine": {"stepTime": "80ms"}}, "step_time", 0.08),
+        ({"engine": {"decodeGraphs": "Off"}}, "decode_graphs", "off"),
         ({"memory": {"arena": "3Gi"}}, "arena_bytes", 3 << 30),
     ],
     ids=[
@@ -163,6 +164,7 @@ def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataOb
         "engine.quantization",
         "engine.maxRunningRequests",
         "engine.stepTime",
+        "engine.decodeGraphs",
         "memory.arena",
     ],
 )

@@ -37,6 +37,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("engine.maxRunningRequests", 4),
     ("engine.overlapSchedule", False),
     ("engine.batchInvariant", True),
+    ("engine.decodeGraphs", "Off"),
     ("engine.extraArgs", ["--b"]),
     ("engine.env", [{"name": "B", "value": "b"}]),
     ("stateCache.strategy", "NoBuffer"),

@@ -8,7 +8,8 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.cpu.row_gate import RowGate
-from mamba_kernels.dispatch.operators import REFERENCE, Operator
+from mamba_kernels.dispatch.kernel_or_reference import Operator, computes_by_reference
+from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.layers.loader import Loader, Rows, one_matrix
@@ -44,21 +45,24 @@ class Attention:
         """Of each head of queries, and of keys, in front of their rotation; none without."""
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """Attend for rows that decode and for prompts; None = `attend` does for all rows."""
-        self.attend, gathers = self._attend(loader)
-        self.gathers = gathers and self.kernels is None
-        """Whether the plan has to say which keys are gathered."""
+        self.attend = self._attend(loader)
         self.gate = _gate if loader.library is None else RowGate(loader.library)
         """Applies the output's gate, where there is one."""
         self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
 
-    def _attend(self, loader: Loader) -> tuple[Operator, bool]:
+    @property
+    def gathers(self) -> bool:
+        """Whether the plan has to say which keys are gathered; it may change until an engine has started."""
+        return self.kernels is None and computes_by_reference(self.attend)
+
+    def _attend(self, loader: Loader) -> Operator:
         config, operators = self.config, loader.operators
         if loader.batch_invariant:
-            return attention_by_row, True
+            return attention_by_row
         if why := operators.why_not_attend(config.heads, config.kv_heads, config.head_dim):
             log.warning("the Triton kernels cannot attend, torch does: %s", why)
             operators = REFERENCE
-        return operators.paged_attention, operators.gathers
+        return operators.paged_attention
 
     def _kernels(self, library: Library | None) -> tuple[PagedDecoder, PagedExtender] | None:
         config = self.config

@@ -111,8 +111,7 @@ class HybridModel:
         one_state = library is not None or (config.mamba is None and self.backend.name == TRITON)
         together = batch_invariant or one_state or recurrence is None
         self._most_chunks = None if together or recurrence is None else scanned_chunks(recurrence)
-        attending = [found for block in self.blocks if (found := _attention(block.mixer)) is not None]
-        self._gathered = any(attention.gathers for attention in attending)
+        self._attending = [found for block in self.blocks if (found := _attention(block.mixer)) is not None]
 
     @classmethod
     def load(
@@ -175,6 +174,11 @@ class HybridModel:
     def decodes_resident(self) -> bool:
         """Whether `decode` may be used: kernels alone compute, and none of them needs the host's integers."""
         return self.backend.name == TRITON and not self._batch_invariant and not self._gathered
+
+    @property
+    def _gathered(self) -> bool:
+        """Whether plans have to say which keys are gathered."""
+        return any(attention.gathers for attention in self._attending)
 
     def _layers(
         self, token_ids: torch.Tensor, plans: StepPlans, cache: CacheViews

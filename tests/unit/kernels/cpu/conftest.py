@@ -7,7 +7,8 @@ import torch
 
 from emulated_matrix_unit import emulated_library
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
-from mamba_kernels.cpu.library import INSTRUCTION_SETS, Library
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.kernel_choice import INSTRUCTION_SETS
 
 Run = Callable[[Library], tuple[torch.Tensor, ...]]
 

@@ -15,8 +15,9 @@ import torch
 from mamba_kernels.cpu import build
 from mamba_kernels.cpu import library as libraries
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
-from mamba_kernels.cpu.library import VARIABLE, Library, UnknownKernels, open_library
+from mamba_kernels.cpu.library import Library, open_library
 from mamba_kernels.dispatch.backend import compiles_first
+from mamba_kernels.kernel_choice import VARIABLE, UnknownKernels
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mamba_kernels.cpu.build import CannotBuild, ensure_built, find_compiler
-from mamba_kernels.cpu.library import INSTRUCTION_SETS, Library
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.kernel_choice import INSTRUCTION_SETS
 
 CALLS = Path(__file__).with_name("sanitized_calls.py")
 

@@ -12,7 +12,8 @@ from mamba_kernels.bench.measurement import WrongResult, check
 from mamba_kernels.bench.model_shape import MODEL_SHAPES, ModelShape
 from mamba_kernels.bench.moe_and_delta_cases import moe_and_delta_cases
 from mamba_kernels.bench.tuning import table, tuned
-from mamba_kernels.dispatch.operators import KernelOrReference, triton_operators
+from mamba_kernels.dispatch.kernel_or_reference import KernelOrReference
+from mamba_kernels.dispatch.operators import triton_operators
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_kernels.triton_support import launch_table
 

@@ -1,0 +1,117 @@
+"""A kernel beside its reference, which computes what the kernel cannot take, or all of it.
+
+A kernel is left out where `MAMBASERVE_KERNELS` says so, and where it does not compile or cannot be launched
+while an engine starts. While an engine serves no other kernel is left out: captured steps and plans rely on
+who computes.
+"""
+
+import logging
+from collections.abc import Callable
+from subprocess import SubprocessError
+from typing import Any
+
+import torch
+
+from mamba_kernels.arguments import UnsupportedArgument
+from mamba_kernels.device_errors import ends_the_device, lacks_memory
+from mamba_kernels.slot_plan import NoHostRoutes
+
+log = logging.getLogger(__name__)
+Operator = Callable[..., Any]
+
+ASKED, FAILED = "asked", "failed"
+"""Why a kernel is left out."""
+MOST_WORDS = 600
+"""Characters of an error in the log; those of a compiler hold pages of source."""
+
+
+class KernelLeftOut(Exception):
+    """A kernel failed in a trial. Its reference computes from now on: the work of the trial begins anew."""
+
+
+class KernelOrReference:
+    """A kernel, and the reference that computes what the kernel cannot take."""
+
+    def __init__(
+        self,
+        name: str,
+        kernel: Operator,
+        reference: Operator,
+        *,
+        backend: str = "Triton",
+        same_plans: bool = True,
+    ) -> None:
+        """`same_plans`: whether the reference can compute by a plan that was made for the kernel."""
+        self.name, self.kernel, self._reference, self._backend = name, kernel, reference, backend
+        self._same_plans = same_plans
+        self._warned = False
+        self.left_out = ""
+        """Why the reference computes all of it, one of the causes above; empty = it does not."""
+        self.on_trial = False
+        """Whether a kernel that fails is left out; else its error is that of the step."""
+
+    def __call__(self, *arguments: torch.Tensor | Any) -> Any:
+        if self.left_out:
+            return self._reference(*arguments)
+        try:
+            return self.kernel(*arguments)
+        except UnsupportedArgument as why:
+            if not self._same_plans:
+                self._give_up(why)
+                raise
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "the %s kernel %s cannot take this, torch computes: %s", self._backend, self.name, why
+                )
+            return self._reference(*arguments)
+        except Exception as why:
+            if _is_of_a_kernel(why):
+                self._give_up(why)
+            raise
+
+    def leave_out(self) -> None:
+        """Let the reference compute, since somebody asked for it."""
+        self.left_out = ASKED
+
+    def _give_up(self, why: Exception) -> None:
+        if self.on_trial:
+            self.left_out = FAILED
+            log.warning(
+                "the %s kernel %s is left out, torch computes: %s", self._backend, self.name, _told(why)
+            )
+            raise KernelLeftOut(self.name) from why
+
+
+def computes_by_reference(operator: Operator) -> bool:
+    """Tell whether `operator` is a reference, or one whose kernel is left out."""
+    return not isinstance(operator, KernelOrReference) or bool(operator.left_out)
+
+
+def _is_of_a_kernel(error: Exception) -> bool:
+    """Tell whether `error` is of a kernel that does not compile or cannot be launched, and not of the device,
+    of its memory, of a plan, or of a capture, in which less is permitted.
+    """
+    if isinstance(error, NoHostRoutes) or lacks_memory(error) or ends_the_device(error) or _capturing():
+        return False
+    # Compilers and linkers are programs and files; Triton's own errors have one base.
+    return isinstance(error, RuntimeError | OSError | ImportError | SubprocessError) or _is_tritons(error)
+
+
+def _is_tritons(error: Exception) -> bool:
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return False
+    return isinstance(error, TritonError)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _told(error: Exception) -> str:
+    words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if len(words) <= MOST_WORDS:
+        return words
+    return f"{words[: MOST_WORDS // 2]} ... {words[-MOST_WORDS // 2 :]}"
