@@ -12,10 +12,11 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.timeout(600)
-def test_the_engine_on_interpreted_kernels_passes_the_gates() -> None:
+@pytest.mark.parametrize("folder", ["interpreted", "silent"])
+def test_the_engine_on_interpreted_kernels_passes_the_gates(folder: str) -> None:
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, HERE / "interpreted"],
+        [sys.executable, "-m", "pytest", *options, HERE / folder],
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",
