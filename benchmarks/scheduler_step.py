@@ -3,8 +3,9 @@
 No model: the runner builds the real step arrays and answers at once, so what is timed is what the engine's
 own Python costs while a device works. Then the worst steps where much is waiting or cached: 10,000 cache
 salts, and 250,000 resident pages with prompts of 20,000 tokens. Then what is collected of cached prefixes for
-the prefix index, as a part of the steps. `python -m benchmarks.scheduler_step`; prints three tables. All is
-CPU time of the thread, garbage collection included: compare runs side by side.
+the prefix index, as a part of the steps. Last, what makes the arrays of steps with prompts ready for kernels.
+`python -m benchmarks.scheduler_step`; prints four tables. All is CPU time of the thread, garbage collection
+included: compare runs side by side.
 """
 
 import statistics
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import torch
 
 from mamba_planner.strategy import reservation
 from mamba_server.cache import ledger
@@ -29,6 +31,9 @@ from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.start_budget import StartBudget
 from mamba_server.engine.step_arrays import build
+from mamba_server.model.forward_batch import ForwardBatch
+from mamba_server.model.step_plans import StepPlans
+from mamba_server.model.trial_batch import TrialPiece, trial_batch
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
 PROMPT, OUTPUT, PAGE, CHUNK = 500, 600, 16, 64
@@ -238,6 +243,35 @@ def publishing(running: int, requests: int = 2000) -> dict[str, float]:
     }
 
 
+RAGGED = [90, 1030, 777, 300, 512, 48, 1200, 650, 333, 801, 219, 460, 700, 96, 530, 240]
+STEPS_WITH_PROMPTS: dict[str, tuple[list[int], list[int]]] = {
+    "1 prompt of 2,048 tokens": ([], [2048]),
+    "20 prompts of 100 tokens": ([], [100] * 20),
+    "16 ragged prompts, 7,986 tokens": ([], RAGGED),
+    "128 answers and a prompt of 1,024 tokens": ([500] * 128, [1024]),
+}
+"""Contexts of the decodes and lengths of the prompts."""
+
+
+def indexing(decodes: list[int], prompts: list[int], *, rounds: int = 200) -> float:
+    """Milliseconds of a step for the buffer that is sent and the plans over it, as Triton's kernels read
+    them."""
+    pieces = [TrialPiece(length, length) for length in prompts]
+    host = trial_batch(decodes, pieces, chunk=CHUNK, spare_row=len(decodes) + len(prompts))
+    ids, table = np.zeros(len(host.positions), np.int32), torch.zeros(1, 1, dtype=torch.int32)
+
+    def ready() -> None:
+        batch = ForwardBatch.from_host(
+            host, token_ids=ids, page_table=table, chunk_size=CHUNK, page_size=PAGE,
+            device=torch.device("cpu"), segments=(4,),
+        )  # fmt: skip
+        plans = StepPlans.build(batch, recurrent=True, attention=True, gathered=False)
+        for _, plan in plans.prefill:
+            _ = plan.on_device, plan.slots.device_routes, plan.segments(4)
+
+    return statistics.median(timed(ready) for _ in range(rounds))
+
+
 def main() -> None:
     print("running   step ms (plan + arrays + commit)   p99 ms   of which arrays ms")
     for running in (1, 32, 256):
@@ -254,6 +288,9 @@ def main() -> None:
         seen = publishing(running)
         collected = f"{seen['collected']:18.4f}   {seen['bytes']:7.0f}   {seen['evicted']:8.0f}"
         print(f"{running:7d}   {seen['step']:7.3f}   {collected}")
+    print("\nstep                                       median ms")
+    for what, (decodes, prompts) in STEPS_WITH_PROMPTS.items():
+        print(f"{what:40s}   {indexing(decodes, prompts):9.3f}")
 
 
 if __name__ == "__main__":

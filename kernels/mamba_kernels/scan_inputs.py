@@ -1,6 +1,6 @@
 """What the recurrence reads for a run of rows; prefill and decode take the same."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,3 +27,7 @@ class ScanInputs:
     dt_bias: torch.Tensor
     """[H]"""
     dt_limit: tuple[float, float]
+
+    def of_rows(self, rows: slice) -> "ScanInputs":
+        """Take some of the rows."""
+        return replace(self, x=self.x[rows], dt=self.dt[rows], B=self.B[rows], C=self.C[rows])

@@ -65,7 +65,7 @@ class SlotPlan:
         """[3, n] int32 on the device."""
         if self.resident is not None:
             return self.resident
-        return to_device(torch.from_numpy(self._host.astype(np.int32)), self.device)
+        return to_device(torch.from_numpy(self.host.astype(np.int32)), self.device)
 
     @cached_property
     def noise(self) -> torch.Tensor:
@@ -80,53 +80,53 @@ class SlotPlan:
     @cached_property
     def routes(self) -> torch.Tensor:
         """[3, n] int64 on the host."""
-        return torch.from_numpy(self._host)
+        return torch.from_numpy(self.host)
 
     @cached_property
     def source_slots(self) -> list[int]:
         """[n] on the host; -1 = the zero state."""
-        slots: list[int] = self._host[0].tolist()
+        slots: list[int] = self.host[0].tolist()
         return slots
 
     @cached_property
     def target_slots(self) -> list[int]:
         """[n] on the host."""
-        slots: list[int] = self._host[1].tolist()
+        slots: list[int] = self.host[1].tolist()
         return slots
 
     @cached_property
     def track_slots(self) -> list[int]:
         """[n] on the host; -1 = not tracked."""
-        slots: list[int] = self._host[2].tolist()
+        slots: list[int] = self.host[2].tolist()
         return slots
 
     @cached_property
     def source(self) -> torch.Tensor:
         """[n] int64; the zero state reads the padding slot and is masked by `fresh`."""
-        return index_tensor(np.maximum(self._host[0], 0), self.device)
+        return index_tensor(np.maximum(self.host[0], 0), self.device)
 
     @cached_property
     def fresh(self) -> torch.Tensor | None:
         """[n] bool where the state starts at zero; None when nowhere."""
-        fresh = self._host[0] < 0
+        fresh = self.host[0] < 0
         return index_tensor(fresh, self.device).bool() if fresh.any() else None
 
     @cached_property
     def target(self) -> torch.Tensor:
         """[n] int64"""
-        return index_tensor(self._host[1], self.device)
+        return index_tensor(self.host[1], self.device)
 
     @cached_property
     def tracked(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """[k] int64 rows that are tracked, and [k] int64 their second slots; None when there is none."""
-        rows = np.flatnonzero(self._host[2] >= 0)
+        rows = np.flatnonzero(self.host[2] >= 0)
         if not len(rows):
             return None
-        return index_tensor(rows, self.device), index_tensor(self._host[2][rows], self.device)
+        return index_tensor(rows, self.device), index_tensor(self.host[2][rows], self.device)
 
     def split(self, rows: int) -> "list[tuple[slice, SlotPlan]]":
         """Plans of at most `rows` states each, and which of the states they are."""
-        host = self._host
+        host = self.host
         n = host.shape[1]
         if n <= rows:
             return [(slice(0, n), self)]
@@ -155,11 +155,12 @@ class SlotPlan:
     @property
     def _noise(self) -> IntArray:
         if self.host_noise is None:
-            return np.zeros(self._host.shape[1], np.int32)
+            return np.zeros(self.host.shape[1], np.int32)
         return np.ascontiguousarray(self.host_noise)
 
     @property
-    def _host(self) -> HostIntegers:
+    def host(self) -> HostIntegers:
+        """`host_routes`. Raises NoHostRoutes where they are on the device alone."""
         if self.host_routes is None:
             raise NoHostRoutes("this plan is on the device alone: only Triton's kernels can follow it")
         return self.host_routes

@@ -13,11 +13,11 @@ from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import Constraints
 from mamba_planner.errors import InsufficientMemory
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.workspace import CHUNK, workspace_bytes
+from mamba_planner.workspace import CHUNK, captured_bytes, workspace_bytes
 
 RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
-"""What the process takes before any tensor: on a GPU the context, library workspaces, captured graphs and the
-table of all pages (12 MiB for 200 sequences of 262,144 tokens)."""
+"""What the process takes before any tensor: on a GPU the context, library workspaces, captured graphs but for
+their logits, and the table of all pages (12 MiB for 200 sequences of 262,144 tokens)."""
 CPU_ARENA_PART = 4
 """A CPU's arena takes at most one part in so many of the free memory, unless someone asked for more."""
 MOST_RUNNING = {"cuda": 1024, "cpu": 32}
@@ -84,6 +84,8 @@ class MemoryBudget:
                 tensor_parallel=ways,
             )
         workspace += RUNTIME_BYTES[device.kind]
+        if device.kind == "cuda":
+            workspace += captured_bytes(model, dtype, ways)
         if (arena := constraints.arena_bytes) is not None:
             total = held + workspace + arena
             if device.kind == "cpu" and not device.told and total > device.memory:

@@ -11,7 +11,7 @@ from mamba_planner.model_config import GatedDeltaConfig, MambaConfig, ModelConfi
 LOGIT_ROWS = 256
 """Rows whose logits are computed together."""
 BLOCK_LOGITS = 1 << 22
-"""Most logits that are sampled or scored together (or one row)."""
+"""Most logits that are scored together, or sampled from by what copies them (or one row)."""
 SCANNED_STATES = 1 << 24
 SCANNED_CHUNKS = 32
 """Most elements of states, and most chunks, that are scanned together (or those of one piece)."""
@@ -65,6 +65,13 @@ def workspace_bytes(
     residual = d * (2 * (4 if model.residual_in_fp32 else size) + 2 * size)
     layers = tokens * (residual + _PLANS) + max(stages) // tensor_parallel
     return max(layers, _sampling(model, size, tokens, running) // tensor_parallel)
+
+
+def captured_bytes(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> int:
+    """Count the bytes that captured decode steps keep beside all other steps: logits of as many rows as the
+    head is multiplied for together, as the product gives them and in float32. However few run: fewer would
+    leave room for more, and plans of one GPU could not be compared."""
+    return LOGIT_ROWS * model.vocab_size * (4 + DTYPE_BYTES[dtype]) // tensor_parallel
 
 
 def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) -> int:

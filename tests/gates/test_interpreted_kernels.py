@@ -16,7 +16,9 @@ STARTS = HERE / "interpreted" / "test_ways_on.py"
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "what", [[f"--ignore={STARTS}", HERE / "interpreted"], [STARTS]], ids=["all", "starts"]
+    "what",
+    [[f"--ignore={STARTS}", HERE / "interpreted"], [STARTS], [HERE / "silent"]],
+    ids=["all", "starts", "silent"],
 )
 def test_the_engine_on_interpreted_kernels_passes_the_gates(what: list[str | Path]) -> None:
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]

@@ -92,6 +92,23 @@ MUTANTS = (
         "            sampling_rows", ("tests/unit/engine/test_runner.py",),
     ),
     Mutant(
+        "a block of rows begins at no multiple of 16 bytes", ENGINE + "token_scores.py",
+        "return rows - rows % WHOLE or rows", "return rows", ("tests/unit/engine/test_runner.py",),
+    ),
+    Mutant(
+        "a captured step reads the head once for every 32 rows", ENGINE + "decode_step.py",
+        "        for first in range(0, self.rows, LOGIT_ROWS):\n"
+        "            some = slice(first, min(first + LOGIT_ROWS, self.rows))",
+        "        for first in range(0, self.rows, 32):\n"
+        "            some = slice(first, min(first + 32, self.rows))",
+        ("tests/unit/engine/test_decode_step.py",),
+    ),
+    Mutant(
+        "pieces are counted from the first decode", "server/mamba_server/model/forward_batch.py",
+        "chunk_start=host.chunk_start - decodes", "chunk_start=host.chunk_start",
+        ("tests/unit/model/test_forward_batch.py", "tests/unit/model/test_states.py"),
+    ),
+    Mutant(
         "the state of a decode is read one row off", ENGINE + "step_arrays.py",
         "slot_in=_join(batch.live[row],", "slot_in=_join(batch.live[np.roll(row, 1)],", (ARRAYS,),
     ),

@@ -19,6 +19,8 @@ CHUNK = 64
 """Tokens that are solved for together at most."""
 GATHER_ELEMENTS = 1 << 23
 """Bound on the states that a decode gathers at once (or one of them)."""
+STARTED_STATES, STARTED_CHUNKS = 1 << 24, 32
+"""Bounds on the elements of states, and on the chunks, of pieces that are begun together (or one piece)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,13 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
     before any slot is written.
     """
     rows = _Rows.of(inputs)
+    together = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
+    for some, part in plan.split(together):
+        _prefilled(state, rows.part(some), part, out[some])
+
+
+def _prefilled(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Tensor) -> None:
+    """Compute all pieces of `plan`, whose sources are read together."""
     states = plan.slots.read(state).to(rows.v.dtype)
     for piece in range(len(plan.piece_start) - 1):
         start, end = plan.piece_start[piece], plan.piece_start[piece + 1]
@@ -100,9 +109,9 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
         cuts = sorted({*range(CHUNK, end - start, CHUNK), *checkpoints, end - start})
         s, before = states[piece], 0
         for cut in cuts:
-            some = slice(start + before, start + cut)
-            y, s = _chunk(s, rows.part(some))
-            out[some] = y.transpose(0, 1).to(out.dtype)
+            part = slice(start + before, start + cut)
+            y, s = _chunk(s, rows.part(part))
+            out[part] = y.transpose(0, 1).to(out.dtype)
             if cut in checkpoints:
                 state[checkpoints[cut]] = _stored(s, state, plan.row_noise[start + cut - 1])
             before = cut

@@ -9,7 +9,7 @@ def kv_write(
     """Store row t of key and value in kv[page[t], 0 | 1, offset[t]].
 
     kv: [pages, 2, page_size, kv_heads, head_dim], any strides, written in place; key, value: [T, kv_heads,
-    head_dim]; page, offset: [T] int64. Padding rows have page 0.
+    head_dim]; page, offset: [T] int32 or int64. Padding rows have page 0.
     """
     kv.select(1, 0)[page, offset] = key.to(kv.dtype)
     kv.select(1, 1)[page, offset] = value.to(kv.dtype)

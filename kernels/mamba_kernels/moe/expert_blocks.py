@@ -45,6 +45,28 @@ def rows_of_a_block(pairs: int, experts: int) -> int:
     return block_of(ceil_div(pairs, experts), least=LEAST_ROWS, most=MOST_ROWS)
 
 
+def tile_of(pairs: int) -> int:
+    """Count the pairs that are looked at together while so many are sorted."""
+    return block_of(pairs, least=128, most=TILE)
+
+
+def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> list[int]:
+    """Find the least number of rows, up to `most`, of each form in which a mixture's kernels are compiled.
+
+    k: experts of a row, of which there are `experts`; shared: whether all rows go to one more.
+    """
+    found, last, before = list[int](), (MOST_ROWS, TILE, MOST_ROWS), None
+    for rows in range(1, most + 1):
+        form = (rows_of_a_block(rows * k, experts), tile_of(rows * k), rows_of_a_block(rows, 1))
+        form = form if shared else (*form[:2], MOST_ROWS)
+        if form != before:
+            found.append(rows)
+        if form == last:
+            break
+        before = form
+    return found
+
+
 @triton.jit(do_not_specialize=["pairs"])
 def count_kernel(experts, counts, pairs, TILE: tl.constexpr):
     """Grid (experts,): the pairs of each."""
@@ -90,7 +112,7 @@ def place_kernel(
 def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[KernelCall]:
     """The launches that fill `blocks` from experts [n, k] int32, dense, of which there are `count`."""
     pairs = experts.numel()
-    tile = block_of(pairs, least=128, most=TILE)
+    tile = tile_of(pairs)
     given = {"experts": experts, "counts": experts.new_empty(count), "pairs": pairs}
     found = {"block_expert": blocks.expert, "block_pairs": blocks.pairs, "most": len(blocks.expert)}
     sizes = {"EXPERTS": count, "PADDED": block_of(count), "ROWS": blocks.rows, "TILE": tile}

@@ -8,6 +8,8 @@ from mamba_kernels.sample.parameters import PenaltyCounts, SampleParameters, Tok
 SORTED_VOCAB = 1 << 14
 """Vocabularies up to this size are sorted for `top_p`; beyond it two histograms are quicker."""
 
+BLOCK_LOGITS = 1 << 22
+"""Logits that are chosen from together (or one row): bounds the copies of them."""
 _ONE_BITS = 0x3F800000
 """float32 1.0 as an integer: non-negative floats are ordered as their bits."""
 
@@ -21,6 +23,12 @@ def sample(
     come first, then temperature, `min_p`, `top_k` and `top_p` in that order; the noise is a function of
     (words, position, token). The chosen tokens are counted.
     """
+    size = max(1, BLOCK_LOGITS // logits.shape[1])
+    if len(logits) > size:
+        blocks = [slice(first, first + size) for first in range(0, len(logits), size)]
+        parts = [sample(logits[b], parameters.of_rows(b), counts, positions[b]) for b in blocks]
+        ids, finite = (torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "finite"))
+        return TokenChoice(ids, finite)
     p, vocabulary = parameters, logits.shape[1]
     finite = is_finite(logits)
     users = p.counts_row >= 0

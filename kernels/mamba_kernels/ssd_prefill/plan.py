@@ -4,53 +4,23 @@ A chunk is a run of rows of one sequence; chunks never cross sequences, and end 
 wanted. Everything comes from host arrays, so building a plan never reads the device.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
-from mamba_kernels.slot_plan import IntArray, SlotPlan, index_tensor
-from mamba_kernels.ssd_prefill.segments import Segments
+from mamba_kernels.packed_integers import send_together
+from mamba_kernels.slot_plan import HostIntegers, IntArray, SlotPlan
+from mamba_kernels.ssd_prefill.padded_chunks import PaddedChunks
+from mamba_kernels.ssd_prefill.segments import SegmentCuts, Segments
 from mamba_kernels.transfer import to_device
-
-NARROW = 16
-"""Chunks of at most so many rows are not padded to the chunk size: a checkpoint near the end of a prompt
-leaves two short ones behind, which would cost as much as whole ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkGroup:
-    """Chunks that are padded to one width. It follows from a chunk's own length alone, so that a chunk's
-    result does not depend on its neighbours. g chunks, t rows."""
-
-    width: int
-    """Q: positions per chunk, padding included."""
-    chunks: torch.Tensor | slice
-    """[g] which of the plan's chunks."""
-    rows: torch.Tensor | None
-    """[g * Q] int64: row of each padded position (padding repeats the chunk's last row); None = identity."""
-    padding: torch.Tensor | None
-    """[g, Q] bool: positions beyond the chunk's end; None when there is none."""
-    unpadded: torch.Tensor | None
-    """[t] int64: padded position of each row; None = identity."""
-    targets: torch.Tensor | None
-    """[t] int64: where those rows lie among the plan's; None = they are all of them, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankPart:
-    """Those chunks of one rank that are in one group."""
-
-    group: int
-    at: torch.Tensor | slice
-    """Their places in the group."""
-    of_rank: torch.Tensor | slice
-    """Their places among the chunks of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChunks:
-    """The plan as a kernel reads it: int32 on the device, cut out of one copy."""
+    """The plan as a kernel reads it: int32 on the device."""
 
     piece_chunk: torch.Tensor
     """[m + 1] first chunk of each piece"""
@@ -63,76 +33,41 @@ class DeviceChunks:
     chunk_noise: torch.Tensor
     """[n] the word that the state at the chunk's end is rounded by, if it is stored as float16"""
 
-    @classmethod
-    def of(cls, *host: IntArray, device: torch.device) -> "DeviceChunks":
-        """From the five, in their order."""
-        packed = to_device(torch.from_numpy(np.concatenate(host).astype(np.int32)), device)
-        return cls(*packed.split([len(each) for each in host]))
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChunkPlan:
-    """Chunks of the prefill pieces of one batch: n chunks, m pieces, rows counted from the first piece."""
+    """Chunks of the prefill pieces of one batch: n chunks, m pieces, rows counted from the first piece.
+
+    A backend takes the chunks in the form that it reads, which is made when it is first asked for.
+    """
 
     tokens: int
     """Prefill rows: the pieces lie one after another in rows 0..tokens."""
     chunks: int
     longest_chunk: int
     """Rows."""
-    groups: list[ChunkGroup]
-    rank_parts: list[list[RankPart]]
-    """Per rank r: `rank_chunks[r]` by group."""
-    rank_chunks: list[torch.Tensor | slice]
-    """Per rank r: the chunks that are the r-th of their piece, in order of pieces that have that many."""
-    rank_before: list[torch.Tensor | slice]
-    """Per rank r: the chunks just before `rank_chunks[r]` (rank 0: unused)."""
-    last: torch.Tensor
-    """[m] int64: last chunk of each piece."""
+    chunk_size: int
+    device: torch.device
     slots: SlotPlan
     """Where each piece starts from and where its final state goes; tracking is per chunk, below."""
-    tracked: torch.Tensor | None
-    """[k] int64: chunks whose end state is a checkpoint; None when there is none."""
-    tracked_slots: torch.Tensor | None
-    """[k] int64"""
-    tracked_slot_list: list[int]
-    """[k] the same on the host"""
+    host_chunks: Mapping[str, IntArray]
+    """The arrays of `DeviceChunks` on the host."""
+    chunk_rank: IntArray
+    """[n] 0, 1, 2, … within the piece, on the host."""
     piece_start: list[int]
-    """[m + 1]"""
-    piece_chunk: torch.Tensor
-    """[m + 1] int32 on the host: first chunk of each piece."""
-    chunk_start: torch.Tensor
-    """[n + 1] int32 on the host: first row of each chunk."""
-    chunk_track: torch.Tensor
-    """[n] int32 on the host: slot of the checkpoint at the chunk's end, or -1."""
-    chunk_noise: torch.Tensor
-    """[n] int32 on the host: of `noise_words`, for the state at the chunk's end."""
-    row_noise: torch.Tensor
-    """[T] int32 on the device: the same for the state after each row."""
-    tracked_piece: IntArray
-    """[k] piece of each tracked chunk, on the host."""
-    tracked_end: IntArray
-    """[k] row just after each tracked chunk, on the host."""
-    on_device: DeviceChunks
+    """[m + 1] first row of each piece."""
+    host_noise: IntArray | None
+    """[T] int32 of `noise_words`, for the state after each row; None = zeros."""
+    device_noise: torch.Tensor | None = None
+    """[T] int32, the same where kernels run, if it is there already."""
+    resident: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The part of `integers` that is where kernels run already."""
+    host_cuts: dict[int, SegmentCuts | None] = field(default_factory=dict)
+    """Cuts that `integers` and `segments` have found, on the host, by the most segments of a piece."""
     cuts: dict[int, Segments | None] = field(default_factory=dict)
-    """What `segments` has found."""
-
-    def segments(self, most: int) -> Segments | None:
-        """The pieces in at most `most` segments each; made once for all layers."""
-        if most not in self.cuts:
-            targets = np.array(self.slots.target_slots)
-            self.cuts[most] = Segments.cut(self.piece_chunk.numpy(), targets, most, self.slots.device)
-        return self.cuts[most]
-
-    def checkpoints(self, piece: int) -> list[tuple[int, int]]:
-        """(rows of the piece up to the checkpoint, slot) of each checkpoint inside `piece`."""
-        start = self.piece_start[piece]
-        return [
-            (int(end) - start, slot)
-            for owner, end, slot in zip(
-                self.tracked_piece, self.tracked_end, self.tracked_slot_list, strict=True
-            )
-            if owner == piece
-        ]
+    """The same on the device, as `segments` has given them."""
+    parts: "dict[int, list[tuple[slice, ChunkPlan]]]" = field(default_factory=dict)
+    """Results of `split`, by the most chunks of a part."""
 
     @classmethod
     def build(
@@ -149,90 +84,181 @@ class ChunkPlan:
         chunk_size: int,
         device: torch.device,
         noise: IntArray | None = None,
-        device_noise: torch.Tensor | None = None,
     ) -> "ChunkPlan":
         """Plan for m pieces: slot_in, slot_out [m]; piece_start [m+1] row offsets, beginning with 0.
 
         chunk_* are [n], with `chunk_sequence` counted from the first piece and `chunk_start` from row 0.
         noise: [T] as of `SlotPlan.build`, for the state after each row.
         """
-        tokens = int(piece_start[-1])
-        width = np.where(chunk_len <= NARROW, min(NARROW, chunk_size), chunk_size)
-        members = [np.flatnonzero(width == each).astype(np.int32) for each in np.unique(width)]
-        ranks = int(chunk_rank.max()) + 1
-        last = np.flatnonzero(np.diff(chunk_sequence, append=-1) != 0)
-        order = [np.flatnonzero(chunk_rank == rank).astype(np.int32) for rank in range(ranks)]
-        tracked = np.flatnonzero(chunk_track >= 0)
-        piece_chunk = np.concatenate([[0], last + 1]).astype(np.int32)
-        boundaries = np.append(chunk_start, tokens).astype(np.int32)
-        words = np.zeros(tokens, np.int32) if noise is None else noise
-        if device_noise is None:
-            none = torch.zeros(tokens, dtype=torch.int32, device=device)
-            device_noise = none if noise is None else to_device(torch.from_numpy(words), device)
-        chunk_noise = words[chunk_start + chunk_len - 1]
+        tokens, chunks = int(piece_start[-1]), len(chunk_start)
+        last = np.flatnonzero(np.diff(chunk_sequence, append=-1))
+        chunk_noise = np.zeros(chunks, np.int32) if noise is None else noise[chunk_start + chunk_len - 1]
         return cls(
             tokens=tokens,
-            chunks=len(chunk_start),
+            chunks=chunks,
             longest_chunk=int(chunk_len.max()),
-            groups=[
-                _group(each, int(width[each[0]]), chunk_start[each], chunk_len[each], tokens, device)
-                for each in members
-            ],
-            rank_parts=[_rank_parts(chunks, members, device) for chunks in order],
-            rank_chunks=[_slice_or_index(chunks, device) for chunks in order],
-            rank_before=[_slice_or_index((chunks - 1).astype(np.int32), device) for chunks in order],
-            last=index_tensor(last, device),
+            chunk_size=chunk_size,
+            device=device,
             slots=SlotPlan.build(
                 slot_in, slot_out, np.full_like(slot_in, -1), device, noise=chunk_noise[last]
             ),
-            tracked=index_tensor(tracked, device) if len(tracked) else None,
-            tracked_slots=index_tensor(chunk_track[tracked], device) if len(tracked) else None,
-            tracked_slot_list=chunk_track[tracked].tolist(),
+            host_chunks={
+                "piece_chunk": np.append(0, last + 1).astype(np.int32),
+                "chunk_start": np.append(chunk_start, tokens).astype(np.int32),
+                "chunk_track": np.array(chunk_track, np.int32),
+                "chunk_piece": np.array(chunk_sequence, np.int32),
+                "chunk_noise": chunk_noise,
+            },
+            chunk_rank=chunk_rank,
             piece_start=piece_start.tolist(),
-            piece_chunk=torch.from_numpy(piece_chunk),
-            chunk_start=torch.from_numpy(boundaries),
-            chunk_track=torch.from_numpy(chunk_track.astype(np.int32)),
-            chunk_noise=torch.from_numpy(chunk_noise),
-            row_noise=device_noise,
-            tracked_piece=chunk_sequence[tracked],
-            tracked_end=(chunk_start + chunk_len)[tracked],
-            on_device=DeviceChunks.of(
-                piece_chunk, boundaries, chunk_track, chunk_sequence, chunk_noise, device=device
-            ),
+            host_noise=noise,
         )
 
+    def integers(self, segments: Iterable[int] = ()) -> dict[str, HostIntegers]:
+        """Name the arrays that kernels read, to send them with others and give them back as `resident`.
 
-def _group(
-    chunks: IntArray, width: int, start: IntArray, length: IntArray, tokens: int, device: torch.device
-) -> ChunkGroup:
-    offsets = np.arange(width)
-    inside = offsets < length[:, None]
-    rows = start[:, None] + np.minimum(offsets, length[:, None] - 1)
-    everything = len(chunks) * width == tokens and bool(inside.all())
-    return ChunkGroup(
-        width=width,
-        chunks=_slice_or_index(chunks, device),
-        rows=None if everything else index_tensor(rows.ravel(), device),
-        padding=None if inside.all() else index_tensor(~inside, device).bool(),
-        unpadded=None if inside.all() else index_tensor(np.flatnonzero(inside.ravel()), device),
-        targets=None if int(inside.sum()) == tokens else index_tensor(rows[inside], device),
-    )
+        segments: what `segments` will be asked for.
+        """
+        found = {**self.host_chunks, "routes": self.slots.host}
+        for most in segments:
+            if (cut := self._cut(most)) is not None:
+                found |= cut.named(most)
+        return found
 
+    def with_resident(
+        self, resident: Mapping[str, torch.Tensor], device_noise: torch.Tensor | None
+    ) -> "ChunkPlan":
+        """Take what `integers` named from where it arrived; `device_noise` as the field."""
+        slots = replace(self.slots, resident=resident["routes"])
+        return replace(self, slots=slots, resident=resident, device_noise=device_noise)
 
-def _rank_parts(chunks: IntArray, members: list[IntArray], device: torch.device) -> list[RankPart]:
-    out = []
-    for number, group in enumerate(members):
-        there = np.isin(chunks, group)
-        if there.any():
-            at = np.searchsorted(group, chunks[there]).astype(np.int32)
-            of_rank = np.flatnonzero(there).astype(np.int32)
-            out.append(RankPart(number, _slice_or_index(at, device), _slice_or_index(of_rank, device)))
-    return out
+    def segments(self, most: int) -> Segments | None:
+        """Cut the pieces into at most `most` segments each; found once for all layers."""
+        if most not in self.cuts:
+            cut = self._cut(most)
+            self.cuts[most] = None
+            if cut is not None:
+                names = cut.named(most)
+                there = (
+                    self.resident
+                    if names.keys() <= self.resident.keys()
+                    else send_together(names, self.device)
+                )
+                count = cut.routes.shape[1]
+                self.cuts[most] = Segments(count, *(there[name] for name in names))
+        return self.cuts[most]
 
+    def split(self, most_chunks: int) -> "list[tuple[slice, ChunkPlan]]":
+        """Split into plans of at most `most_chunks` chunks each, or of one piece, beside the rows that they
+        are; once for all layers."""
+        if self.chunks <= most_chunks or len(self.host_chunks["piece_chunk"]) == 2:
+            return [(slice(0, self.tokens), self)]
+        if most_chunks not in self.parts:
+            self.parts[most_chunks] = [self._part(*pieces) for pieces in self._together(most_chunks)]
+        return self.parts[most_chunks]
 
-def _slice_or_index(chunks: IntArray, device: torch.device) -> torch.Tensor | slice:
-    """A slice where the chunks are neighbours (one sequence, or the last ranks): no copy is needed then."""
-    first, last = int(chunks[0]), int(chunks[-1])
-    if last - first == len(chunks) - 1:
-        return slice(first, last + 1)
-    return index_tensor(chunks, device)
+    def checkpoints(self, piece: int) -> list[tuple[int, int]]:
+        """(rows of the piece up to the checkpoint, slot) of each checkpoint inside `piece`."""
+        return self._checkpoints[piece]
+
+    @cached_property
+    def padded(self) -> PaddedChunks:
+        """The chunks as the reference computes them."""
+        return PaddedChunks.build(
+            bounds=self.host_chunks["chunk_start"],
+            last=self.host_chunks["piece_chunk"][1:] - 1,
+            rank=self.chunk_rank,
+            track=self.host_chunks["chunk_track"],
+            chunk_size=self.chunk_size,
+            device=self.device,
+        )
+
+    @cached_property
+    def on_device(self) -> DeviceChunks:
+        """The chunks as kernels read them."""
+        there = self.resident or send_together(self.host_chunks, self.device)
+        return DeviceChunks(**{name: there[name] for name in self.host_chunks})
+
+    @cached_property
+    def row_noise(self) -> torch.Tensor:
+        """[T] int32 on the device: `host_noise`."""
+        if self.device_noise is not None:
+            return self.device_noise
+        if self.host_noise is None:
+            return torch.zeros(self.tokens, dtype=torch.int32, device=self.device)
+        return to_device(torch.from_numpy(np.ascontiguousarray(self.host_noise)), self.device)
+
+    @cached_property
+    def piece_chunk(self) -> torch.Tensor:
+        """[m + 1] int32 on the host: first chunk of each piece."""
+        return torch.from_numpy(self.host_chunks["piece_chunk"])
+
+    @cached_property
+    def chunk_start(self) -> torch.Tensor:
+        """[n + 1] int32 on the host: first row of each chunk."""
+        return torch.from_numpy(self.host_chunks["chunk_start"])
+
+    @cached_property
+    def chunk_track(self) -> torch.Tensor:
+        """[n] int32 on the host: slot of the checkpoint at the chunk's end, or -1."""
+        return torch.from_numpy(self.host_chunks["chunk_track"])
+
+    @cached_property
+    def chunk_noise(self) -> torch.Tensor:
+        """[n] int32 on the host: of `noise_words`, for the state at the chunk's end."""
+        return torch.from_numpy(self.host_chunks["chunk_noise"])
+
+    @cached_property
+    def tracked_slot_list(self) -> list[int]:
+        """Slots of the checkpoints, in the order of their chunks."""
+        track = self.host_chunks["chunk_track"]
+        slots: list[int] = track[track >= 0].tolist()
+        return slots
+
+    @cached_property
+    def _checkpoints(self) -> list[list[tuple[int, int]]]:
+        """By piece."""
+        found = [list[tuple[int, int]]() for _ in self.piece_start]
+        tracked = np.flatnonzero(self.host_chunks["chunk_track"] >= 0)
+        pieces = self.host_chunks["chunk_piece"][tracked].tolist()
+        ends = self.host_chunks["chunk_start"][tracked + 1].tolist()
+        for piece, end, slot in zip(pieces, ends, self.tracked_slot_list, strict=True):
+            found[piece].append((end - self.piece_start[piece], slot))
+        return found
+
+    def _cut(self, most: int) -> SegmentCuts | None:
+        if most not in self.host_cuts:
+            targets = self.slots.host[1]
+            self.host_cuts[most] = SegmentCuts.cut(self.host_chunks["piece_chunk"], targets, most)
+        return self.host_cuts[most]
+
+    def _together(self, most_chunks: int) -> list[tuple[int, int]]:
+        """Find (first, end) of the pieces of each part."""
+        groups, first, starts = list[tuple[int, int]](), 0, self.host_chunks["piece_chunk"].tolist()
+        pieces = len(starts) - 1
+        for piece in range(1, pieces):
+            if starts[piece + 1] - starts[first] > most_chunks:
+                groups.append((first, piece))
+                first = piece
+        return [*groups, (first, pieces)]
+
+    def _part(self, first: int, end: int) -> "tuple[slice, ChunkPlan]":
+        """Build the plan of some pieces, beside their rows."""
+        rows = slice(self.piece_start[first], self.piece_start[end])
+        starts, bounds = self.host_chunks["piece_chunk"], self.host_chunks["chunk_start"]
+        some = slice(int(starts[first]), int(starts[end]))
+        sources, targets, _ = self.slots.host
+        plan = ChunkPlan.build(
+            chunk_start=bounds[:-1][some] - rows.start,
+            chunk_len=np.diff(bounds)[some],
+            chunk_sequence=self.host_chunks["chunk_piece"][some] - first,
+            chunk_rank=self.chunk_rank[some],
+            chunk_track=self.host_chunks["chunk_track"][some],
+            slot_in=sources[first:end],
+            slot_out=targets[first:end],
+            piece_start=np.array(self.piece_start[first : end + 1]) - rows.start,
+            chunk_size=self.chunk_size,
+            device=self.device,
+            noise=None if self.host_noise is None else self.host_noise[rows],
+        )
+        return rows, plan

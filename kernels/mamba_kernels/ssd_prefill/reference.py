@@ -10,12 +10,16 @@ import torch
 
 from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
-from mamba_kernels.ssd_prefill.plan import ChunkGroup, ChunkPlan
+from mamba_kernels.ssd_prefill.padded_chunks import ChunkGroup
+from mamba_kernels.ssd_prefill.plan import ChunkPlan
 from mamba_kernels.step_size import step_size
 from mamba_kernels.stochastic_rounding import round_to_float16_
 
 BLOCK_ELEMENTS = 1 << 23
 """Bound on the elements of the [chunks, H, C, C] intermediate that is alive at once."""
+SCANNED_STATES = 1 << 24
+SCANNED_CHUNKS = 32
+"""Bounds on the elements of states, and on the chunks, that are scanned together (or those of one piece)."""
 
 
 def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
@@ -24,11 +28,18 @@ def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: t
     state: [slabs, H, P, N], any strides, read and written at the plan's slots; out: [T, H, P], written;
     T = plan.tokens.
     """
+    together = max(1, min(SCANNED_CHUNKS, SCANNED_STATES // state[0].numel()))
+    for rows, part in plan.split(together):
+        _scan(state, inputs.of_rows(rows), part, out[rows])
+
+
+def _scan(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
+    """Scan all chunks of `plan` together."""
     kind = accumulator(inputs.x.dtype)
     H, P = inputs.x.shape[1:]
     G, N = inputs.B.shape[1:]
     step = step_size(inputs.dt, inputs.dt_bias, inputs.dt_limit, kind)
-    parts = [_Part.of(inputs, step, group, kind) for group in plan.groups]
+    parts = [_Part.of(inputs, step, group, kind) for group in plan.padded.groups]
     ends = step.new_empty(plan.chunks, G, H // G * P, N)
     whole = step.new_empty(plan.chunks, H)
     outputs = []
@@ -135,10 +146,12 @@ def _between_chunks(
     states = ends.view(n, G, H // G, P, N)
     whole = whole.view(n, G, H // G, 1, 1)
     initial = plan.slots.read(state).to(ends.dtype)
-    for rank, (chunks, before) in enumerate(zip(plan.rank_chunks, plan.rank_before, strict=True)):
+    for rank, (chunks, before) in enumerate(
+        zip(plan.padded.rank_chunks, plan.padded.rank_before, strict=True)
+    ):
         start = initial.view(-1, G, H // G, P, N) if rank == 0 else states[before]
         if rank > 0 or plan.slots.fresh is None or len(plan.slots.source_slots) > 1:
-            for some in plan.rank_parts[rank]:
+            for some in plan.padded.rank_parts[rank]:
                 Q = parts[some.group].group.width
                 C = parts[some.group].C[some.at]
                 y = outputs[some.group].view(-1, Q, G, H // G, P)
@@ -146,12 +159,13 @@ def _between_chunks(
                 carried = torch.matmul(C, flat.transpose(2, 3)).view(-1, G, Q, H // G, P).transpose(1, 2)
                 y[some.at] += carried * decays[some.group][some.at]
             states[chunks] += start * whole[chunks]
-    last = states[plan.last].view(-1, H, P, N)
+    last = states[plan.padded.last].view(-1, H, P, N)
     if state.dtype == torch.float16:
         round_to_float16_(last, plan.slots.device_noise)
     plan.slots.write(state, last)
-    if plan.tracked is not None and plan.tracked_slots is not None:
-        kept = states[plan.tracked].view(-1, H, P, N)
+    tracked, slots = plan.padded.tracked, plan.padded.tracked_slots
+    if tracked is not None and slots is not None:
+        kept = states[tracked].view(-1, H, P, N)
         if state.dtype == torch.float16:
-            round_to_float16_(kept, plan.on_device.chunk_noise[plan.tracked])
-        state[plan.tracked_slots] = kept.to(state.dtype)
+            round_to_float16_(kept, plan.on_device.chunk_noise[tracked])
+        state[slots] = kept.to(state.dtype)

@@ -154,6 +154,7 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
         sample=model.backend.operators.sample,
         graphs=_graphs(settings, stream, made, trial),
         longest_piece=min(limits.step_tokens, limits.max_model_len),
+        step_tokens=limits.step_tokens,
     )
     core = EngineCore(
         Scheduler(cache, limits, StartBudget(time.monotonic)),

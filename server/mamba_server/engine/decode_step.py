@@ -9,10 +9,10 @@ import torch
 
 from mamba_kernels.sample import SampleParameters, TokenChoice
 from mamba_kernels.sample.parameters import packed_size
+from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.engine.sampler import Sampler
 from mamba_server.engine.sampling_batch import SamplingRow, write_parameters
 from mamba_server.engine.step_graphs import StepGraphs
-from mamba_server.engine.token_scores import block_rows
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.decode_inputs import DecodeInputs
 from mamba_server.model.forward_batch import HostBatch
@@ -97,14 +97,16 @@ class DecodeStep:
         return self._model.decode(token_ids, self._plans, self._cache)
 
     def _issue_choice(self) -> TokenChoice:
-        """Block by block: the logits of all rows may be larger than is planned for."""
+        """One product with the head and one choice for all rows, or for as many as memory is planned for."""
         assert self._hidden is not None
-        size, positions = block_rows(self._sampler.vocab_size), self._inputs.context_len
+        positions = self._inputs.context_len
         parts = []
-        for first in range(0, self.rows, size):
-            some = slice(first, min(first + size, self.rows))
+        for first in range(0, self.rows, LOGIT_ROWS):
+            some = slice(first, min(first + LOGIT_ROWS, self.rows))
             logits = self._model.logits(self._hidden[some])
             parts.append(self._sampler.choose(logits, self._parameters.of_rows(some), positions[some]))
+            # Its memory is that of the next block.
+            del logits
         ids = parts[0].ids if len(parts) == 1 else torch.cat([part.ids for part in parts])
         finite = parts[0].finite if len(parts) == 1 else torch.cat([part.finite for part in parts])
         ids = ids.to(torch.int32)

@@ -5,7 +5,7 @@ on the forward stream, where alone sampler and model are touched; what that retu
 the step's fence.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -15,7 +15,6 @@ from mamba_kernels.dispatch.backend import TRITON
 from mamba_kernels.dispatch.kernel_or_reference import Operator
 from mamba_kernels.precision import accumulator
 from mamba_kernels.sample.reference import is_finite
-from mamba_kernels.ssd_prefill.segments import LEAST_CHUNKS
 from mamba_kernels.stochastic_rounding import noise_words
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
@@ -26,6 +25,7 @@ from mamba_server.engine.decode_step import DecodeStep
 from mamba_server.engine.decode_steps import DecodeSteps, Progress
 from mamba_server.engine.host_results import PromptSpan, host_result, in_schedule_order, on_host, to_host
 from mamba_server.engine.output_grammar import TokenMasks, token_masks
+from mamba_server.engine.prepared_steps import PreparedSteps
 from mamba_server.engine.sampler import SampledTokens, Sampler, joined
 from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.schedule import Schedule
@@ -37,7 +37,7 @@ from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from mamba_server.model.page_table import PageTable
-from mamba_server.model.trial_batch import TrialPiece, trial_batch
+from mamba_server.model.trial_batch import trial_batch
 from mamba_server.wire import SamplingParams
 
 _FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "state_noise")
@@ -77,15 +77,16 @@ class ModelRunner:
         sample: Operator | None = None,
         graphs: StepGraphs | None = None,
         longest_piece: int = 0,
+        step_tokens: int = 0,
     ) -> None:
         """`sample`: as of `Sampler`; `graphs`: captures decode steps where kernels alone compute;
-        `longest_piece`: tokens of a prompt that a step takes at most."""
+        `longest_piece`, `step_tokens`: tokens of a prompt, and of all, that a step takes at most."""
         self._model = model
         self._cache = cache
         self._persistent = persistent
         self._chunk = chunk
         self._page_size = page_size
-        self._longest_piece = longest_piece
+        self._prepared_steps = PreparedSteps(chunk, longest_piece, max(longest_piece, step_tokens))
         self._device = device
         # One row more than there are sequences: that of padding.
         self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
@@ -97,6 +98,9 @@ class ModelRunner:
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
         self._batch: list[SamplingBatch] | None = None
+        self._segments: set[int] = set()
+        """Into how many segments layers cut a long piece at most, as they have asked: so they travel with the
+        step from then on."""
         self._decode_steps: DecodeSteps | None = None
         self._step_decoder = step_decoder(
             model,
@@ -119,7 +123,9 @@ class ModelRunner:
             return False
         if self._decode_steps is not None:
             self._decode_steps.warm_up(report)
-        steps = [*self._kinds_of_prompts()]
+        limits = self._prepared_steps
+        counts = self._model.token_counts(limits.step_tokens)
+        steps = [*limits.kinds(counts, self._model.alignments)]
         for done, (decodes, pieces) in enumerate(steps):
             report("preparing prompts", done, len(steps))
             self.try_out(trial_batch(decodes, pieces, chunk=self._chunk, spare_row=self._persistent.rows))
@@ -131,19 +137,6 @@ class ModelRunner:
         """As of `DecodeSteps.counts`; nothing where no decode step is prepared."""
         return {} if self._decode_steps is None else self._decode_steps.counts
 
-    def _kinds_of_prompts(self) -> Iterator[tuple[list[int], list[TrialPiece]]]:
-        """Decodes and pieces of steps that launch every kernel in every form that a step of prompts can."""
-        kinds = [[TrialPiece(self._chunk + 1, self._chunk + 1), TrialPiece(1, 1)]]
-        # The shortest piece that a scan cuts into segments, if a step can have one.
-        segmented = 2 * LEAST_CHUNKS * self._chunk
-        if segmented <= self._longest_piece:
-            kinds.append([TrialPiece(segmented, segmented)])
-        for pieces in kinds:
-            # Behind another number of decodes the rows of a piece may lie at no multiple of 16 bytes, for
-            # which a kernel is compiled once more.
-            yield [], pieces
-            yield [1], pieces
-
     def try_out(self, host: HostBatch, *, scored: bool = False) -> None:
         """Compute a step that is nobody's: its rows are scored as a prompt's, or chosen from with all that
         sampling can do. On the forward stream, or before there is one."""
@@ -152,12 +145,13 @@ class ModelRunner:
             host = replace(host, state_noise=noise)
         with torch.inference_mode():
             ids = self._last_token.new_zeros(len(host.positions))
-            hidden = self._model.hidden(self._batch_of(host, ids), self._cache)
+            hidden = self._hidden(self._batch_of(host, ids))
             if scored:
                 follow = np.zeros(len(hidden), np.int32)
                 self._score(hidden, PromptSpan(0, 0, len(hidden), follow, top=1))
             else:
-                rows = hidden[:LOGIT_ROWS]
+                # No more than run at once: counts of penalties are at one place for so many.
+                rows = hidden[: min(LOGIT_ROWS, self._persistent.max_running)]
                 positions = _to(host.context_len[: len(rows)], self._device)
                 self._sampler.try_out(self._model.logits(rows), positions)
 
@@ -214,34 +208,41 @@ class ModelRunner:
             host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
             if (step := self._prepared(host)) is not None:
                 return self._decode(step, host, masks)
-            rows = _to(sampling_rows.astype(np.int64), self._device)
-            hidden = self._hidden(host, arrays.token_ids, rows[:decodes])
+            beside = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
+            if self._step_decoder is not None and decodes == len(host.context_len):
+                hidden = self._step_decoder(host)
+                rows, positions = (_to(each, self._device) for each in beside.values())
+            else:
+                batch = self._batch_of(host, arrays.token_ids, beside)
+                rows, positions = batch.beside["rows"], batch.beside["positions"]
+                if decodes:
+                    batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
+                hidden = self._hidden(batch)
             scores = [self._score(hidden, span) for span in spans]
             wanted = len(arrays.sampling)
             probes = hidden[wanted : len(arrays.checked)]
             if not wanted:
                 finite = to_host(is_finite(probes))
                 return lambda: host_result(None, spans, scores, [], in_schedule_order(finite, arrays.checked))
-            positions = _to(arrays.context_len[arrays.sampling], self._device)
             sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions, masks)
             checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
             finite = to_host(checked)
-            self._last_token[rows] = sampled.ids
+            self._last_token.index_copy_(0, rows.long(), sampled.ids)
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = on_host(sampled)
             return lambda: host_result(landed, spans, scores, tops, in_schedule_order(finite, arrays.checked))
 
-    def _hidden(self, host: HostBatch, token_ids: Ints, decoding: torch.Tensor) -> torch.Tensor:
-        """Normed hidden states of the rows `host.logits_rows`. decoding: [D] int64 persistent rows of the
-        sequences that decode."""
-        if self._step_decoder is not None and len(decoding) == len(host.context_len):
-            return self._step_decoder(host)
-        batch = self._batch_of(host, token_ids)
-        if len(decoding):
-            batch.token_ids[: len(decoding)] = self._last_token[decoding]
-        return self._model.hidden(batch, self._cache)
+    def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        """Run the layers: normed hidden states of the rows `batch.logits_rows`."""
+        hidden = self._model.hidden(batch, self._cache)
+        if batch.pieces is not None:
+            # All layers ask for the same in every step.
+            self._segments.update(batch.pieces.cuts)
+        return hidden
 
-    def _batch_of(self, host: HostBatch, token_ids: torch.Tensor | Ints) -> ForwardBatch:
+    def _batch_of(
+        self, host: HostBatch, token_ids: torch.Tensor | Ints, beside: Mapping[str, Ints] | None = None
+    ) -> ForwardBatch:
         return ForwardBatch.from_host(
             host,
             token_ids=token_ids,
@@ -249,6 +250,8 @@ class ModelRunner:
             chunk_size=self._chunk,
             page_size=self._page_size,
             device=self._device,
+            segments=self._segments,
+            beside=beside,
         )
 
     def _decode_step(self, rows: int) -> DecodeStep:

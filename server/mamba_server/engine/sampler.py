@@ -20,6 +20,7 @@ from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
 from mamba_kernels.transfer import to_device
+from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS, Tokens
 from mamba_server.engine.output_grammar import WORD, TokenMasks
 from mamba_server.engine.sampling_batch import (
@@ -144,8 +145,14 @@ class Sampler:
             self._free.append(row.counts_row)
 
     def batch(self, rows: Sequence[SamplingRow]) -> list[SamplingBatch]:
-        """Group the rows of a step, block by block; keep the result while the rows stay the same."""
-        size = block_rows(self.vocab_size)
+        """Group the rows of a step, block by block; keep the result while the rows stay the same.
+
+        An operator chooses in place, so its blocks are as large as those that the head is multiplied for.
+        Log-probabilities keep logits as they were before the choice: where some row wants them, blocks are
+        those that are scored together.
+        """
+        in_place = self._operator is not None and all(row.params.logprobs < 0 for row in rows)
+        size = LOGIT_ROWS if in_place else block_rows(self.vocab_size)
         return [
             SamplingBatch.build(
                 rows[first : first + size],
@@ -201,8 +208,7 @@ class Sampler:
         self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and whether the logits are finite, both [L]; the ids are counted."""
-        if batch.penalties is not None:
-            self.meet(batch.penalties.owners)
+        self.meet(batch.counted)
         if batch.parameters is not None:
             choice = self.choose(logits, batch.parameters, positions)
             return choice.ids, choice.finite
@@ -316,8 +322,10 @@ def _mask(logits: torch.Tensor, masks: TokenMasks) -> None:
     rows = to_device(torch.from_numpy(masks.rows), logits.device)
     words = to_device(torch.from_numpy(masks.words), logits.device)
     bits = torch.arange(WORD, dtype=torch.int32, device=logits.device)
-    allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
-    logits[rows] = logits[rows].masked_fill_(~allowed, -torch.inf)
+    size = block_rows(logits.shape[1])
+    for some, of_some in zip(rows.split(size), words.split(size), strict=True):
+        allowed = (of_some[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+        logits[some] = logits[some].masked_fill_(~allowed, -torch.inf)
 
 
 def _apply(logits: torch.Tensor, users: Filter, keep: Truncation) -> None:

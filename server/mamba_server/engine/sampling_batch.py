@@ -5,7 +5,7 @@ from the rows in the order of their logits. Nothing here changes from one step t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -54,7 +54,6 @@ class Penalties:
     """Rows with any penalty, and its strengths [r, 1]."""
 
     rows: Rows
-    owners: list[SamplingRow]
     counts_rows: torch.Tensor
     """[r] int64"""
     repetition: torch.Tensor
@@ -103,8 +102,10 @@ class SamplingBatch:
     logprobs: Rows | None
     logprobs_max: int
     """Most alternatives any row asks for."""
+    counted: list[SamplingRow] = field(default_factory=list)
+    """Rows with any penalty: their tokens are counted."""
     parameters: SampleParameters | None = None
-    """All rows' parameters where one operator chooses for all of them."""
+    """All rows' parameters where one operator chooses for all; the features that it knows are None then."""
 
     @property
     def greedy(self) -> bool:
@@ -144,8 +145,10 @@ class SamplingBatch:
                 column([random[place] for place in places], lambda r: value(r.params)),
             )
 
-        random = where(lambda row: row.params.temperature > 0)
-        penalized = where(lambda row: row.counts_row >= 0)
+        # What the operator does has no copies of its own on the device.
+        random = [] if together else where(lambda row: row.params.temperature > 0)
+        counted = where(lambda row: row.counts_row >= 0)
+        penalized = [] if together else counted
         logprobs = where(lambda row: row.params.logprobs >= 0)
         bias = [
             (index, token, value)
@@ -166,7 +169,6 @@ class SamplingBatch:
             minimum=_entries(minimum, device),
             penalties=Penalties(
                 rows=_indices(penalized, device),
-                owners=[rows[i] for i in penalized],
                 counts_rows=_indices([rows[i].counts_row for i in penalized], device),
                 repetition=column(penalized, lambda row: row.params.repetition_penalty),
                 presence=column(penalized, lambda row: row.params.presence_penalty),
@@ -189,6 +191,7 @@ class SamplingBatch:
             top_p=filter_of(lambda params: params.top_p < 1, lambda params: params.top_p),
             logprobs=_indices(logprobs, device) if logprobs else None,
             logprobs_max=max((rows[i].params.logprobs for i in logprobs), default=0),
+            counted=[rows[i] for i in counted],
             parameters=_parameters(rows, vocab_size, device) if together else None,
         )
 

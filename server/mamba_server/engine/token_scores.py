@@ -7,10 +7,15 @@ import torch
 
 from mamba_planner.workspace import BLOCK_LOGITS, LOGIT_ROWS
 
+WHOLE = 4
+"""Rows of 4 bytes each that make 16 bytes: kernels are compiled for what begins at a multiple of them."""
+
 
 def block_rows(vocab_size: int) -> int:
-    """Rows of logits that are sampled or scored together: bounds the copies that this takes."""
-    return max(1, min(LOGIT_ROWS, BLOCK_LOGITS // vocab_size))
+    """Count the rows of logits that are scored together, or chosen from by what copies them: bounds the
+    copies. A multiple of `WHOLE` unless a vocabulary is so large that a block has fewer rows."""
+    rows = max(1, min(LOGIT_ROWS, BLOCK_LOGITS // vocab_size))
+    return rows - rows % WHOLE or rows
 
 
 @dataclass(frozen=True, slots=True)

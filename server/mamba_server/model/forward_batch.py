@@ -4,12 +4,15 @@ Built by the engine from host integers; the model and its kernels never read a d
 the rows: first `decodes` sequences of one token each, then the prefill pieces, one after another.
 """
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from mamba_kernels.transfer import aligned, to_device
+from mamba_kernels.packed_integers import send_together
+from mamba_kernels.slot_plan import HostIntegers
+from mamba_kernels.ssd_prefill import ChunkPlan
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
@@ -27,7 +30,7 @@ class HostBatch:
     context_len: IntArray
     """[S] tokens with KV after this step, the new ones included"""
     slot_in: IntArray
-    """[S] slot the state is read from; -1 = zero state. It and the next two stay neighbours."""
+    """[S] slot the state is read from; -1 = zero state"""
     slot_out: IntArray
     """[S] live slot: the final state goes here"""
     decode_track: IntArray
@@ -87,6 +90,10 @@ class HostBatch:
             _require(bool((rows == self.kv_row).all()), "kv_row follows from the page table")
 
 
+AS_THEY_ARE = ("positions", "query_start", "context_len", "table_row", "logits_rows", "state_noise")
+"""Arrays of `HostBatch` that the device has too."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step. Tensors are int32 on the model's device, with the shapes of `HostBatch`."""
@@ -97,35 +104,28 @@ class ForwardBatch:
     """D: sequences that decode, the first ones."""
     sequences: int
     """S: all sequences of the step."""
-    chunks: int
-    """Cn: chunks of the prefill pieces."""
-    ranks: int
-    """Most chunks in one piece."""
     chunk_size: int
     """C: tokens per chunk."""
-    max_context: int
     page_size: int
     token_ids: torch.Tensor
     positions: torch.Tensor
-    token_sequence: torch.Tensor
     query_start: torch.Tensor
     context_len: torch.Tensor
-    slot_in: torch.Tensor
-    slot_out: torch.Tensor
-    decode_track: torch.Tensor
     table_row: torch.Tensor
-    kv_row: torch.Tensor
-    chunk_start: torch.Tensor
-    chunk_len: torch.Tensor
-    chunk_sequence: torch.Tensor
-    chunk_rank: torch.Tensor
-    chunk_track: torch.Tensor
     logits_rows: torch.Tensor
     state_noise: torch.Tensor
+    page: torch.Tensor
+    """[T] page of each token's key and value"""
+    offset: torch.Tensor
+    """[T] its place in the page"""
     page_table: torch.Tensor
     """[R, W] pages of all sequences: stays on the device from step to step."""
-    decode_routes: torch.Tensor
-    """[3, D] `slot_in`, `slot_out` and `decode_track` of the decodes."""
+    decode_slots: torch.Tensor
+    """[4, D] `slot_in`, `slot_out`, `decode_track` and `state_noise` of the decodes; zeros for no noise."""
+    pieces: ChunkPlan | None
+    """The chunks of all prefill pieces; None in a step that only decodes."""
+    beside: Mapping[str, torch.Tensor]
+    """Integers that travelled with the step and are not the model's."""
     host: HostBatch
 
     @classmethod
@@ -138,44 +138,72 @@ class ForwardBatch:
         chunk_size: int,
         page_size: int,
         device: torch.device,
+        segments: Iterable[int] = (),
+        beside: Mapping[str, IntArray] | None = None,
     ) -> "ForwardBatch":
-        """Move the step's integers to the device in one buffer and one copy.
+        """Move the step's integers to the device in one buffer and one copy: all that any layer reads.
 
         `token_ids` [T]: host integers travel in the same buffer; a tensor on the device (the engine runs one
-        step ahead of the sampled tokens) is taken as it is, and so is `page_table`.
+        step ahead of the sampled tokens) is taken as it is, and so is `page_table`. `segments`: what layers
+        will ask `pieces.segments` for. `beside`: more integers, by name.
         """
-        names = [field.name for field in fields(HostBatch)]
-        arrays = [getattr(host, name) for name in names]
+        decodes, beside = len(host.decode_track), beside or {}
+        page, offset = np.divmod(host.kv_row, page_size)
+        noise = host.state_noise[:decodes] if len(host.state_noise) else np.zeros(decodes, np.int32)
+        parts: dict[str, HostIntegers] = {name: getattr(host, name) for name in AS_THEY_ARE}
+        parts |= {"page": page, "offset": offset}
+        parts["decode_slots"] = np.stack(
+            [host.slot_in[:decodes], host.slot_out[:decodes], host.decode_track, noise]
+        )
         if isinstance(token_ids, np.ndarray):
-            names.append("token_ids")
-            arrays.append(token_ids)
-        at = np.cumsum([0, *(aligned(array.size) for array in arrays)]).tolist()
-        flat = np.empty(at[-1], np.int32)
-        for first, array in zip(at, arrays, strict=False):
-            flat[first : first + array.size] = array
-        there = to_device(torch.from_numpy(flat), device)
-        views = {
-            name: there[first : first + array.size]
-            for name, first, array in zip(names, at, arrays, strict=False)
-        }
-        decodes, row = len(host.decode_track), aligned(len(host.slot_in))
-        routes = there.as_strided((3, decodes), (row, 1), at[names.index("slot_in")])
+            parts["token_ids"] = token_ids
+        pieces = _pieces(host, chunk_size, device) if len(host.chunk_start) else None
+        of_pieces = {} if pieces is None else pieces.integers(segments)
+        there = send_together(
+            {
+                **parts,
+                **{f"pieces {name}": each for name, each in of_pieces.items()},
+                **{f"beside {name}": each for name, each in beside.items()},
+            },
+            device,
+        )
+        own = {name: there[name] for name in parts}
         if isinstance(token_ids, torch.Tensor):
-            views["token_ids"] = token_ids
+            own["token_ids"] = token_ids
+        if pieces is not None:
+            arrived = {name: there[f"pieces {name}"] for name in of_pieces}
+            rounded = own["state_noise"][decodes:] if len(host.state_noise) else None
+            pieces = pieces.with_resident(arrived, rounded)
         return cls(
             tokens=len(host.positions),
             decodes=decodes,
             sequences=len(host.context_len),
-            chunks=len(host.chunk_start),
-            ranks=int(host.chunk_rank.max()) + 1 if len(host.chunk_rank) else 0,
             chunk_size=chunk_size,
-            max_context=int(host.context_len.max()) if len(host.context_len) else 0,
             page_size=page_size,
             page_table=page_table,
-            decode_routes=routes,
+            pieces=pieces,
+            beside={name: there[f"beside {name}"] for name in beside},
             host=host,
-            **views,
+            **own,
         )
+
+
+def _pieces(host: HostBatch, chunk_size: int, device: torch.device) -> ChunkPlan:
+    """Plan all prefill pieces, with rows and sequences counted from the first of them."""
+    decodes = len(host.decode_track)
+    return ChunkPlan.build(
+        chunk_start=host.chunk_start - decodes,
+        chunk_len=host.chunk_len,
+        chunk_sequence=host.chunk_sequence - decodes,
+        chunk_rank=host.chunk_rank,
+        chunk_track=host.chunk_track,
+        slot_in=host.slot_in[decodes:],
+        slot_out=host.slot_out[decodes:],
+        piece_start=host.query_start[decodes:] - decodes,
+        chunk_size=chunk_size,
+        device=device,
+        noise=host.state_noise[decodes:] if len(host.state_noise) else None,
+    )
 
 
 def _require(condition: bool | np.bool_, rule: str) -> None:

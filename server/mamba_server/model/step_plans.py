@@ -1,47 +1,39 @@
-"""Index tensors of one step, made once and used by every layer. Pure host arithmetic over `HostBatch`."""
+"""The plans of a step for its layers, made once for all of them: host arithmetic over `HostBatch`."""
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from mamba_kernels.paged_attention import AttentionPlan
-from mamba_kernels.slot_plan import SlotPlan, index_tensor
+from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan
-from mamba_server.model.forward_batch import ForwardBatch, IntArray
+from mamba_server.model.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlans:
-    """What the layers need to know about a batch."""
+    """The plans of one step: which rows, slots and pages each layer reads and writes."""
 
     tokens: int
     decodes: int
     """The first rows, one per decoding sequence; the others prefill."""
     decode: SlotPlan | None
     prefill: list[tuple[slice, ChunkPlan]]
-    """Rows of the batch and the plan of the pieces there; several where their states would be too many."""
+    """Rows of the batch and the plan of the pieces there; empty in a step that only decodes."""
     attention: AttentionPlan | None
     """None in a model without attention."""
     positions: torch.Tensor
     """[T] int32: place of each new token in its sequence"""
     page: torch.Tensor
-    """[T] int64: page of each new token's key and value"""
+    """[T] int32: page of each new token's key and value"""
     offset: torch.Tensor
-    """[T] int64: its place in the page"""
+    """[T] int32: its place in the page"""
 
     @classmethod
     def build(
-        cls,
-        batch: ForwardBatch,
-        *,
-        recurrent: bool,
-        attention: bool,
-        most_chunks: int | None = None,
-        gathered: bool = True,
+        cls, batch: ForwardBatch, *, recurrent: bool, attention: bool, gathered: bool = True
     ) -> "StepPlans":
-        """`most_chunks`: of pieces that are scanned together (or of one piece); None = any number.
-        `gathered`: as of `AttentionPlan.build`."""
+        """Plan the step of `batch`. `gathered`: as of `AttentionPlan.build`."""
         host, device, D = batch.host, batch.positions.device, batch.decodes
         return cls(
             tokens=batch.tokens,
@@ -51,13 +43,14 @@ class StepPlans:
                 host.slot_out[:D],
                 host.decode_track,
                 device,
-                *_noise(batch, slice(0, D)),
-                resident=batch.decode_routes,
+                host.state_noise[:D] if len(host.state_noise) else None,
+                resident_noise=batch.decode_slots[3],
+                resident=batch.decode_slots[:3],
             )
             if recurrent and D
             else None,
-            prefill=[_prefill(batch, *pieces) for pieces in _together(batch, most_chunks)]
-            if recurrent
+            prefill=[(slice(D, batch.tokens), batch.pieces)]
+            if recurrent and batch.pieces is not None
             else [],
             attention=AttentionPlan.build(
                 decodes=D,
@@ -73,45 +66,6 @@ class StepPlans:
             if attention
             else None,
             positions=batch.positions,
-            page=index_tensor(host.kv_row // batch.page_size, device),
-            offset=index_tensor(host.kv_row % batch.page_size, device),
+            page=batch.page,
+            offset=batch.offset,
         )
-
-
-def _together(batch: ForwardBatch, most_chunks: int | None) -> list[tuple[int, int]]:
-    """(first, end) of the sequences whose pieces are scanned together."""
-    first, groups, chunks = batch.decodes, list[tuple[int, int]](), 0
-    counts = np.bincount(batch.host.chunk_sequence, minlength=batch.sequences).tolist()
-    for piece in range(batch.decodes, batch.sequences):
-        if most_chunks is not None and piece > first and chunks + counts[piece] > most_chunks:
-            groups.append((first, piece))
-            first, chunks = piece, 0
-        chunks += counts[piece]
-    return [*groups, (first, batch.sequences)] if batch.sequences > first else groups
-
-
-def _prefill(batch: ForwardBatch, first: int, end: int) -> tuple[slice, ChunkPlan]:
-    host = batch.host
-    rows = slice(int(host.query_start[first]), int(host.query_start[end]))
-    some = slice(*np.searchsorted(host.chunk_sequence, (first, end)).tolist())
-    noise, on_device = _noise(batch, rows)
-    return rows, ChunkPlan.build(
-        chunk_start=host.chunk_start[some] - rows.start,
-        chunk_len=host.chunk_len[some],
-        chunk_sequence=host.chunk_sequence[some] - first,
-        chunk_rank=host.chunk_rank[some],
-        chunk_track=host.chunk_track[some],
-        slot_in=host.slot_in[first:end],
-        slot_out=host.slot_out[first:end],
-        piece_start=host.query_start[first : end + 1] - rows.start,
-        chunk_size=batch.chunk_size,
-        device=batch.positions.device,
-        noise=noise,
-        device_noise=on_device,
-    )
-
-
-def _noise(batch: ForwardBatch, rows: slice) -> tuple[IntArray | None, torch.Tensor | None]:
-    """On the host and on the device; None where no state is rounded."""
-    noise = batch.host.state_noise
-    return (noise[rows], batch.state_noise[rows]) if len(noise) else (None, None)

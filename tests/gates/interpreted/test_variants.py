@@ -2,20 +2,14 @@
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from engines import make_engine, run
 from kernel_variants import late, variants
 from mamba_kernels.paged_attention import triton as paged_attention
-from mamba_kernels.ssd_prefill.segments import Segments
 from mamba_server.engine.boot import BootOverrides
-from mamba_server.engine.runner import ModelRunner
-from mamba_server.model.trial_batch import trial_batch
 from mamba_server.wire import AddRequest, SamplingParams
 from recorded_work import RecordedGraphs
 
@@ -48,14 +42,3 @@ def test_serving_launches_what_the_start_has_compiled(
     with variants() as served:
         run(engine, requests)
     assert [*late(served, prepared)] == []
-
-
-@pytest.mark.parametrize("longest", [2048, 2047])
-def test_the_start_has_a_piece_that_is_cut_into_segments_if_a_step_can(longest: int) -> None:
-    runner: Any = SimpleNamespace(_chunk=128, _longest_piece=longest)
-    cut = []
-    for decodes, pieces in ModelRunner._kinds_of_prompts(runner):
-        host = trial_batch(decodes, pieces, chunk=128, spare_row=4)
-        first = np.searchsorted(host.chunk_sequence, np.arange(len(decodes), len(host.context_len) + 1))
-        cut.append(Segments.cut(first, np.zeros(len(pieces)), 2, torch.device("cpu")) is not None)
-    assert cut == ([False, False, True, True] if longest == 2048 else [False, False])

@@ -434,7 +434,7 @@ def test_who_came_in_a_failed_step_does_not_hurt_who_came_in_the_next() -> None:
 
 
 def test_the_rows_of_a_long_prompt_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_scores, "BLOCK_LOGITS", 6 * VOCAB)
+    monkeypatch.setattr(token_scores, "BLOCK_LOGITS", 11 * VOCAB)
     bench = Bench()
     prompt = [1 + (7 * at) % 39 for at in range(75)]
     bench.add("r", prompt, 2, prompt_logprobs=2)
@@ -446,7 +446,7 @@ def test_the_rows_of_a_long_prompt_are_scored_in_blocks(monkeypatch: pytest.Monk
     for place, each in enumerate(scores[1:], 1):
         assert each is not None
         check(each, prompt[place], logits_after(prompt[place - 1], place - 1), 2)
-    assert bench.model.most_rows == 6
+    assert bench.model.most_rows == 8
 
 
 def test_parameters_are_sent_to_the_device_only_when_the_rows_change(monkeypatch: pytest.MonkeyPatch) -> None:

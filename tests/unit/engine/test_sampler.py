@@ -10,6 +10,7 @@ import torch
 
 from mamba_kernels.cpu.library import library
 from mamba_kernels.no_sync import no_sync
+from mamba_kernels.sample import reference as sample_reference
 from mamba_kernels.sample.reference import sample, top_p
 from mamba_server.engine import token_scores
 from mamba_server.engine.output_grammar import WORD, TokenMasks, mask_words
@@ -466,3 +467,34 @@ def test_a_masked_row_gets_a_token_that_is_allowed_and_the_others_theirs(
     if "logprobs" in wanted:  # of the model, whatever is allowed
         assert guided.logprob is not None
         assert guided.logprob.tolist() == pytest.approx(logits.log_softmax(-1)[guided.ids.long()].tolist())
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_many_masked_rows_get_tokens_that_are_allowed_block_by_block(
+    sampler: Sampler, logits: torch.Tensor, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(token_scores, "BLOCK_LOGITS", rows * VOCAB)
+    own = [admit(sampler, params(), seed, [1, 2, 3]) for seed in range(11)]
+    allowed = [(row, {row, 20 + row}) for row in range(0, 11, 1 if rows == 1 else 2)]
+    ids = sampler.sample(
+        logits.repeat(11, 1), sampler.batch(own), torch.arange(11, dtype=torch.int32), masks(*allowed)
+    ).ids.tolist()
+    assert all(ids[row] in tokens for row, tokens in allowed)
+
+
+def test_the_reference_chooses_the_same_in_blocks_and_counts_each_token_once(
+    monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor
+) -> None:
+    asked = [params(), params(top_p=0.5), params(temperature=0, presence_penalty=1.0), params(min_p=0.1)] * 3
+
+    def chosen() -> tuple[list[int], list[list[int]]]:
+        sampler = Sampler(VOCAB, CPU, operator=sample)
+        rows = [admit(sampler, each, seed, [1, 2, 3]) for seed, each in enumerate(asked)]
+        places = torch.arange(12, dtype=torch.int32)
+        ids = sampler.sample(logits.repeat(12, 1), sampler.batch(rows), places).ids.tolist()
+        return ids, sampler._output_counts.tolist()
+
+    whole = chosen()
+    for rows in (1, 5):
+        monkeypatch.setattr(sample_reference, "BLOCK_LOGITS", rows * VOCAB)
+        assert chosen() == whole

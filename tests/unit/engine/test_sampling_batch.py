@@ -100,9 +100,10 @@ def test_penalties_bring_their_owners_in_the_order_of_the_rows() -> None:
     plain = row()
     strong = row(counts_row=4, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-1.0)
     weak = row(counts_row=2, presence_penalty=0.25)
-    penalties = build(strong, plain, weak).penalties
+    batch = build(strong, plain, weak)
+    penalties = batch.penalties
     assert penalties is not None
-    assert penalties.owners == [strong, weak]
+    assert batch.counted == [strong, weak]
     assert (penalties.rows.tolist(), penalties.counts_rows.tolist()) == ([0, 2], [4, 2])
     assert penalties.repetition.tolist() == [[1.5], [1.0]]
     assert penalties.presence.tolist() == [[0.5], [0.25]]

@@ -1,13 +1,13 @@
 """A step's integers: contradictions are found by the rule they break, and all of them reach the device."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mamba_server.model.forward_batch import ForwardBatch, HostBatch
+from mamba_server.model.forward_batch import AS_THEY_ARE, ForwardBatch, HostBatch
 
 CHUNK, PAGE = 4, 2
 PAGES = np.array([[4, 5, 6], [6, 7, 0], [1, 2, -1]], np.int32)
@@ -104,13 +104,34 @@ def test_a_chunk_across_two_sequences_is_found() -> None:
 def test_every_array_arrives_with_its_shape_and_values() -> None:
     host = step()
     made = batch(host, ints(9, 8, 7, 6, 5, 4, 3))
-    for field in fields(HostBatch):
-        arrived = getattr(made, field.name)
+    for name in AS_THEY_ARE:
+        arrived = getattr(made, name)
         assert arrived.dtype == torch.int32
-        assert np.array_equal(arrived.numpy(), getattr(host, field.name)), field.name
+        assert np.array_equal(arrived.numpy(), getattr(host, name)), name
     assert made.token_ids.tolist() == [9, 8, 7, 6, 5, 4, 3]
-    assert (made.tokens, made.decodes, made.sequences, made.chunks, made.ranks) == (7, 1, 2, 2, 2)
-    assert (made.max_context, made.chunk_size, made.page_size) == (6, CHUNK, PAGE)
+    assert (made.page * PAGE + made.offset).tolist() == host.kv_row.tolist()
+    assert made.decode_slots.tolist() == [[1], [1], [5], [0]]
+    assert (made.tokens, made.decodes, made.sequences) == (7, 1, 2)
+    assert (made.chunk_size, made.page_size) == (CHUNK, PAGE)
+
+
+def test_pieces_are_counted_from_the_first_of_them() -> None:
+    pieces = batch(step(), ints(*range(7))).pieces
+    assert pieces is not None
+    chunks = pieces.on_device
+    assert (pieces.tokens, pieces.chunks, pieces.longest_chunk, pieces.piece_start) == (6, 2, 4, [0, 6])
+    assert (chunks.piece_chunk.tolist(), chunks.chunk_start.tolist()) == ([0, 2], [0, 4, 6])
+    assert (chunks.chunk_track.tolist(), chunks.chunk_piece.tolist()) == ([7, -1], [0, 0])
+    assert pieces.slots.device_routes.tolist() == [[-1], [2], [-1]]
+
+
+def test_what_is_beside_the_step_travels_with_it() -> None:
+    made = ForwardBatch.from_host(
+        step(), token_ids=ints(*range(7)), page_table=torch.from_numpy(PAGES), chunk_size=CHUNK,
+        page_size=PAGE, device=torch.device("cpu"), beside={"rows": ints(2, 0)},
+    )  # fmt: skip
+    assert made.beside["rows"].tolist() == [2, 0]
+    assert made.beside["rows"].untyped_storage().data_ptr() == made.page.untyped_storage().data_ptr()
 
 
 def test_the_batch_keeps_its_integers_when_the_host_reuses_its_arrays() -> None:
@@ -135,4 +156,5 @@ def test_a_step_of_decodes_alone_has_no_chunks() -> None:
     )  # fmt: skip
     host.check(CHUNK, PAGE, PAGES)
     made = batch(host, ints(1))
-    assert (made.chunks, made.ranks, made.decodes, made.sequences) == (0, 0, 1, 1)
+    assert made.pieces is None
+    assert (made.decodes, made.sequences) == (1, 1)

@@ -4,11 +4,13 @@ The oracle is the model itself in float64, one sequence, one token per step: its
 tests compare with the recurrence.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from mamba_kernels.ssd_prefill import reference as ssd_prefill
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.hybrid import HybridModel
@@ -19,10 +21,11 @@ State = list[torch.Tensor]
 
 
 @pytest.fixture(scope="module", params=[None, 3], ids=["pieces scanned together", "few chunks at a time"])
-def model(checkpoint: Path, request: pytest.FixtureRequest) -> HybridModel:
-    made = HybridModel.load(load_model_config(checkpoint), checkpoint, device=CPU, dtype=torch.float64)
-    made._most_chunks = request.param
-    return made
+def model(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[HybridModel]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param is not None:
+            patch.setattr(ssd_prefill, "SCANNED_CHUNKS", request.param)
+        yield HybridModel.load(load_model_config(checkpoint), checkpoint, device=CPU, dtype=torch.float64)
 
 
 def views(model: HybridModel) -> CacheViews:

@@ -11,6 +11,7 @@ from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.workspace import captured_bytes
 from mamba_server.host_memory import available_bytes
 
 GIB = 1 << 30
@@ -136,5 +137,5 @@ def test_what_others_hold_of_a_gpu_is_not_planned_with(nano: ModelConfig) -> Non
 def test_a_workspace_that_was_measured_takes_the_place_of_the_arithmetic(nano: ModelConfig) -> None:
     planned = MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB))
     measured = MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB), workspace=GIB)
-    assert measured.workspace == GIB + RUNTIME_BYTES["cuda"]
+    assert measured.workspace == GIB + RUNTIME_BYTES["cuda"] + captured_bytes(nano, "bfloat16")
     assert measured.arena - planned.arena == planned.workspace - measured.workspace

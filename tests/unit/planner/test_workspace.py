@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mamba_planner import Constraints, Device, MemoryBudget
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.workspace import LOGIT_ROWS, scanned_chunks, workspace_bytes
+from mamba_planner.workspace import LOGIT_ROWS, captured_bytes, scanned_chunks, workspace_bytes
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 TOKENS, RUNNING, LONGEST, CHUNK = 2048, 64, 8192, 64
@@ -58,3 +59,14 @@ def test_few_chunks_of_large_states_are_scanned_together() -> None:
     assert large is not None
     assert small is not None
     assert 1 <= scanned_chunks(large) < scanned_chunks(small) <= 32
+
+
+def test_captured_choices_of_a_large_vocabulary_have_memory_of_their_own() -> None:
+    tall = replace(model("nemotron-nano-9b-v2"), vocab_size=262_144)
+    # Logits of 256 rows as the product gives them and in float32.
+    assert captured_bytes(tall, "bfloat16") == 256 * 262_144 * 6
+    plans = [
+        MemoryBudget.of(each, Constraints(), Device("cuda", 80 << 30), weights=1 << 34, workspace=1 << 30)
+        for each in (tall, replace(tall, vocab_size=1 << 10))
+    ]
+    assert plans[1].arena - plans[0].arena == 256 * (262_144 - 1024) * 6

@@ -4,6 +4,7 @@ Built once by the engine process; `forward` runs one step on the forward stream,
 the arena's views and returns logits. It never allocates cache memory and never reads a device tensor back.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import frequencies, turns
 from mamba_planner.families.support import why_not_served
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.workspace import scanned_chunks
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
@@ -105,12 +105,6 @@ class HybridModel:
         # There are fewer hidden states than logits.
         self.head: Rows = head if factors.logits == 1 else lambda hidden: head(hidden * factors.logits)
         weights.finish(self._names.unused)
-        # The C++ kernels, and Triton's of the delta rule, hold one state, in batch-invariant mode the scan
-        # one a sequence: they take all rows.
-        recurrence = config.mamba or config.gated_delta
-        one_state = library is not None or (config.mamba is None and self.backend.name == TRITON)
-        together = batch_invariant or one_state or recurrence is None
-        self._most_chunks = None if together or recurrence is None else scanned_chunks(recurrence)
         self._attending = [found for block in self.blocks if (found := _attention(block.mixer)) is not None]
 
     @classmethod
@@ -151,11 +145,7 @@ class HybridModel:
         """
         with torch.inference_mode():
             plans = StepPlans.build(
-                batch,
-                recurrent=bool(cache.ssm),
-                attention=bool(cache.kv),
-                most_chunks=self._most_chunks,
-                gathered=self._gathered,
+                batch, recurrent=bool(cache.ssm), attention=bool(cache.kv), gathered=self._gathered
             )
             x, added = self._layers(batch.token_ids, plans, cache)
             rows = batch.logits_rows
@@ -179,6 +169,31 @@ class HybridModel:
     def _gathered(self) -> bool:
         """Whether plans have to say which keys are gathered."""
         return any(attention.gathers for attention in self._attending)
+
+    def token_counts(self, most: int) -> list[int]:
+        """Find the numbers of tokens, up to `most`, of which each is the least of a form that Triton compiles
+        some kernel in; none where the number of tokens is no matter."""
+        moe = self.config.moe
+        if moe is None or self.backend.name != TRITON or self._batch_invariant:
+            return []
+        from mamba_kernels.moe.expert_blocks import row_counts_of_forms
+
+        shared = moe.shared_intermediate > 0
+        return row_counts_of_forms(most, moe.experts_per_token, moe.experts, shared=shared)
+
+    @property
+    def alignments(self) -> int:
+        """After how many rows of a mixer's inputs one lies again at the same place between multiples of 16
+        bytes: for each of these places Triton compiles the kernels of prompts once."""
+        widths = []
+        if (mamba := self.config.mamba) is not None:
+            projected = mamba.inner + mamba.conv_dim + mamba.heads
+            widths += [projected * self.dtype.itemsize, mamba.inner * self.dtype.itemsize]
+        if (delta := self.config.gated_delta) is not None:
+            values = delta.value_heads * delta.value_dim
+            projected = delta.conv_dim + values + 2 * delta.value_heads
+            widths += [projected * self.dtype.itemsize, values * self.dtype.itemsize]
+        return max((16 // math.gcd(16, width) for width in widths), default=1)
 
     def _layers(
         self, token_ids: torch.Tensor, plans: StepPlans, cache: CacheViews
