@@ -15,6 +15,9 @@ from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div
 
 TILE = 1024
 """Pairs that are looked at together while they are sorted."""
+COUNTED_ALONE = 4096
+"""Pairs up to which the program of an expert counts those of all experts itself; more are counted in a launch
+of their own, where each program looks for those of one expert alone."""
 LEAST_ROWS, MOST_ROWS = 16, 64
 """Pairs of a block: what tensor cores take at least, and what still hides the loads of the weights."""
 
@@ -56,16 +59,31 @@ def count_kernel(experts, counts, pairs, TILE: tl.constexpr):
     tl.store(counts + expert, tl.sum(found, 0))
 
 
+@triton.jit
+def _counts(experts, pairs, PADDED: tl.constexpr, TILE: tl.constexpr):
+    """The pairs of every expert."""
+    counts = tl.zeros([PADDED], tl.int32)
+    for start in range(0, pairs, TILE):
+        pair = start + tl.arange(0, TILE)
+        expert = tl.load(experts + pair, mask=pair < pairs, other=-1)
+        counts += tl.histogram(expert, PADDED, mask=expert >= 0)
+    return counts
+
+
 @triton.jit(do_not_specialize=["pairs", "most"])
 def place_kernel(
     experts, counts, block_expert, block_pairs, pairs, most,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Grid (experts,): the blocks of each, its pairs in their order, -1 behind them. The last one says of the
-    blocks behind its own that they are nobody's: -1."""
+    blocks behind its own that they are nobody's: -1. Without `counts` each program counts for itself."""
     expert = tl.program_id(0)
     e = tl.arange(0, PADDED)
-    blocks = (tl.load(counts + e, mask=e < EXPERTS, other=0) + (ROWS - 1)) // ROWS
+    if counts is None:
+        of_each = _counts(experts, pairs, PADDED, TILE)
+    else:
+        of_each = tl.load(counts + e, mask=e < EXPERTS, other=0)
+    blocks = (of_each + (ROWS - 1)) // ROWS
     first = tl.sum(tl.where(e < expert, blocks, 0), 0)
     end = first + tl.sum(tl.where(e == expert, blocks, 0), 0)
     t = tl.arange(0, TILE)
@@ -88,13 +106,14 @@ def place_kernel(
 
 
 def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[KernelCall]:
-    """The launches that fill `blocks` from experts [n, k] int32, dense, of which there are `count`."""
+    """The launches that fill `blocks` from experts [n, k] int32, dense, of which there are `count`: one for
+    the pairs of a decode, two for those of a long prompt."""
     pairs = experts.numel()
-    tile = block_of(pairs, least=128, most=TILE)
-    given = {"experts": experts, "counts": experts.new_empty(count), "pairs": pairs}
+    counts = experts.new_empty(count) if pairs > COUNTED_ALONE else None
+    given = {"experts": experts, "counts": counts, "pairs": pairs}
     found = {"block_expert": blocks.expert, "block_pairs": blocks.pairs, "most": len(blocks.expert)}
-    sizes = {"EXPERTS": count, "PADDED": block_of(count), "ROWS": blocks.rows, "TILE": tile}
-    return [
-        KernelCall(count_kernel, (count,), given, {"TILE": tile}, Launch(4)),
-        KernelCall(place_kernel, (count,), given | found, sizes, Launch(4)),
-    ]
+    sizes = {"EXPERTS": count, "PADDED": block_of(count), "ROWS": blocks.rows, "TILE": TILE}
+    place = KernelCall(place_kernel, (count,), given | found, sizes, Launch(4))
+    if counts is None:
+        return [place]
+    return [KernelCall(count_kernel, (count,), given, {"TILE": TILE}, Launch(4)), place]

@@ -58,6 +58,23 @@ def test_gated_norm_gates_first_and_norms_each_group(
     assert torch.equal(gate, before)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+@pytest.mark.parametrize("alike", [True, False])
+def test_gated_norm_may_norm_each_group_first(dtype: torch.dtype, tolerance: float, alike: bool) -> None:
+    y, gate = rand(7, 48).to(dtype), rand(7, 60, seed=1)[:, 6:54].to(dtype)
+    weight = rand(12 if alike else 48, seed=2).to(dtype)
+    parts = y.double().unflatten(1, (4, 12))
+    normed = parts / (parts.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    factor = weight.double().view(-1, 12)
+    expected = (normed * factor).flatten(1) * F.silu(gate.double())
+    before = y.clone(), gate.clone()
+    got = gated_norm(y, gate, weight, 1e-5, 4, norm_first=True)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(y, before[0])
+    assert torch.equal(gate, before[1])
+
+
 def test_without_a_weight_only_the_gate_is_applied() -> None:
     y, gate = rand(3, 8), rand(3, 8, seed=1)
     torch.testing.assert_close(gated_norm(y, gate, None, 1e-5, 2), y * F.silu(gate))

@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from mamba_kernels.activate import Function
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
@@ -47,8 +48,9 @@ class Attention:
         self.attend, gathers = self._attend(loader)
         self.gathers = gathers and self.kernels is None
         """Whether the plan has to say which keys are gathered."""
-        self.gate = _gate if loader.library is None else RowGate(loader.library)
-        """Applies the output's gate, where there is one."""
+        self.gate = None if loader.library is None else RowGate(loader.library)
+        """Applies the output's gate, where there is one; None = `activate` does."""
+        self.activate = loader.operators.activate
         self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
 
     def _attend(self, loader: Loader) -> tuple[Operator, bool]:
@@ -105,12 +107,16 @@ class Attention:
                 extend(query[cut:], kv, plans.attention, attended[cut:])
         flat = attended.flatten(1)
         if gate:
-            self.gate(flat, gate[0].flatten(1))
+            flat = self._gated(flat, gate[0].flatten(1))
         return self.o_proj(flat)
 
-
-def _gate(x: torch.Tensor, gate: torch.Tensor) -> None:
-    x.mul_(gate.sigmoid())
+    def _gated(self, flat: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """flat * sigmoid(gate); either may be overwritten."""
+        if self.gate is not None:
+            self.gate(flat, gate)
+            return flat
+        self.activate(gate, Function.SIGMOID, flat)
+        return gate
 
 
 def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Rows:

@@ -83,6 +83,12 @@ class Loader:
         """Whether `linear` applies it to its product."""
         return self.library is not None and activation in ACTIVATIONS
 
+    @property
+    def joins(self) -> bool:
+        """Whether large matrices are joined for one product: where they are copied to a device anyway. On a
+        CPU they would leave the file's mapping, which all processes share."""
+        return self.library is None and self.device.type != "cpu"
+
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool, activation: str = "") -> Rows:
         """The product with the weight `name`; `activation`: one that this loader `activates`, or none."""
         return self.joined({name: outputs}, inputs, bias=bias, activation=activation)

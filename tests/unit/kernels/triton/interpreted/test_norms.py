@@ -60,6 +60,24 @@ def test_gated_norm_equals_the_reference(width: int, groups: int, kind: torch.dt
     close(out, gated_reference(y.double(), gate.double(), wide, 1e-5, groups))
 
 
+@pytest.mark.parametrize(
+    ("width", "groups", "kind"),
+    [(1, 1, torch.bfloat16), (63, 7, torch.float32), (100, 1, torch.bfloat16), (768, 6, torch.bfloat16),
+     (4096, 32, torch.bfloat16), (2400, 3, torch.float32)],
+)  # fmt: skip
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_norm_in_front_of_the_gate_equals_the_reference(
+    width: int, groups: int, kind: torch.dtype, alike: bool
+) -> None:
+    """A weight of one group is that of every group; y has the type of the gate, or is wider."""
+    gate = rows(width, 2, kind)
+    weight = rows(width // groups if alike else width, 3, kind)[0]
+    for y in (rows(width, 1, kind), rows(width, 4, torch.float32)):
+        out = gated_norm(y, gate, weight, 1e-6, groups, True)
+        assert out.dtype == kind
+        close(out, gated_reference(y.double(), gate.double(), weight.double(), 1e-6, groups, True))
+
+
 def test_no_rows_are_no_launch() -> None:
     assert rms_norm(torch.empty(0, 8), torch.ones(8), 1e-5).shape == (0, 8)
 
