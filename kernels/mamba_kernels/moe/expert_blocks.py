@@ -15,9 +15,9 @@ from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div
 
 TILE = 1024
 """Pairs that are looked at together while they are sorted."""
-COUNTED_ALONE = 4096
-"""Pairs up to which the program of an expert counts those of all experts itself; more are counted in a launch
-of their own, where each program looks for those of one expert alone."""
+COUNTED_ALONE, MOST_COUNTED = 4096, 1024
+"""Pairs up to which the program of an expert counts those of all experts itself, and the most experts whose
+counts it holds. Else they are counted in a launch of their own, by each program those of one expert."""
 LEAST_ROWS, MOST_ROWS = 16, 64
 """Pairs of a block: what tensor cores take at least, and what still hides the loads of the weights."""
 
@@ -109,7 +109,7 @@ def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[
     """The launches that fill `blocks` from experts [n, k] int32, dense, of which there are `count`: one for
     the pairs of a decode, two for those of a long prompt."""
     pairs = experts.numel()
-    counts = experts.new_empty(count) if pairs > COUNTED_ALONE else None
+    counts = experts.new_empty(count) if pairs > COUNTED_ALONE or count > MOST_COUNTED else None
     given = {"experts": experts, "counts": counts, "pairs": pairs}
     found = {"block_expert": blocks.expert, "block_pairs": blocks.pairs, "most": len(blocks.expert)}
     sizes = {"EXPERTS": count, "PADDED": block_of(count), "ROWS": blocks.rows, "TILE": TILE}
