@@ -1,4 +1,4 @@
-"""Operators of families that are not served yet, at their shapes: experts, and the gated delta rule."""
+"""Operators of experts and of the gated delta rule, at the shapes of models that have them."""
 
 import numpy as np
 import torch

@@ -70,10 +70,10 @@ def _counts(experts, pairs, PADDED: tl.constexpr, TILE: tl.constexpr):
     return counts
 
 
-@triton.jit(do_not_specialize=["pairs", "most"])
+@triton.jit(do_not_specialize=["pairs", "most", "rows"])
 def place_kernel(
-    experts, counts, block_expert, block_pairs, pairs, most,
-    EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    experts, counts, block_expert, block_pairs, pairs, most, rows,
+    EXPERTS: tl.constexpr, PADDED: tl.constexpr, MOST_ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Grid (experts,): the blocks of each, its pairs in their order, -1 behind them. The last one says of the
     blocks behind its own that they are nobody's: -1. Without `counts` each program counts for itself."""
@@ -83,7 +83,7 @@ def place_kernel(
         of_each = _counts(experts, pairs, PADDED, TILE)
     else:
         of_each = tl.load(counts + e, mask=e < EXPERTS, other=0)
-    blocks = (of_each + (ROWS - 1)) // ROWS
+    blocks = (of_each + (rows - 1)) // rows
     first = tl.sum(tl.where(e < expert, blocks, 0), 0)
     end = first + tl.sum(tl.where(e == expert, blocks, 0), 0)
     t = tl.arange(0, TILE)
@@ -94,15 +94,15 @@ def place_kernel(
         for start in range(end, most, TILE):
             block = start + t
             tl.store(block_expert + block, -1, mask=block < most)
-    at = first * ROWS
+    at = first * rows
     for start in range(0, pairs, TILE):
         pair = start + t
         mine = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
         rank = tl.cumsum(mine.to(tl.int32), 0)
         tl.store(block_pairs + at + rank - 1, pair, mask=mine)
         at += tl.sum(mine.to(tl.int32), 0)
-    padding = at + tl.arange(0, ROWS)
-    tl.store(block_pairs + padding, -1, mask=padding < end * ROWS)
+    padding = at + tl.arange(0, MOST_ROWS)
+    tl.store(block_pairs + padding, -1, mask=padding < end * rows)
 
 
 def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[KernelCall]:
@@ -111,8 +111,13 @@ def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[
     pairs = experts.numel()
     counts = experts.new_empty(count) if pairs > COUNTED_ALONE or count > MOST_COUNTED else None
     given = {"experts": experts, "counts": counts, "pairs": pairs}
-    found = {"block_expert": blocks.expert, "block_pairs": blocks.pairs, "most": len(blocks.expert)}
-    sizes = {"EXPERTS": count, "PADDED": block_of(count), "ROWS": blocks.rows, "TILE": TILE}
+    found = {
+        "block_expert": blocks.expert,
+        "block_pairs": blocks.pairs,
+        "most": len(blocks.expert),
+        "rows": blocks.rows,
+    }
+    sizes = {"EXPERTS": count, "PADDED": block_of(count), "MOST_ROWS": MOST_ROWS, "TILE": TILE}
     place = KernelCall(place_kernel, (count,), given | found, sizes, Launch(4))
     if counts is None:
         return [place]

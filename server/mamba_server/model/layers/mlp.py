@@ -17,7 +17,7 @@ Activation = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(x, factor) -> function(x) * factor, all [T, f]. x may be overwritten; None multiplies nothing."""
 
 
-FUNCTIONS = {
+ACTIVATIONS = {
     "relu2": Function.SQUARED_RELU,
     "relu": Function.RELU,
     "silu": Function.SILU,
@@ -46,9 +46,9 @@ INVARIANT: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
 def activation(name: str, operator: Operator = activate, *, batch_invariant: bool = False) -> Activation:
     """The function of that name, by `operator` unless bits must not depend on places. Raises UnsupportedModel
     for one that is not served."""
-    if name not in FUNCTIONS:
-        raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(FUNCTIONS)}")
-    function = FUNCTIONS[name]
+    if name not in ACTIVATIONS:
+        raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    function = ACTIVATIONS[name]
     if batch_invariant:
         return lambda x, factor: _invariant(function, x, factor)
 
