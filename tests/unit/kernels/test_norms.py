@@ -26,6 +26,14 @@ def test_rms_norm_equals_its_definition(dtype: torch.dtype, tolerance: float, wi
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_rms_norm_of_parts_is_that_of_each() -> None:
+    x, weight = rand(5, 24), rand(24, seed=1)
+    before = x.clone()
+    parts = [rms_norm(x[:, at : at + 6], weight[at : at + 6], 1e-5) for at in range(0, 24, 6)]
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5, groups=4), torch.cat(parts, 1))
+    assert torch.equal(x, before)
+
+
 def test_a_wide_residual_comes_out_in_the_type_of_the_weights() -> None:
     assert rms_norm(rand(2, 8).float(), torch.ones(8, dtype=torch.bfloat16), 1e-5).dtype == torch.bfloat16
 

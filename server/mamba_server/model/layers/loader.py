@@ -72,12 +72,15 @@ class Loader:
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         """The RMSNorm with the weight `name`."""
-        weight = self.wide(name, width) + self.norm_offset if self.norm_offset else self.tensor(name, width)
-        dtype = self.dtype
+        weight, dtype = self.norm_weight(name, width), self.dtype
         if self.library is not None:
             return RowNorm(self.library, weight, eps, dtype)
         norm = self.operators.rms_norm
         return lambda x, added: norm(x, weight, eps, added, dtype)
+
+    def norm_weight(self, name: str, width: int) -> torch.Tensor:
+        """What an RMSNorm multiplies by: the weight `name` and what is added to it."""
+        return self.wide(name, width) + self.norm_offset if self.norm_offset else self.tensor(name, width)
 
     def activates(self, activation: str) -> bool:
         """Whether `linear` applies it to its product."""

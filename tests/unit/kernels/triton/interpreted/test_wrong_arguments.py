@@ -101,6 +101,10 @@ LIMITS: dict[str, tuple[str, dict[str, Any]]] = {
         "gated_norm",
         {"y": torch.zeros(1, 32769), "gate": torch.zeros(1, 32769), "weight": None, "groups": 1},
     ),
+    "groups is 3; it must divide the 10 elements of a row of x": (
+        "rms_norm",
+        {"dtype": torch.float32, "groups": 3},
+    ),
     "groups is 0": ("gated_norm", {"groups": 0}),
     "groups is -2": ("gated_norm", {"groups": -2}),
     "groups is 3": ("gated_norm", {"groups": 3}),
