@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from kernel_variants import variants
 from mamba_kernels.activate import Function
 from mamba_kernels.activate.triton import activate
 from testmodels.functions import FORMULAS
@@ -55,6 +57,15 @@ def test_large_numbers_overflow_nothing_and_what_is_no_number_stays_none(functio
         x.double(), FORMULAS[function](torch.tensor([[200.0, -200, 0, 0, 1e-30, float("nan")]]).double()),
         equal_nan=True, rtol=1e-6, atol=1e-12,
     )  # fmt: skip
+
+
+def test_what_is_compiled_does_not_follow_from_the_number_of_rows() -> None:
+    both = torch.randn(64, 8)
+    with variants() as seen:
+        for n in (1, 2, 5, 33):
+            gate, up = F.linear(torch.randn(n, 8), both).chunk(2, 1)
+            activate(gate, Function.SILU, up)
+    assert len(seen) == 1
 
 
 def test_no_rows_are_no_launch() -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernel_variants import variants
 from mamba_kernels.moe import Activation, SharedExpert, expert_blocks
 from mamba_kernels.moe.expert_blocks import ExpertBlocks, sort_calls
 from mamba_kernels.moe.triton import moe
@@ -70,6 +71,15 @@ def test_many_pairs_are_counted_apart_into_the_same_blocks(
     placed = [(pair, owner) for owner, pairs in sorted_pairs[0] for pair in pairs if pair >= 0]
     wanted = experts.flatten().tolist()
     assert sorted(placed) == [(pair, owner) for pair, owner in enumerate(wanted) if owner >= 0]
+
+
+def test_pairs_are_sorted_by_two_compilations_at_most() -> None:
+    with variants() as seen:
+        for n in (1, 5, 40, 300, 1100):
+            experts = torch.zeros(n, 4, dtype=torch.int32)
+            for call in sort_calls(experts, 7, ExpertBlocks.empty(experts, 7)):
+                call.run()
+    assert sorted(name for name, *_ in seen) == ["count_kernel", "place_kernel", "place_kernel"]
 
 
 def test_weights_of_experts_that_nobody_chose_are_not_touched() -> None:

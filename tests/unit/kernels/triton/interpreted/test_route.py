@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from kernel_variants import variants
 from mamba_kernels.moe import Routing
 from mamba_kernels.moe import route as reference
 from mamba_kernels.moe.route_kernel import route_call
@@ -108,6 +110,15 @@ def test_all_of_the_result_and_nothing_else_is_written() -> None:
     torch.testing.assert_close(weights[1:-1], expected[1], rtol=1e-5, atol=1e-7)
     assert (chosen[[0, -1]] == -7).all()
     assert weights[[0, -1]].isnan().all()
+
+
+def test_what_is_compiled_does_not_follow_from_the_number_of_rows() -> None:
+    experts, routing = RULES["sigmoids by their sum"]
+    router = torch.randn(experts + 1, 8)
+    with variants() as seen:
+        for n in (1, 2, 5, 33):
+            route(F.linear(torch.randn(n, 8), router)[:, :-1], routing)
+    assert len(seen) == 1
 
 
 def test_no_rows_are_no_launch() -> None:
