@@ -165,10 +165,13 @@ def test_the_mixer_uses_the_kernels_of_the_mode(
 def test_an_activation_has_the_same_bits_at_every_place_and_the_value_of_the_fast_one(name: str) -> None:
     x = torch.randn(67, generator=torch.Generator().manual_seed(3)) * 4
     exact = activation(name, batch_invariant=True)
-    whole = exact(x.clone())
-    torch.testing.assert_close(whole, activation(name)(x.clone()), rtol=1e-5, atol=1e-6)
+    whole = exact(x.clone(), None)
+    torch.testing.assert_close(whole, activation(name)(x.clone(), None), rtol=1e-5, atol=1e-6)
     for start in range(0, 67, 7):
-        assert torch.equal(exact(x[start : start + 7].clone()), whole[start : start + 7])
+        assert torch.equal(exact(x[start : start + 7].clone(), None), whole[start : start + 7])
+    # As a half of a product that is joined with another one.
+    wide = torch.cat([x, x]).view(2, 67).repeat(1, 2)
+    assert torch.equal(exact(wide[:, :67], wide[:, 67:]), (whole * x).expand(2, -1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -1,4 +1,4 @@
-"""Operators of families that are not served yet, at their shapes: experts, and the gated delta rule."""
+"""Operators of experts and of the gated delta rule, at the shapes of models that have them."""
 
 import numpy as np
 import torch
@@ -14,6 +14,12 @@ QWEN3_NEXT = (32, 16, 128, 128)
 """Value heads H, key heads G, V, K."""
 EXPERTS = {"granite-4.0-h-small": (4096, 768, 72, 10, True), "nemotron-3-nano": (2688, 1856, 128, 6, False)}
 """Width d, width of an expert, experts, of which a row takes so many, and whether they have gates."""
+CHOICES = {
+    "granite-4.0-h-small": (72, Routing(10, "softmax", renormalise=True)),
+    "nemotron-3-nano": (128, Routing(6, "sigmoid", renormalise=True, scale=2.5)),
+    "qwen3-next": (512, Routing(10, "softmax", renormalise=True)),
+}
+"""Experts, and the rule by which a row takes some."""
 CHUNK = 64
 
 
@@ -23,6 +29,9 @@ def moe_and_delta_cases(device: torch.device, *, small: bool) -> list[Case]:
     shape = (H // 8, G // 8, V, K) if small else QWEN3_NEXT
     cases = [_update(shape, device, rows) for rows in ((4,) if small else (1, 64, 256))]
     cases += [_prefill(shape, device, tokens) for tokens in ((128,) if small else (4096, 16_384))]
+    cases += [_delta_gate(shape, device, rows) for rows in ((4,) if small else (64, 4096))]
+    for name, (experts, routing) in CHOICES.items():
+        cases += [_route(name, experts, routing, device, rows) for rows in ((4,) if small else (1, 64, 4096))]
     for name, (d, inner, experts, k, gated) in EXPERTS.items():
         sizes = (d // 8, inner // 8, experts // 4, k, gated) if small else (d, inner, experts, k, gated)
         cases += [_moe(name, sizes, device, rows) for rows in ((4,) if small else (1, 64, 4096))]
@@ -111,6 +120,43 @@ def _prefill(shape: tuple[int, int, int, int], device: torch.device, tokens: int
         tokens * _of_row(shape) + H * V * K * 4,
         tokens * H * (2 * V * (2 * K + 2 * CHUNK) + 4 * CHUNK * K),
     )
+
+
+def _delta_gate(shape: tuple[int, int, int, int], device: torch.device, rows: int) -> Case:
+    """The norm of each head and the gate, which lies in the mixer's projection."""
+    H, G, V, K = shape
+    width, before = H * V, 2 * G * K + H * V
+
+    def inputs(size: int) -> Inputs:
+        generator = torch.Generator(device).manual_seed(0)
+        projected = torch.randn(size, before + width + 2 * H, generator=generator, device=device).bfloat16()
+        y = torch.randn(size, width, generator=generator, device=device).bfloat16()
+        return {"y": y, "projected": projected, "weight": torch.ones(V, device=device).bfloat16()}
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        gate = given["projected"][:, before : before + width]
+        return (operators.gated_norm(given["y"], gate, given["weight"], 1e-6, H, True),)
+
+    return Case(
+        "gated_norm", f"qwen3-next, {rows} rows", rows, min(rows, 8), inputs, run, rows * width * 3 * 2
+    )
+
+
+def _route(name: str, experts: int, routing: Routing, device: torch.device, rows: int) -> Case:
+    def inputs(size: int) -> Inputs:
+        generator = torch.Generator(device).manual_seed(0)
+        # Apart by more than the rounding of a sigmoid, so that float32 and float64 choose the same.
+        steps = torch.rand(size, experts, generator=generator, device=device).argsort(1)
+        logits = (steps - experts / 2) / (experts / 8)
+        corrected = routing.scores == "sigmoid"
+        return {"logits": logits, "correction": torch.zeros(experts, device=device) if corrected else None}
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        experts, weights = operators.route(given["logits"], routing, given["correction"])
+        return experts, weights
+
+    least = rows * (4 * experts + 8 * routing.top_k)
+    return Case("route", f"{name}, {rows} rows", rows, min(rows, 64), inputs, run, least)
 
 
 def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device, rows: int) -> Case:

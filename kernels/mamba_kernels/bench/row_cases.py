@@ -1,7 +1,8 @@
-"""Norms of rows, and the choice of tokens."""
+"""Norms of rows, activations, and the choice of tokens."""
 
 import torch
 
+from mamba_kernels.activate import Function
 from mamba_kernels.bench.case import Case, Inputs
 from mamba_kernels.bench.model_shape import ModelShape
 from mamba_kernels.dispatch.operators import Operators
@@ -9,12 +10,14 @@ from mamba_kernels.sample import PenaltyCounts, SampleParameters, sample
 from mamba_kernels.sample.parameters import packed_size
 
 EPS = 1e-5
+WIDENED = 3
+"""How many times as wide as a row a feed-forward is, about."""
 
 
 def row_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
     """`small`: for a machine without a GPU."""
     rows = (8,) if small else (64, 4096)
-    cases = [norm(name, shape, device, n) for n in rows for norm in (_rms_norm, _gated)]
+    cases = [norm(name, shape, device, n) for n in rows for norm in (_rms_norm, _gated, _activation)]
     choices = ((4, 1.0), (4, 0.9)) if small else ((1, 1.0), (64, 1.0), (256, 1.0), (64, 0.9))
     return cases + [_sample(name, shape, device, n, top_p) for n, top_p in choices]
 
@@ -49,6 +52,21 @@ def _gated(name: str, shape: ModelShape, device: torch.device, rows: int) -> Cas
     return Case(
         "gated_norm", f"{name}, {rows} rows", rows, min(rows, 8), inputs, run, rows * shape.inner * 3 * 2
     )
+
+
+def _activation(name: str, shape: ModelShape, device: torch.device, rows: int) -> Case:
+    """SiLU of one half of a product, times the other, in place."""
+    width = WIDENED * shape.d
+
+    def inputs(size: int) -> Inputs:
+        return {"product": _random(device, size, 2 * width).bfloat16()}
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        gate, up = given["product"].chunk(2, 1)
+        operators.activate(gate, Function.SILU, up)
+        return (gate,)
+
+    return Case("activate", f"{name}, {rows} rows", rows, min(rows, 8), inputs, run, rows * width * 3 * 2)
 
 
 def _sample(name: str, shape: ModelShape, device: torch.device, rows: int, top_p: float) -> Case:

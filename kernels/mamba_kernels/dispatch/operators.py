@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
+from mamba_kernels.activate import activate
 from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.gated_delta import GatedDelta
@@ -23,7 +24,7 @@ from mamba_kernels.dispatch.kernel_or_reference import (
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
 from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.kv_write import kv_write
-from mamba_kernels.moe import moe
+from mamba_kernels.moe import moe, route
 from mamba_kernels.paged_attention import paged_attention
 from mamba_kernels.rms_norm import rms_norm
 from mamba_kernels.rope import rope
@@ -38,6 +39,7 @@ Result = TypeVar("Result")
 class Operators:
     """Each has the arguments of its reference."""
 
+    activate: Operator
     conv1d_prefill: Operator
     conv1d_update: Operator
     gated_delta_prefill: Operator
@@ -48,6 +50,7 @@ class Operators:
     paged_attention: Operator
     rms_norm: Operator
     rope: Operator
+    route: Operator
     ssd_prefill: Operator
     state_update: Operator
     sample: Operator | None
@@ -99,6 +102,7 @@ OPERATORS = tuple(field.name for field in fields(Operators) if field.name != "wh
 
 
 REFERENCE = Operators(
+    activate=activate,
     conv1d_prefill=conv1d_prefill,
     conv1d_update=conv1d_update,
     gated_delta_prefill=gated_delta_prefill,
@@ -109,6 +113,7 @@ REFERENCE = Operators(
     paged_attention=paged_attention,
     rms_norm=rms_norm,
     rope=rope,
+    route=route,
     ssd_prefill=ssd_prefill,
     state_update=state_update,
     sample=None,
@@ -134,6 +139,7 @@ def cpu_operators(library: Library) -> Operators:
 
 def triton_operators() -> Operators:
     """Put the kernels together, for one model. Raises ImportError where there is no Triton."""
+    from mamba_kernels.activate import triton as activate_kernel
     from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
     from mamba_kernels.conv1d_update import triton as conv1d_update_kernel
     from mamba_kernels.gated_delta import triton as gated_delta_kernels
@@ -148,6 +154,7 @@ def triton_operators() -> Operators:
     from mamba_kernels.state_update import triton as state_update_kernel
 
     return Operators(
+        activate=KernelOrReference("activate", activate_kernel.activate, activate),
         conv1d_prefill=KernelOrReference(
             "conv1d_prefill", conv1d_prefill_kernel.conv1d_prefill, conv1d_prefill
         ),
@@ -166,6 +173,7 @@ def triton_operators() -> Operators:
         ),
         rms_norm=KernelOrReference("rms_norm", rms_norm_kernel.rms_norm, rms_norm),
         rope=KernelOrReference("rope", rope_kernel.rope, rope),
+        route=KernelOrReference("route", moe_kernel.route, route),
         ssd_prefill=KernelOrReference("ssd_prefill", ssd_prefill_kernel.ssd_prefill, ssd_prefill),
         state_update=KernelOrReference("state_update", state_update_kernel.state_update, state_update),
         sample=KernelOrReference("sample", sample_kernel.sample, sample),

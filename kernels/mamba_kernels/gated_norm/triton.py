@@ -21,16 +21,26 @@ MOST_WIDTH = 1 << 15
 """A group stays in the registers of one program."""
 
 
-def gated_norm(
-    y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None, eps: float, groups: int
-) -> torch.Tensor:
-    """As the reference: RMSNorm of y * silu(gate) over each of `groups` equal parts of a row.
+TOGETHER = 1024
+"""Elements of narrow groups that a program takes together, so that a thread loads 128 bits at once."""
 
-    y, gate: [T, d], rows may be strided; weight: [d], or None for the gate alone. Returns [T, d] in
-    the type of `gate`. Raises WrongArgument.
+
+def gated_norm(
+    y: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    groups: int,
+    norm_first: bool = False,
+) -> torch.Tensor:
+    """As the reference: RMSNorm of y * silu(gate) over each of `groups` equal parts of a row, or, with
+    `norm_first`, RMSNorm of the parts of y, times silu(gate).
+
+    y, gate: [T, d], rows may be strided; weight: [d], or [d / groups] for every part alike, or None for the
+    gate alone. Returns [T, d] in the type of `gate`. Raises WrongArgument.
     """
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    call(y, gate, weight, eps, groups, out).run()
+    call(y, gate, weight, eps, groups, out, norm_first).run()
     return out
 
 
@@ -41,26 +51,30 @@ def call(
     eps: float,
     groups: int,
     out: torch.Tensor,
+    norm_first: bool = False,
 ) -> KernelCall:
     """The launch that writes `out` [T, d]."""
     check("y", y, (None, None))
     T, width = y.shape
     check("gate", gate, (T, width), device=y.device)
-    if weight is not None:
-        check("weight", weight, (width,), device=y.device)
     if groups < 1 or width % groups:
         raise WrongArgument(f"groups is {groups}; it must divide the {width} elements of a row of y")
     part = width // groups
+    alike = weight is not None and weight.shape == (part,)
+    if weight is not None:
+        check("weight", weight, (part if alike else width,), device=y.device)
     if part > MOST_WIDTH:
         raise UnsupportedArgument(f"y has groups of {part}; the kernel takes {MOST_WIDTH} at most")
-    block = block_of(part, least=128)
+    block = block_of(part, least=16)
+    together = block_of(groups, most=max(1, TOGETHER // block))
     launch = launch_for(
-        "gated_norm", y.device, f"d{part} {y.dtype}", Launch(num_warps=max(1, min(16, block // 512)))
+        "gated_norm", y.device, f"d{part} {y.dtype}", Launch(max(1, min(16, block * together // 512)))
     )
-    rows = rows_of_a_program(T, groups)
+    programs = ceil_div(groups, together)
+    rows = rows_of_a_program(T, programs)
     return KernelCall(
         _gated_norm,
-        (ceil_div(T, rows), groups),
+        (ceil_div(T, rows), programs),
         {
             "y": y,
             "y_row": y.stride(0),
@@ -73,27 +87,42 @@ def call(
             "T": T,
             "rows": rows,
         },
-        {"WIDTH": part, "BLOCK": block},
+        {
+            "WIDTH": part,
+            "BLOCK": block,
+            "GROUPS": groups,
+            "TOGETHER": together,
+            "ALIKE": alike,
+            "NORM_FIRST": norm_first,
+        },
         launch,
     )
 
 
 @triton.jit(do_not_specialize=["T", "rows"])
 def _gated_norm(
-    y, y_row, gate, gate_row, weight, out, out_row, eps, T, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
-    part = tl.arange(0, BLOCK)
-    inside = part < WIDTH
-    at = tl.program_id(1) * WIDTH + part
+    y, y_row, gate, gate_row, weight, out, out_row, eps, T, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, ALIKE: tl.constexpr, NORM_FIRST: tl.constexpr,
+):  # fmt: skip
+    """Grid (programs of rows, programs of groups)."""
+    group = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
+    part = tl.arange(0, BLOCK)[None, :]
+    inside = (group < GROUPS) & (part < WIDTH)
+    at = group * WIDTH + part
     if weight is not None:
         # As it lies: half the registers of float32 while the rows go by.
-        factor = tl.load(weight + at, mask=inside, other=0.0)
+        if ALIKE:
+            factor = tl.load(weight + part, mask=part < WIDTH, other=0.0)
+        else:
+            factor = tl.load(weight + at, mask=inside, other=0.0)
     first = tl.program_id(0) * rows
     for i in range(tl.minimum(rows, T - first)):
         row = (first + i).to(tl.int64)
         opened = tl.load(gate + row * gate_row + at, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(y + row * y_row + at, mask=inside, other=0.0).to(tl.float32)
-        value *= opened * tl.sigmoid(opened)
+        gated = value * (opened * tl.sigmoid(opened))
         if weight is not None:
-            value *= tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps) * factor.to(tl.float32)
-        tl.store(out + row * out_row + at, value.to(out.dtype.element_ty), mask=inside)
+            normed = value if NORM_FIRST else gated
+            scale = tl.rsqrt(tl.sum(normed * normed, 1) / WIDTH + eps)
+            gated *= scale[:, None] * factor.to(tl.float32)
+        tl.store(out + row * out_row + at, gated.to(out.dtype.element_ty), mask=inside)

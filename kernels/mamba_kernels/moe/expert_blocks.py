@@ -15,6 +15,9 @@ from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div
 
 TILE = 1024
 """Pairs that are looked at together while they are sorted."""
+COUNTED_ALONE, MOST_COUNTED = 4096, 1024
+"""Pairs up to which the program of an expert counts those of all experts itself, and the most experts whose
+counts it holds. Else they are counted in a launch of their own, by each program those of one expert."""
 LEAST_ROWS, MOST_ROWS = 16, 64
 """Pairs of a block: what tensor cores take at least, and what still hides the loads of the weights."""
 
@@ -45,9 +48,9 @@ def rows_of_a_block(pairs: int, experts: int) -> int:
     return block_of(ceil_div(pairs, experts), least=LEAST_ROWS, most=MOST_ROWS)
 
 
-def tile_of(pairs: int) -> int:
-    """Count the pairs that are looked at together while so many are sorted."""
-    return block_of(pairs, least=128, most=TILE)
+def counted_apart(pairs: int, experts: int) -> bool:
+    """Tell whether the pairs of each expert are counted in a launch of their own."""
+    return pairs > COUNTED_ALONE or experts > MOST_COUNTED
 
 
 def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> list[int]:
@@ -55,10 +58,11 @@ def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> lis
 
     k: experts of a row, of which there are `experts`; shared: whether all rows go to one more.
     """
-    found, last, before = list[int](), (MOST_ROWS, TILE, MOST_ROWS), None
+    found, last, before = list[int](), (MOST_ROWS, True, MOST_ROWS), None
     for rows in range(1, most + 1):
-        form = (rows_of_a_block(rows * k, experts), tile_of(rows * k), rows_of_a_block(rows, 1))
-        form = form if shared else (*form[:2], MOST_ROWS)
+        pairs = rows * k
+        one = rows_of_a_block(rows, 1) if shared else MOST_ROWS
+        form = (rows_of_a_block(pairs, experts), counted_apart(pairs, experts), one)
         if form != before:
             found.append(rows)
         if form == last:
@@ -78,16 +82,31 @@ def count_kernel(experts, counts, pairs, TILE: tl.constexpr):
     tl.store(counts + expert, tl.sum(found, 0))
 
 
-@triton.jit(do_not_specialize=["pairs", "most"])
+@triton.jit
+def _counts(experts, pairs, PADDED: tl.constexpr, TILE: tl.constexpr):
+    """The pairs of every expert."""
+    counts = tl.zeros([PADDED], tl.int32)
+    for start in range(0, pairs, TILE):
+        pair = start + tl.arange(0, TILE)
+        expert = tl.load(experts + pair, mask=pair < pairs, other=-1)
+        counts += tl.histogram(expert, PADDED, mask=expert >= 0)
+    return counts
+
+
+@triton.jit(do_not_specialize=["pairs", "most", "rows"])
 def place_kernel(
-    experts, counts, block_expert, block_pairs, pairs, most,
-    EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    experts, counts, block_expert, block_pairs, pairs, most, rows,
+    EXPERTS: tl.constexpr, PADDED: tl.constexpr, MOST_ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Grid (experts,): the blocks of each, its pairs in their order, -1 behind them. The last one says of the
-    blocks behind its own that they are nobody's: -1."""
+    blocks behind its own that they are nobody's: -1. Without `counts` each program counts for itself."""
     expert = tl.program_id(0)
     e = tl.arange(0, PADDED)
-    blocks = (tl.load(counts + e, mask=e < EXPERTS, other=0) + (ROWS - 1)) // ROWS
+    if counts is None:
+        of_each = _counts(experts, pairs, PADDED, TILE)
+    else:
+        of_each = tl.load(counts + e, mask=e < EXPERTS, other=0)
+    blocks = (of_each + (rows - 1)) // rows
     first = tl.sum(tl.where(e < expert, blocks, 0), 0)
     end = first + tl.sum(tl.where(e == expert, blocks, 0), 0)
     t = tl.arange(0, TILE)
@@ -98,25 +117,31 @@ def place_kernel(
         for start in range(end, most, TILE):
             block = start + t
             tl.store(block_expert + block, -1, mask=block < most)
-    at = first * ROWS
+    at = first * rows
     for start in range(0, pairs, TILE):
         pair = start + t
         mine = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
         rank = tl.cumsum(mine.to(tl.int32), 0)
         tl.store(block_pairs + at + rank - 1, pair, mask=mine)
         at += tl.sum(mine.to(tl.int32), 0)
-    padding = at + tl.arange(0, ROWS)
-    tl.store(block_pairs + padding, -1, mask=padding < end * ROWS)
+    padding = at + tl.arange(0, MOST_ROWS)
+    tl.store(block_pairs + padding, -1, mask=padding < end * rows)
 
 
 def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[KernelCall]:
-    """The launches that fill `blocks` from experts [n, k] int32, dense, of which there are `count`."""
+    """The launches that fill `blocks` from experts [n, k] int32, dense, of which there are `count`: one for
+    the pairs of a decode, two for those of a long prompt."""
     pairs = experts.numel()
-    tile = tile_of(pairs)
-    given = {"experts": experts, "counts": experts.new_empty(count), "pairs": pairs}
-    found = {"block_expert": blocks.expert, "block_pairs": blocks.pairs, "most": len(blocks.expert)}
-    sizes = {"EXPERTS": count, "PADDED": block_of(count), "ROWS": blocks.rows, "TILE": tile}
-    return [
-        KernelCall(count_kernel, (count,), given, {"TILE": tile}, Launch(4)),
-        KernelCall(place_kernel, (count,), given | found, sizes, Launch(4)),
-    ]
+    counts = experts.new_empty(count) if counted_apart(pairs, count) else None
+    given = {"experts": experts, "counts": counts, "pairs": pairs}
+    found = {
+        "block_expert": blocks.expert,
+        "block_pairs": blocks.pairs,
+        "most": len(blocks.expert),
+        "rows": blocks.rows,
+    }
+    sizes = {"EXPERTS": count, "PADDED": block_of(count), "MOST_ROWS": MOST_ROWS, "TILE": TILE}
+    place = KernelCall(place_kernel, (count,), given | found, sizes, Launch(4))
+    if counts is None:
+        return [place]
+    return [KernelCall(count_kernel, (count,), given, {"TILE": TILE}, Launch(4)), place]

@@ -33,7 +33,9 @@ def moe(
         total += parts[:, j]
     if shared is not None:
         every = torch.zeros(len(hidden), 1, dtype=torch.int32, device=hidden.device)
-        counts = torch.ones_like(total[:, :1]) if shared.weight is None else shared.weight.unsqueeze(1)
+        counts = torch.ones_like(total[:, :1])
+        if shared.logit is not None:
+            counts = shared.logit.unsqueeze(1).sigmoid()
         total += _parts(hidden, every, counts, shared.gate_up[None], shared.down[None], activation)[:, 0]
     out.copy_(total)
 

@@ -7,7 +7,7 @@ import torch
 
 from mamba_kernels.precision import accumulator
 
-_LEAST_SUM = 1e-20
+LEAST_SUM = 1e-20
 """Sigmoids of very negative logits are all zero: their sum is divided by nevertheless."""
 
 
@@ -40,8 +40,7 @@ def route(
     with the lower number is chosen, so a row's choice does not depend on its neighbours. Raises ValueError
     for a correction or groups of a softmax, which no family has.
     """
-    if routing.scores == "softmax" and (correction is not None or routing.groups > 1):
-        raise ValueError("a correction and groups of experts go with the scores 'sigmoid'")
+    check_rule(routing, correction)
     wide = logits.to(accumulator(logits.dtype))
     scores = wide.sigmoid() if routing.scores == "sigmoid" else wide
     # Logits are in the order of their softmax, and do not become equal by underflow.
@@ -53,10 +52,16 @@ def route(
     if routing.scores == "softmax":
         weights = chosen.softmax(-1) if routing.renormalise else wide.softmax(-1).gather(1, experts)
     elif routing.renormalise:
-        weights = chosen / (_sum_in_order(chosen) + _LEAST_SUM)
+        weights = chosen / (_sum_in_order(chosen) + LEAST_SUM)
     else:
         weights = chosen
     return experts.to(torch.int32), weights * routing.scale
+
+
+def check_rule(routing: Routing, correction: torch.Tensor | None) -> None:
+    """Raise ValueError for a correction or groups of a softmax, which no family has."""
+    if routing.scores == "softmax" and (correction is not None or routing.groups > 1):
+        raise ValueError("a correction and groups of experts go with the scores 'sigmoid'")
 
 
 def _of_kept_groups(choice: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -13,5 +13,5 @@ class SharedExpert:
     """[f or 2 f, d]"""
     down: torch.Tensor
     """[d, f]"""
-    weight: torch.Tensor | None = None
-    """[n] float32, what its result counts for in each row; None = 1."""
+    logit: torch.Tensor | None = None
+    """[n] float32, may be strided: its result counts for the sigmoid of it in each row; None = for 1."""

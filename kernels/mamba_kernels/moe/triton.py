@@ -13,6 +13,8 @@ import triton.language as tl
 
 from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.expert_blocks import LEAST_ROWS, ExpertBlocks, rows_of_a_block, sort_calls
+from mamba_kernels.moe.route_kernel import route_call
+from mamba_kernels.moe.routing import Routing
 from mamba_kernels.moe.shared_expert import SharedExpert
 from mamba_kernels.triton_support import (
     KernelCall,
@@ -102,14 +104,15 @@ def expand_kernel(
         tl.store(inner + at, made.to(inner.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row"])
+@triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row", "count_row"])
 def project_kernel(
     inner, weight, block_expert, block_pairs, counts_for, parts, pairs,
-    weight_expert: tl.int64, weight_row: tl.int64,
+    weight_expert: tl.int64, weight_row: tl.int64, count_row: tl.int64,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, tiles of outputs): what each pair adds to its row, float32 [pairs, FEATURES]."""
+    """Grid (blocks, tiles of outputs): what each pair adds to its row, float32 [pairs, FEATURES]. What a pair
+    counts for is a weight; a row of an expert that all rows go to, a sigmoid's argument."""
     block = tl.program_id(0)
     expert = 0
     if ROUTED:
@@ -124,7 +127,10 @@ def project_kernel(
             WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT,
         )  # fmt: skip
         if counts_for is not None:
-            made *= tl.load(counts_for + pair, mask=there, other=0.0)[:, None]
+            counts = tl.load(counts_for + wide * count_row, mask=there, other=0.0)
+            if not ROUTED:
+                counts = tl.sigmoid(counts)
+            made *= counts[:, None]
         mask = there[:, None] & (feature < FEATURES)[None, :]
         tl.store(parts + wide[:, None] * FEATURES + feature[None, :], made, mask=mask)
 
@@ -146,6 +152,20 @@ def combine_kernel(
     if shared is not None:
         total += tl.load(shared + row * WIDTH + d, mask=d < WIDTH, other=0.0)
     tl.store(out + row * out_row * OUT_UNIT + d, total.to(out.dtype.element_ty), mask=d < WIDTH)
+
+
+def route(
+    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference, in one launch: the experts of each row [n, k] int32, best first, and their weights.
+
+    logits: [n, E] float32, rows may be strided; correction: [E] float32. Raises ValueError, WrongArgument.
+    """
+    n, k = len(logits), routing.top_k
+    experts = torch.empty(n, k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(n, k, dtype=torch.float32, device=logits.device)
+    route_call(logits, routing, correction, experts, weights).run()
+    return experts, weights
 
 
 def moe(
@@ -177,7 +197,7 @@ def calls(
     out: torch.Tensor,
     shared: SharedExpert | None = None,
 ) -> list[KernelCall]:
-    """The launches of `moe`, its arguments checked: two that sort, two products (two more for a shared
+    """The launches of `moe`, its arguments checked: one or two that sort, two products (two more for a shared
     expert), one that adds up."""
     check("hidden", hidden, (None, None))
     device, n = hidden.device, len(hidden)
@@ -200,9 +220,9 @@ def calls(
         one_up, one_down = shared.gate_up.unsqueeze(0), shared.down.unsqueeze(0)
         _check_experts("shared.", hidden, one_up, one_down, activation)
         check("shared.down", shared.down, (d_out, None))
-        if shared.weight is not None:
-            check("shared.weight", shared.weight, (n,), dtypes=(torch.float32,), device=device)
-        more, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.weight, None)
+        if shared.logit is not None:
+            check("shared.logit", shared.logit[..., None], (n, 1), dtypes=(torch.float32,), device=device)
+        more, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
         made += more
     unit, block = stride_unit(out.stride()[:1]), block_of(d_out, least=128, most=1024)
     combine = KernelCall(
@@ -270,7 +290,9 @@ def _products(
             arguments |= {"x": x, "x_row": x.stride(0) // x_unit}
             constants |= {"TOP_K": k, "GATED": activation is Activation.GATED_SILU, "X_UNIT": x_unit}
         else:
-            arguments |= {"counts_for": weights, "parts": parts}
+            # What pairs count for is dense, and what the rows of a product count for a column of it.
+            row = 1 if weights is None or weights.dim() > 1 else weights.stride(0)
+            arguments |= {"counts_for": weights, "count_row": row, "parts": parts}
         grid = (count, ceil_div(features, launch.blocks["N"]))
         made.append(KernelCall(kernel, grid, arguments, constants, launch))
     return made, parts

@@ -11,8 +11,10 @@ def rms_norm(
     eps: float,
     added: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    groups: int = 1,
 ) -> torch.Tensor:
-    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4).
+    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), the mean over
+    each of `groups` equal parts of the last dimension.
 
     x: [..., d], written if there is `added`: like x; weight: [d]. Statistics and the product with the weight
     are at least float32; the result has the type `dtype`, by default that of `weight`, so a float32 residual
@@ -21,5 +23,7 @@ def rms_norm(
     if added is not None:
         x.add_(added)
     wide = x.to(accumulator(x.dtype))
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).mul_(weight).to(dtype or weight.dtype)
+    parts = wide.unflatten(-1, (groups, -1))
+    scale = torch.rsqrt(parts.square().mean(-1, keepdim=True).add_(eps))
+    normed: torch.Tensor = (parts * scale).flatten(-2)
+    return normed.mul_(weight).to(dtype or weight.dtype)

@@ -9,6 +9,7 @@ from mamba_kernels.triton_support import (
     KernelCall,
     Launch,
     UnsupportedArgument,
+    WrongArgument,
     block_of,
     ceil_div,
     check,
@@ -26,36 +27,46 @@ def rms_norm(
     eps: float,
     added: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    groups: int = 1,
 ) -> torch.Tensor:
-    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight.
+    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight, the mean over each of `groups` equal parts.
 
     x: [T, d], rows may be strided, written if there is `added`: [T, d]; weight: [d]. Returns y, [T, d] in
     the type `dtype`, by default that of `weight`. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=dtype or weight.dtype, device=x.device)
-    call(x, weight, eps, added, out).run()
+    call(x, weight, eps, added, out, groups).run()
     return out
 
 
 def call(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, added: torch.Tensor | None, out: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    added: torch.Tensor | None,
+    out: torch.Tensor,
+    groups: int = 1,
 ) -> KernelCall:
     """The launch that writes `out` [T, d]."""
     check("x", x, (None, None))
-    T, width = x.shape
+    T, whole = x.shape
+    if groups < 1 or whole % groups:
+        raise WrongArgument(f"groups is {groups}; it must divide the {whole} elements of a row of x")
+    width = whole // groups
     if width > MOST_WIDTH:
-        raise UnsupportedArgument(f"x has rows of {width}; the kernel takes {MOST_WIDTH} at most")
-    check("weight", weight, (width,), device=x.device)
+        what = "rows" if groups == 1 else "groups"
+        raise UnsupportedArgument(f"x has {what} of {width}; the kernel takes {MOST_WIDTH} at most")
+    check("weight", weight, (whole,), device=x.device)
     if added is not None:
-        check("added", added, (T, width), device=x.device)
+        check("added", added, (T, whole), device=x.device)
     block = block_of(width, least=128)
     launch = launch_for(
         "rms_norm", x.device, f"d{width} {x.dtype}", Launch(num_warps=max(1, min(16, block // 512)))
     )
-    rows = rows_of_a_program(T)
+    rows = rows_of_a_program(T, groups)
     return KernelCall(
         _rms_norm,
-        (ceil_div(T, rows),),
+        (ceil_div(T, rows), groups),
         {
             "x": x,
             "x_row": x.stride(0),
@@ -77,8 +88,9 @@ def call(
 def _rms_norm(
     x, x_row, added, added_row, weight, out, out_row, eps, T, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    at = tl.arange(0, BLOCK)
-    inside = at < WIDTH
+    part = tl.arange(0, BLOCK)
+    inside = part < WIDTH
+    at = tl.program_id(1) * WIDTH + part
     # As it lies: half the registers of float32 while the rows go by.
     factor = tl.load(weight + at, mask=inside, other=0.0)
     first = tl.program_id(0) * rows

@@ -12,7 +12,7 @@ from mamba_kernels.dispatch.backend import TORCH
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
-from testmodels.checkpoints import random_granite, random_qwen3_next
+from testmodels.checkpoints import random_granite, random_nemotron_h, random_qwen3_next
 
 CLOSE = 2e-5
 """Between log-probabilities of two orders of float32 sums; a wrong state moves them by more than 1e-2."""
@@ -92,7 +92,16 @@ def qwen3_next(path: Path) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("write", [granite, qwen3_next])
+def nemotron_h(path: Path) -> Path:
+    """With experts in groups, a correction of their scores, and a squared ReLU."""
+    return random_nemotron_h(
+        path, hybrid_override_pattern="E-M", n_routed_experts=12, num_experts_per_tok=3, n_group=4,
+        topk_group=2, moe_intermediate_size=24, moe_shared_expert_intermediate_size=40,
+        routed_scaling_factor=2.5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [granite, qwen3_next, nemotron_h])
 def test_other_families_say_what_they_say_on_torch(
     write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,7 +22,7 @@ class ExpertBatch:
     activation: Activation = Activation.GATED_SILU
     dtype: torch.dtype = torch.float64
     shared_f: int = 0
-    """Inner features of a shared expert, which counts for 0.3 and more; 0 = there is none."""
+    """Inner features of a shared expert, which is gated; 0 = there is none."""
     seed: int = 0
     hidden: torch.Tensor = field(init=False)
     experts: torch.Tensor = field(init=False)
@@ -49,8 +49,9 @@ class ExpertBatch:
         self.shared = None
         if self.shared_f:
             wide = self.activation.projections * self.shared_f
-            counts = (0.3 + torch.rand(self.n, generator=generator)).to(counted)
-            self.shared = SharedExpert(rand(wide, self.d), rand(self.d, self.shared_f), counts)
+            # The last column of a product.
+            logits = torch.randn(self.n, 3, generator=generator).to(counted)
+            self.shared = SharedExpert(rand(wide, self.d), rand(self.d, self.shared_f), logits[:, 2])
 
     def run(self, operator: Operator) -> torch.Tensor:
         out = poisoned(self.n, self.d + 3, dtype=self.dtype)[:, 2:-1]
@@ -75,9 +76,9 @@ class ExpertBatch:
                     made = self._expert(self.hidden[row], self.gate_up[expert], self.down[expert])
                     total[row] += self.weights[row, j].double() * made
             if self.shared is not None:
-                assert self.shared.weight is not None
+                assert self.shared.logit is not None
                 made = self._expert(self.hidden[row], self.shared.gate_up, self.shared.down)
-                total[row] += self.shared.weight[row].double() * made
+                total[row] += self.shared.logit[row].double().sigmoid() * made
         return total
 
     def _expert(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:

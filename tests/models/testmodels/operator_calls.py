@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from mamba_kernels.activate import Function
+from mamba_kernels.moe import Routing
 from mamba_kernels.sample import PenaltyCounts, SampleParameters
 from mamba_kernels.sample.noise import seed_words
 from mamba_kernels.slot_plan import SlotPlan
@@ -57,6 +59,15 @@ def _norm() -> dict[str, Any]:
 
 def _gated() -> dict[str, Any]:
     return {"y": numbers(3, 10), "gate": numbers(3, 10), "weight": numbers(10), "eps": 1e-5, "groups": 2}
+
+
+def _activation() -> dict[str, Any]:
+    return {"x": numbers(3, 10), "function": Function.SILU, "factor": 2 * numbers(3, 10)}
+
+
+def _router() -> dict[str, Any]:
+    routing = Routing(2, "sigmoid", True, 2.5, groups=3, kept_groups=2)
+    return {"logits": numbers(3, 6), "routing": routing, "correction": numbers(6)}
 
 
 def _convolution(plan: SlotPlan | ChunkPlan, rows: int) -> dict[str, Any]:
@@ -139,6 +150,10 @@ _OF_THE_DELTA_RULE: dict[str, str | None] = {
 CALLS = {
     "rms_norm": OperatorCall(_norm, ("x", "weight"), {"x.0": "added", "x.1": "weight"}),
     "gated_norm": OperatorCall(_gated, ("y", "gate"), {"y.0": "gate", "y.1": "gate"}),
+    "activate": OperatorCall(_activation, ("x", "factor"), {"x.0": "factor", "x.1": "factor"}),
+    "route": OperatorCall(
+        _router, ("logits", "correction"), {"logits.0": None, "logits.1": "groups"}
+    ),
     "conv1d_update": OperatorCall(
         lambda: _convolution(slots(noise=False), 2), ("x", "weight"), {**_OF_A_CONVOLUTION, "x.0": "routes"},
         dense_from={"weight": 0},
@@ -176,7 +191,7 @@ CALLS = {
             "hidden.0": "experts", "hidden.1": "gate_up", "experts.1": "weights", "down.0": "gate_up",
             "down.1": "out", "down.2": "gate_up", "shared.down.1": "gate_up",
         },
-        dense_from={"experts": 0, "weights": 0},
+        dense_from={"experts": 0, "weights": 0, "shared.logit": 1},
     ),
     "sample": OperatorCall(
         _choice, ("logits", "temperature"),

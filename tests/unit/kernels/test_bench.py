@@ -19,6 +19,7 @@ SMALL = ModelShape(H=4, P=8, N=16, G=2, d=24, heads=4, kv_heads=2, head_dim=16, 
 OPERATORS = {
     "state_update", "ssd_prefill", "conv1d_update", "conv1d_prefill", "paged_attention", "kv_write",
     "rms_norm", "gated_norm", "sample", "gated_delta_update", "gated_delta_prefill", "moe", "rope",
+    "activate", "route",
 }  # fmt: skip
 
 

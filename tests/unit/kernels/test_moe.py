@@ -88,7 +88,7 @@ def test_qwen_gates_its_shared_expert(renormalise: bool) -> None:
         SharedExpert(
             torch.cat([shared.gate_proj.weight, shared.up_proj.weight]),
             shared.down_proj.weight,
-            (x @ block.shared_expert_gate.weight.T).sigmoid()[:, 0],
+            (x @ block.shared_expert_gate.weight.T)[:, 0],
         ),
     )
     torch.testing.assert_close(got, block(x[None])[0], rtol=1e-5, atol=1e-6)
@@ -171,12 +171,12 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> N
     batch = ExpertBatch(70, d=96, f=40, dtype=dtype, shared_f=48)
     together = batch.run(moe)
     assert batch.shared is not None
-    assert batch.shared.weight is not None
+    assert batch.shared.logit is not None
     for row in range(0, 70, 7):
         alone, one = ExpertBatch(1, d=96, f=40, dtype=dtype), slice(row, row + 1)
         alone.hidden, alone.experts, alone.weights = batch.hidden[one], batch.experts[one], batch.weights[one]
         alone.gate_up, alone.down = batch.gate_up, batch.down
-        alone.shared = SharedExpert(batch.shared.gate_up, batch.shared.down, batch.shared.weight[one])
+        alone.shared = SharedExpert(batch.shared.gate_up, batch.shared.down, batch.shared.logit[one])
         assert torch.equal(alone.run(moe)[0], together[row])
 
 

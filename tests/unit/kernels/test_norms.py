@@ -26,6 +26,14 @@ def test_rms_norm_equals_its_definition(dtype: torch.dtype, tolerance: float, wi
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_rms_norm_of_parts_is_that_of_each() -> None:
+    x, weight = rand(5, 24), rand(24, seed=1)
+    before = x.clone()
+    parts = [rms_norm(x[:, at : at + 6], weight[at : at + 6], 1e-5) for at in range(0, 24, 6)]
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5, groups=4), torch.cat(parts, 1))
+    assert torch.equal(x, before)
+
+
 def test_a_wide_residual_comes_out_in_the_type_of_the_weights() -> None:
     assert rms_norm(rand(2, 8).float(), torch.ones(8, dtype=torch.bfloat16), 1e-5).dtype == torch.bfloat16
 
@@ -56,6 +64,23 @@ def test_gated_norm_gates_first_and_norms_each_group(
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(gate, before)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+@pytest.mark.parametrize("alike", [True, False])
+def test_gated_norm_may_norm_each_group_first(dtype: torch.dtype, tolerance: float, alike: bool) -> None:
+    y, gate = rand(7, 48).to(dtype), rand(7, 60, seed=1)[:, 6:54].to(dtype)
+    weight = rand(12 if alike else 48, seed=2).to(dtype)
+    parts = y.double().unflatten(1, (4, 12))
+    normed = parts / (parts.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    factor = weight.double().view(-1, 12)
+    expected = (normed * factor).flatten(1) * F.silu(gate.double())
+    before = y.clone(), gate.clone()
+    got = gated_norm(y, gate, weight, 1e-5, 4, norm_first=True)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(y, before[0])
+    assert torch.equal(gate, before[1])
 
 
 def test_without_a_weight_only_the_gate_is_applied() -> None:

@@ -1,5 +1,6 @@
 """Layers against their formulas in plain torch: tiles of rows, activations, the gated feed-forward."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,10 @@ def test_no_rows_are_no_product(tile: int) -> None:
 )
 def test_an_activation_is_its_formula_at_every_size_of_number(name, formula, invariant: bool) -> None:
     x = torch.cat([random(500), torch.tensor([0.0, -0.0, 30.0, -30.0, 1e-30, -1e-30], dtype=torch.float64)])
-    torch.testing.assert_close(activation(name, batch_invariant=invariant)(x.clone()), formula(x))
+    activated = activation(name, batch_invariant=invariant)
+    torch.testing.assert_close(activated(x.clone(), None), formula(x))
+    factor = random(len(x), seed=1)
+    torch.testing.assert_close(activated(x.clone(), factor), formula(x) * factor)
 
 
 def test_an_activation_that_is_not_known_is_refused_with_those_that_are() -> None:
@@ -100,6 +104,37 @@ def test_a_gate_and_an_up_projection_may_be_one_matrix(tmp_path: Path) -> None:
 
     x = random(5, 4, seed=4)
     torch.testing.assert_close(mlp(x), F.linear(F.silu(F.linear(x, both[:7])) * F.linear(x, both[7:]), down))
+
+
+def test_gate_and_up_are_joined_on_a_device_that_they_are_copied_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {
+        "block__gate_proj__weight": random(7, 4, seed=1), "block__gate_proj__bias": random(7, seed=2),
+        "block__up_proj__weight": random(7, 4, seed=3), "block__up_proj__bias": random(7, seed=4),
+        "block__down_proj__weight": random(4, 7, seed=5), "block__down_proj__bias": random(4, seed=6),
+    }  # fmt: skip
+
+    products: list[Linear] = []
+    product = Linear.__call__
+
+    def counted(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        products.append(linear)
+        return product(linear, x)
+
+    monkeypatch.setattr(Linear, "__call__", counted)
+    loader = write(tmp_path, **tensors)
+    assert not loader.joins
+    assert replace(loader, device=torch.device("cuda")).joins
+    x, results, numbers = random(5, 4, seed=9), [], []
+    for joins in (False, True):
+        monkeypatch.setattr(Loader, "joins", joins)
+        mlp = Mlp(MlpConfig(7, "silu", gated=True, bias=True), 4, NAMES["bamba"], loader)
+        products.clear()
+        results.append(mlp(x))
+        numbers.append(len(products))
+    torch.testing.assert_close(results[1], results[0])
+    assert numbers == [3, 2]
 
 
 def test_rows_of_a_delta_mixer_are_sorted_by_what_they_are() -> None:

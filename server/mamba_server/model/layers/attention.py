@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from mamba_kernels.activate import Function
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
@@ -40,14 +41,19 @@ class Attention:
         else:
             projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
             self.qkv_proj = loader.joined(projections, hidden_size, bias=config.bias)
-        names = ("q_norm.weight", "k_norm.weight") if config.qk_norm else ()
+        names = ("q_norm.weight", "k_norm.weight") if config.qk_norm and loader.library is not None else ()
         self.norms = [loader.norm(name, config.head_dim, norm_eps) for name in names]
-        """Of each head of queries, and of keys, in front of their rotation; none without."""
+        """Of each head of queries, and of keys, in front of their rotation, by the C++ kernels."""
+        self.head_norm = None
+        """Of all heads of queries and keys, which lie side by side, by an operator; None = by `norms`."""
+        if config.qk_norm and loader.library is None:
+            self.head_norm = _head_norm(config, norm_eps, loader)
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """Attend for rows that decode and for prompts; None = `attend` does for all rows."""
         self.attend = self._attend(loader)
-        self.gate = _gate if loader.library is None else RowGate(loader.library)
-        """Applies the output's gate, where there is one."""
+        self.gate = None if loader.library is None else RowGate(loader.library)
+        """Applies the output's gate, where there is one; None = `activate` does."""
+        self.activate = loader.operators.activate
         self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
 
     @property
@@ -86,6 +92,10 @@ class Attention:
         width = self.config.head_dim
         joined = self.qkv_proj(x)
         query, key, value, *gate = (part.unflatten(1, (-1, width)) for part in joined.split(self.widths, 1))
+        both = joined[:, : sum(self.widths[:2])]
+        if self.head_norm is not None:
+            both = self.head_norm(both)
+            query, key = (part.unflatten(1, (-1, width)) for part in both.split(self.widths[:2], 1))
         if self.norms:
             of_query, of_key = self.norms
             query = of_query(query.reshape(-1, width), None).view(query.shape)
@@ -95,7 +105,7 @@ class Attention:
                 self.rope(key, *turns)
         elif turns is not None:
             # They lie side by side.
-            self.rope(joined[:, : sum(self.widths[:2])].unflatten(1, (-1, width)), *turns)
+            self.rope(both.unflatten(1, (-1, width)), *turns)
         self.write(kv, key, value, plans.page, plans.offset)
         attended = query.new_empty(query.shape)
         if self.kernels is None:
@@ -109,12 +119,24 @@ class Attention:
                 extend(query[cut:], kv, plans.attention, attended[cut:])
         flat = attended.flatten(1)
         if gate:
-            self.gate(flat, gate[0].flatten(1))
+            flat = self._gated(flat, gate[0].flatten(1))
         return self.o_proj(flat)
 
+    def _gated(self, flat: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """flat * sigmoid(gate); either may be overwritten."""
+        if self.gate is not None:
+            self.gate(flat, gate)
+            return flat
+        self.activate(gate, Function.SIGMOID, flat)
+        return gate
 
-def _gate(x: torch.Tensor, gate: torch.Tensor) -> None:
-    x.mul_(gate.sigmoid())
+
+def _head_norm(config: AttentionConfig, eps: float, loader: Loader) -> Rows:
+    """To the normed heads of rows of queries | keys."""
+    of_heads = (("q_norm.weight", config.heads), ("k_norm.weight", config.kv_heads))
+    weight = torch.cat([loader.norm_weight(name, config.head_dim).repeat(heads) for name, heads in of_heads])
+    norm, groups, dtype = loader.operators.rms_norm, config.heads + config.kv_heads, loader.dtype
+    return lambda x: norm(x, weight, eps, None, dtype, groups)
 
 
 def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Rows:

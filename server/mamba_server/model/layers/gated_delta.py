@@ -5,12 +5,10 @@ kernels and share the projections.
 """
 
 import torch
-import torch.nn.functional as F
 
 from mamba_kernels.cpu.delta_mixer import DeltaWeights, GatedDeltaCalls
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.gated_delta.inputs import DeltaInputs
-from mamba_kernels.precision import accumulator
 from mamba_planner.model_config import GatedDeltaConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.loader import Loader, one_matrix
@@ -85,11 +83,10 @@ class GatedDeltaMixer:
             rows = operators.conv1d_prefill(mixed[piece], self.conv_weight, None, conv, plan)
             operators.gated_delta_prefill(ssm, self._inputs(rows, a[piece], b[piece]), plan, y[piece])
         # The norm is of each head, and in front of the gate.
-        normed: torch.Tensor = operators.rms_norm(
-            y.flatten(0, 1), self.norm_weight, config.norm_eps, None, y.dtype
+        gated: torch.Tensor = operators.gated_norm(
+            y.flatten(1), z, self.norm_weight, config.norm_eps, config.value_heads, True
         )
-        gate = F.silu(z.to(accumulator(z.dtype)))
-        return gate.mul_(normed.view(plans.tokens, -1)).to(z.dtype)
+        return gated
 
     def _inputs(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:
         """mixed: [n, C] = q | k | v after the convolution; a, b: [n, H]."""

@@ -72,16 +72,25 @@ class Loader:
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
         """The RMSNorm with the weight `name`."""
-        weight = self.wide(name, width) + self.norm_offset if self.norm_offset else self.tensor(name, width)
-        dtype = self.dtype
+        weight, dtype = self.norm_weight(name, width), self.dtype
         if self.library is not None:
             return RowNorm(self.library, weight, eps, dtype)
         norm = self.operators.rms_norm
         return lambda x, added: norm(x, weight, eps, added, dtype)
 
+    def norm_weight(self, name: str, width: int) -> torch.Tensor:
+        """What an RMSNorm multiplies by: the weight `name` and what is added to it."""
+        return self.wide(name, width) + self.norm_offset if self.norm_offset else self.tensor(name, width)
+
     def activates(self, activation: str) -> bool:
         """Whether `linear` applies it to its product."""
         return self.library is not None and activation in ACTIVATIONS
+
+    @property
+    def joins(self) -> bool:
+        """Whether large matrices are joined for one product: where they are copied to a device anyway. On a
+        CPU they would leave the file's mapping, which all processes share."""
+        return self.library is None and self.device.type != "cpu"
 
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool, activation: str = "") -> Rows:
         """The product with the weight `name`; `activation`: one that this loader `activates`, or none."""

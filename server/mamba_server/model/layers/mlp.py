@@ -4,19 +4,29 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 
 from mamba_kernels import invariant
+from mamba_kernels.activate import Function, activate
+from mamba_kernels.dispatch.kernel_or_reference import Operator
 from mamba_planner.model_config import MlpConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.loader import Loader, Rows
 from mamba_server.model.tensor_names import TensorNames
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+Activation = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(x, factor) -> function(x) * factor, all [T, f]. x may be overwritten; None multiplies nothing."""
 
 
-def _relu2(x: torch.Tensor) -> torch.Tensor:
-    return F.relu(x, inplace=True).square_()
+ACTIVATIONS = {
+    "relu2": Function.SQUARED_RELU,
+    "relu": Function.RELU,
+    "silu": Function.SILU,
+    "swish": Function.SILU,
+    "gelu": Function.GELU,
+    "gelu_pytorch_tanh": Function.GELU_TANH,
+    "gelu_new": Function.GELU_TANH,
+}
+"""By their names in Hugging Face configurations."""
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -25,65 +35,88 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return inner.tanh_().add_(1).mul_(x).mul_(0.5)
 
 
-ACTIVATIONS: dict[str, Activation] = {
-    "relu2": _relu2,
-    "relu": lambda x: F.relu(x, inplace=True),
-    "silu": lambda x: F.silu(x, inplace=True),
-    "swish": lambda x: F.silu(x, inplace=True),
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-}
-"""By their names in Hugging Face configurations. They may overwrite their argument."""
-
-
-INVARIANT: dict[str, Activation] = {
-    "silu": invariant.silu,
-    "swish": invariant.silu,
-    "gelu": lambda x: (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5),
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "gelu_new": _gelu_tanh,
+INVARIANT: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
+    Function.SILU: invariant.silu,
+    Function.GELU: lambda x: (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5),
+    Function.GELU_TANH: _gelu_tanh,
 }
 """The same out of operations whose bits do not depend on an element's place; the others have such bits."""
 
 
-def activation(name: str, *, batch_invariant: bool = False) -> Activation:
-    """The function of that name. Raises UnsupportedModel for one that is not served."""
+def activation(name: str, operator: Operator = activate, *, batch_invariant: bool = False) -> Activation:
+    """The function of that name, by `operator` unless bits must not depend on places. Raises UnsupportedModel
+    for one that is not served."""
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return INVARIANT.get(name, ACTIVATIONS[name]) if batch_invariant else ACTIVATIONS[name]
+    function = ACTIVATIONS[name]
+    if batch_invariant:
+        return lambda x, factor: _invariant(function, x, factor)
+
+    def activated(x: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+        operator(x, function, factor)
+        return x
+
+    return activated
+
+
+def _invariant(function: Function, x: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+    if (formula := INVARIANT.get(function)) is None:
+        activate(x, function)
+    else:
+        x = formula(x)
+    return x if factor is None else x.mul_(factor)
 
 
 class Mlp:
     """Weights and forward of one feed-forward block."""
 
     def __init__(self, config: MlpConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
-        self.gate_proj: Rows | None
+        self.gate_proj: Rows | None = None
+        self.gate_up_proj: Rows | None = None
+        """Gate and up projection in one product; None = each is one of its own, or there is no gate."""
         self.activation: Activation | None
         """None = it is part of the product before it."""
-        self.activation = activation(config.activation, batch_invariant=loader.batch_invariant)
+        self.activation = activation(
+            config.activation, loader.operators.activate, batch_invariant=loader.batch_invariant
+        )
         width, bias = config.intermediate, config.bias
         joined = config.activation if loader.activates(config.activation) else ""
         if joined:
             self.activation = None
         if config.gated and names.gate_up_proj:
-            both = loader.tensor(f"{names.gate_up_proj}.weight", 2 * width, hidden_size).chunk(2)
-            biases = loader.tensor(f"{names.gate_up_proj}.bias", 2 * width).chunk(2) if bias else (None, None)
-            self.gate_proj = loader.product(both[0], biases[0], joined)
-            self.up_proj = loader.product(both[1], biases[1])
+            both = loader.tensor(f"{names.gate_up_proj}.weight", 2 * width, hidden_size)
+            biases = loader.tensor(f"{names.gate_up_proj}.bias", 2 * width) if bias else None
+            if loader.library is None:
+                self.gate_up_proj = loader.product(both, biases)
+            else:
+                gate, up = both.chunk(2)
+                of_gate, of_up = (None, None) if biases is None else biases.chunk(2)
+                self.gate_proj = loader.product(gate, of_gate, joined)
+                self.up_proj = loader.product(up, of_up)
+        elif config.gated and loader.joins:
+            widths = {"gate_proj": width, "up_proj": width}
+            self.gate_up_proj = loader.joined(widths, hidden_size, bias=bias)
         elif config.gated:
             self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=joined)
             self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
         else:
-            self.gate_proj = None
             self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias, activation=joined)
         self.down_proj = loader.linear(names.down_proj, width, hidden_size, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, d] -> [T, d]."""
-        if self.gate_proj is None:
-            return self.down_proj(self._activated(self.up_proj(x)))
-        return self.down_proj(self._activated(self.gate_proj(x)).mul_(self.up_proj(x)))
+        inner, factor = self._projected(x)
+        if self.activation is not None:
+            inner = self.activation(inner, factor)
+        elif factor is not None:
+            inner.mul_(factor)
+        return self.down_proj(inner)
 
-    def _activated(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.activation is None else self.activation(x)
+    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the activation is of, and what it is multiplied by."""
+        if self.gate_up_proj is not None:
+            gate, up = self.gate_up_proj(x).chunk(2, 1)
+            return gate, up
+        if self.gate_proj is None:
+            return self.up_proj(x), None
+        return self.gate_proj(x), self.up_proj(x)

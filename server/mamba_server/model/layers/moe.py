@@ -3,19 +3,19 @@
 Called by `HybridModel` once per such block and step; no value is read by the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
-from mamba_kernels.moe import Activation, Routing, SharedExpert, route
+from mamba_kernels.moe import Activation, Routing, SharedExpert
 from mamba_planner.model_config import MoeConfig
+from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader, one_matrix
 from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.tensor_names import MoeNames
@@ -26,8 +26,6 @@ ACTIVATIONS = {
     (False, "relu2"): Activation.SQUARED_RELU,
 }
 """By whether an expert has a gate, and the name of its activation in Hugging Face configurations."""
-Router = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Rows [T, d] -> as of `mamba_kernels.moe.route`."""
 Matrices = torch.Tensor | Sequence[torch.Tensor]
 """One of each expert, [outputs, inputs]."""
 
@@ -38,7 +36,7 @@ class Moe:
     def __init__(self, config: MoeConfig, hidden_size: int, names: MoeNames, loader: Loader) -> None:
         """config: of a model that is served; loader: of the block's layer. Raises WeightsError."""
         self.activation = ACTIVATIONS[config.gated, config.activation]
-        routing = Routing(
+        self.routing = Routing(
             top_k=config.experts_per_token,
             scores="sigmoid" if config.scoring == "sigmoid" else "softmax",
             renormalise=config.normalize or config.scoring == "softmax_topk",
@@ -46,8 +44,9 @@ class Moe:
             groups=config.groups,
             kept_groups=config.groups_per_token,
         )
-        correction = loader.wide(names.correction, config.experts) if names.correction else None
-        self.router = _router(loader, names.router, (config.experts, hidden_size), routing, correction)
+        self.correction = loader.wide(names.correction, config.experts) if names.correction else None
+        router = loader.wide(names.router, config.experts, hidden_size)
+        gate = loader.wide(names.shared_gate, 1, hidden_size) if names.shared_gate else None
         inner, per_inner = config.intermediate, self.activation.projections
         gate_up = _of_experts(names.gate_up, (config.experts, per_inner * inner, hidden_size), loader)
         down = _of_experts([names.down], (config.experts, hidden_size, inner), loader)
@@ -57,17 +56,21 @@ class Moe:
                 _in_parts(names.shared_gate_up, (per_inner * width, hidden_size), loader),
                 loader.tensor(names.shared_down, hidden_size, width),
             )
-        name = names.shared_gate
-        self.shared_gate = loader.wide(name, 1, hidden_size) if name else None
-        """[1, d], to the logit of what the shared expert counts for in a row; None = it counts for 1."""
-        self.packed = (
-            None if loader.library is None else self._pack(loader.library, gate_up, down, shared, loader)
-        )
-        """All in one call; None = by `compute`, with weights as they are."""
         # In batch-invariant mode a row's bits must not follow from how many rows there are.
         self.compute = (REFERENCE if loader.batch_invariant else loader.operators).moe
-        if self.packed is None:
+        self.route = loader.operators.route
+        self.router: ExpertRouter | None = None
+        """The product and the choice in one call; None = `scores`, then `route`."""
+        self.packed: PackedExperts | None = None
+        """All experts in one call; None = `compute`, with weights as they are."""
+        if (library := loader.library) is not None:
+            self.router = ExpertRouter(library, PackedWeight(router), self.routing, self.correction)
+            self.packed = self._pack(library, gate_up, down, shared, gate, loader)
+        else:
+            self.scores = _scores(router, gate, loader)
             self.gate_up, self.down, self.shared = _stacked(gate_up), _stacked(down), shared
+            self.gated = gate is not None
+            """Whether what the shared expert counts for in a row has the last of the scores as its logit."""
 
     def _pack(
         self,
@@ -75,34 +78,30 @@ class Moe:
         gate_up: Matrices,
         down: Matrices,
         shared: SharedExpert | None,
+        gate: torch.Tensor | None,
         loader: Loader,
     ) -> PackedExperts:
         pairs = [(loader.packed(up), loader.packed(back)) for up, back in zip(gate_up, down, strict=True)]
         own = None if shared is None else (loader.packed(shared.gate_up), loader.packed(shared.down))
-        gate = None if self.shared_gate is None else self.shared_gate[0]
-        return PackedExperts(library, pairs, self.activation, own, gate)
+        return PackedExperts(library, pairs, self.activation, own, None if gate is None else gate[0])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, d] -> [T, d]."""
-        experts, weights = self.router(x)
-        if self.packed is not None:
-            return self.packed(x, experts, weights)
+        if self.packed is not None and self.router is not None:
+            return self.packed(x, *self.router(x))
+        logits, shared = self.scores(x.to(self.scores.weight.dtype)), self.shared
+        if self.gated:
+            shared = None if shared is None else replace(shared, logit=logits[:, -1])
+            logits = logits[:, :-1]
+        experts, weights = self.route(logits, self.routing, self.correction)
         out = torch.empty_like(x)
-        shared = self.shared
-        if shared is not None and (gate := self.shared_gate) is not None:
-            shared = replace(shared, weight=F.linear(x.to(gate.dtype), gate).squeeze(1).sigmoid())
         self.compute(x, experts, weights, self.gate_up, self.down, self.activation, out, shared)
         return out
 
 
-def _router(
-    loader: Loader, name: str, shape: tuple[int, int], routing: Routing, correction: torch.Tensor | None
-) -> Router:
-    weight = loader.wide(name, *shape)
-    if loader.library is not None:
-        return ExpertRouter(loader.library, PackedWeight(weight), routing, correction)
-    product = loader.plain(weight, None)
-    return lambda x: route(product(x.to(weight.dtype)), routing, correction)
+def _scores(router: torch.Tensor, gate: torch.Tensor | None, loader: Loader) -> Linear:
+    """To the logits of the experts, and behind them the one of the shared expert, where it has a gate."""
+    return loader.plain(router if gate is None else one_matrix([router, gate]), None)
 
 
 def _stacked(matrices: Matrices) -> torch.Tensor:

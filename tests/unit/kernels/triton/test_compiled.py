@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from compiled_kernel import compiled
+from mamba_kernels.activate import Function
+from mamba_kernels.activate.triton import call as activate
 from mamba_kernels.conv1d_prefill.triton import call as conv1d_prefill
 from mamba_kernels.conv1d_update.triton import call as conv1d_update
 from mamba_kernels.gated_delta import DeltaInputs
@@ -68,6 +70,27 @@ def norms() -> list[KernelCall]:
     return [
         rms_norm(y[:, :4096], meta(4096), 1e-5, meta(ROWS, 4096), meta(ROWS, 4096)),
         gated_norm(y, meta(ROWS, 18560)[:, :8192], meta(8192), 1e-5, 8, meta(ROWS, 8192)),
+        # The heads of queries and keys of Qwen3-Next, in a product with values and gates.
+        rms_norm(
+            meta(ROWS, 9216)[:, :4608],
+            meta(4608, dtype=WIDE),
+            1e-6,
+            None,
+            meta(ROWS, 4608),
+            18,
+        ),
+        # Of Qwen3-Next's delta rule: 32 heads of 128, the gate behind q, k and v.
+        gated_norm(
+            meta(ROWS, 4096), meta(ROWS, 12352)[:, 8192:12288], meta(128), 1e-6, 32, meta(ROWS, 4096), True
+        ),
+    ]
+
+
+def activations() -> list[KernelCall]:
+    """The halves of a joined product, and a product alone."""
+    gate, up = meta(ROWS, 2 * 8192).chunk(2, 1)
+    return [activate(gate, function, up) for function in Function] + [
+        activate(meta(ROWS, 15680), Function.SQUARED_RELU, None)
     ]
 
 
@@ -147,6 +170,7 @@ def delta_scans() -> list[KernelCall]:
     "calls",
     [
         norms,
+        activations,
         copies,
         decode_steps,
         convolutions,

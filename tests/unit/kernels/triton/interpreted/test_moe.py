@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from mamba_kernels.moe import Activation, SharedExpert
+from kernel_variants import variants
+from mamba_kernels.moe import Activation, SharedExpert, expert_blocks
+from mamba_kernels.moe.expert_blocks import ExpertBlocks, sort_calls
 from mamba_kernels.moe.triton import moe
 from testmodels.experts import ExpertBatch
 
@@ -43,6 +45,43 @@ def test_more_pairs_than_are_sorted_together() -> None:
     close(ExpertBatch(300, E=7, k=4, d=8, f=8, dtype=torch.float32))
 
 
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 3), (300, 4)])
+def test_many_pairs_are_counted_apart_into_the_same_blocks(
+    monkeypatch: pytest.MonkeyPatch, n: int, k: int
+) -> None:
+    generator = torch.Generator().manual_seed(n)
+    experts = torch.randint(-1, 7, (n, k), generator=generator, dtype=torch.int32)
+    sorted_pairs = []
+    for most in (n * k, n * k - 1):
+        monkeypatch.setattr(expert_blocks, "COUNTED_ALONE", most)
+        blocks = ExpertBlocks.empty(experts, 7)
+        blocks.expert.fill_(-9)
+        blocks.pairs.fill_(-9)
+        calls = sort_calls(experts, 7, blocks)
+        assert len(calls) == (1 if most == n * k else 2)
+        for call in calls:
+            call.run()
+        owners = [
+            (int(each), blocks.pairs[at : at + blocks.rows].tolist())
+            for each, at in zip(blocks.expert, range(0, len(blocks.pairs), blocks.rows), strict=True)
+        ]
+        sorted_pairs.append([pairs for pairs in owners if pairs[0] >= 0])
+        assert {owner for owner, _ in owners} <= {*range(-1, 7)}
+    assert sorted_pairs[0] == sorted_pairs[1]
+    placed = [(pair, owner) for owner, pairs in sorted_pairs[0] for pair in pairs if pair >= 0]
+    wanted = experts.flatten().tolist()
+    assert sorted(placed) == [(pair, owner) for pair, owner in enumerate(wanted) if owner >= 0]
+
+
+def test_pairs_are_sorted_by_two_compilations_at_most() -> None:
+    with variants() as seen:
+        for n in (1, 5, 40, 300, 1100):
+            experts = torch.zeros(n, 4, dtype=torch.int32)
+            for call in sort_calls(experts, 7, ExpertBlocks.empty(experts, 7)):
+                call.run()
+    assert sorted(name for name, *_ in seen) == ["count_kernel", "place_kernel", "place_kernel"]
+
+
 def test_weights_of_experts_that_nobody_chose_are_not_touched() -> None:
     batch = ExpertBatch(20, E=5, k=2, dtype=torch.float32)
     expected = batch.run(moe)
@@ -72,7 +111,7 @@ def test_a_shared_expert_counts_one_where_nothing_else_is_said() -> None:
     batch = ExpertBatch(4, dtype=torch.float32, shared_f=8)
     assert batch.shared is not None
     up, down = batch.shared.gate_up, batch.shared.down
-    batch.shared = SharedExpert(up, down, torch.ones(4))
+    batch.shared = SharedExpert(up, down, torch.full((4,), float("inf")))
     expected = batch.run(moe)
     batch.shared = SharedExpert(up, down)
     assert torch.equal(batch.run(moe), expected)

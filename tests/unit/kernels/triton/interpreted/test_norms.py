@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mamba_kernels.gated_norm.reference import gated_norm as gated_reference
+from mamba_kernels.gated_norm.triton import call as gated_call
 from mamba_kernels.gated_norm.triton import gated_norm
 from mamba_kernels.rms_norm.reference import rms_norm as rms_reference
 from mamba_kernels.rms_norm.triton import rms_norm
@@ -28,6 +29,17 @@ def test_rms_norm_equals_the_reference(width: int, kind: torch.dtype) -> None:
         y = rms_norm(x, weight, 1e-5)
         assert y.dtype == kind
         close(y, rms_reference(x.double(), weight.double(), 1e-5))
+
+
+@pytest.mark.parametrize(("width", "groups"), [(63, 7), (100, 1), (2304, 9)])
+def test_rms_norm_of_heads_that_lie_side_by_side_equals_the_reference(width: int, groups: int) -> None:
+    x, weight = rows(width, 1, torch.bfloat16), rows(width, 3, torch.float32)[0]
+    y = rms_norm(x, weight, 1e-5, None, torch.bfloat16, groups)
+    assert y.dtype == torch.bfloat16
+    parts = (x.unflatten(1, (groups, -1))[:, head].double() for head in range(groups))
+    factors = weight.double().chunk(groups)
+    expected = [rms_reference(part, factor, 1e-5) for part, factor in zip(parts, factors, strict=True)]
+    close(y, torch.cat(expected, 1))
 
 
 def test_rms_norm_takes_a_wider_weight_than_it_gives() -> None:
@@ -58,6 +70,38 @@ def test_gated_norm_equals_the_reference(width: int, groups: int, kind: torch.dt
     assert out.dtype == kind
     wide = None if weight is None else weight.double()
     close(out, gated_reference(y.double(), gate.double(), wide, 1e-5, groups))
+
+
+@pytest.mark.parametrize(
+    ("width", "groups", "kind"),
+    [(1, 1, torch.bfloat16), (63, 7, torch.float32), (100, 1, torch.bfloat16), (768, 6, torch.bfloat16),
+     (4096, 32, torch.bfloat16), (2400, 3, torch.float32)],
+)  # fmt: skip
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_norm_in_front_of_the_gate_equals_the_reference(
+    width: int, groups: int, kind: torch.dtype, alike: bool
+) -> None:
+    """A weight of one group is that of every group; y has the type of the gate, or is wider."""
+    gate = rows(width, 2, kind)
+    weight = rows(width // groups if alike else width, 3, kind)[0]
+    for y in (rows(width, 1, kind), rows(width, 4, torch.float32)):
+        out = gated_norm(y, gate, weight, 1e-6, groups, True)
+        assert out.dtype == kind
+        close(out, gated_reference(y.double(), gate.double(), weight.double(), 1e-6, groups, True))
+
+
+def test_all_of_a_gated_row_and_nothing_else_is_written() -> None:
+    """Six groups of 100, of which a program takes eight at once."""
+    y, gate, weight = (
+        rows(600, 1, torch.bfloat16),
+        rows(600, 2, torch.bfloat16),
+        rows(100, 3, torch.bfloat16)[0],
+    )
+    whole = torch.full((5, 608), float("nan"), dtype=torch.bfloat16)
+    gated_call(y, gate, weight, 1e-6, 6, whole[1:-1, 4:-4], True).run()
+    close(whole[1:-1, 4:-4], gated_reference(y.double(), gate.double(), weight.double(), 1e-6, 6, True))
+    whole[1:-1, 4:-4] = float("nan")
+    assert whole.isnan().all()
 
 
 def test_no_rows_are_no_launch() -> None:

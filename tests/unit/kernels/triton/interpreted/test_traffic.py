@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from kernel_traffic import Traffic, counted
+from mamba_kernels.activate import Function
+from mamba_kernels.activate.triton import activate
 from mamba_kernels.conv1d_prefill.triton import conv1d_prefill
 from mamba_kernels.conv1d_update.triton import conv1d_update
 from mamba_kernels.gated_delta.triton import gated_delta_prefill, gated_delta_update
 from mamba_kernels.gated_norm.triton import gated_norm
 from mamba_kernels.kv_write.triton import kv_write
-from mamba_kernels.moe.triton import moe
+from mamba_kernels.moe import Routing
+from mamba_kernels.moe.triton import moe, route
 from mamba_kernels.paged_attention.triton import paged_attention
 from mamba_kernels.rms_norm.triton import rms_norm
 from mamba_kernels.rope.triton import rope
@@ -89,6 +92,31 @@ def test_norms_read_and_write_a_row_once(
         gated_norm(x, added, weight, 1e-5, 8)
     assert traffic.asked_of(x) == x.nbytes
     assert_least(traffic, x.nbytes + 2 * added.nbytes, asked=gated)
+
+
+def test_a_norm_in_front_of_the_gate_reads_and_writes_a_row_once() -> None:
+    y, projected = torch.randn(16, 1024).bfloat16(), torch.randn(16, 3072).bfloat16()
+    with counted() as traffic:
+        gated_norm(y, projected[:, 2048:], torch.ones(128).bfloat16(), 1e-6, 8, True)
+    assert_least(traffic, 3 * y.nbytes, asked=1.05)
+
+
+def test_activations_read_and_write_a_row_once() -> None:
+    product = torch.randn(16, 4096).bfloat16()
+    gate, up = product.chunk(2, 1)
+    with counted() as traffic:
+        activate(gate, Function.SILU, up)
+    assert_least(traffic, 3 * 16 * 2048 * 2, asked=1.0)
+    with counted() as traffic:
+        activate(product, Function.SQUARED_RELU)
+    assert_least(traffic, 2 * product.nbytes, asked=1.0)
+
+
+def test_a_choice_of_experts_reads_its_logits_from_memory_once() -> None:
+    logits = torch.randn(16, 128)
+    with counted() as traffic:
+        route(logits, Routing(6, "sigmoid", renormalise=True))
+    assert_least(traffic, logits.nbytes + 16 * 6 * 8, asked=1.05)
 
 
 def test_a_scan_keeps_the_state_and_reads_x_once() -> None:

@@ -13,7 +13,7 @@ import torch
 
 import mamba_kernels
 from mamba_kernels.arguments import WrongArgument
-from mamba_kernels.moe import Activation
+from mamba_kernels.moe import Activation, Routing
 from mamba_kernels.paged_attention import triton as attention_kernels
 from mamba_kernels.triton_support import KernelCall
 from testmodels.delta import Delta
@@ -101,6 +101,10 @@ LIMITS: dict[str, tuple[str, dict[str, Any]]] = {
         "gated_norm",
         {"y": torch.zeros(1, 32769), "gate": torch.zeros(1, 32769), "weight": None, "groups": 1},
     ),
+    "groups is 3; it must divide the 10 elements of a row of x": (
+        "rms_norm",
+        {"dtype": torch.float32, "groups": 3},
+    ),
     "groups is 0": ("gated_norm", {"groups": 0}),
     "groups is -2": ("gated_norm", {"groups": -2}),
     "groups is 3": ("gated_norm", {"groups": 3}),
@@ -110,6 +114,11 @@ LIMITS: dict[str, tuple[str, dict[str, Any]]] = {
     "state has keys of 257": (
         "gated_delta_update",
         {"state": torch.zeros(4, 4, 6, 257), "inputs": Delta(4, 2, 6, 257, 2, torch.float32).inputs},
+    ),
+    "correction is float64": ("route", {"correction": torch.zeros(6, dtype=torch.float64)}),
+    "groups is 4; it must divide the 6 experts": (
+        "route",
+        {"routing": Routing(2, "sigmoid", renormalise=True, groups=4)},
     ),
     "experts has shape \\[3, 0\\]": ("moe", {"experts": torch.zeros(3, 0, dtype=torch.int32)}),
     "gate_up has shape": ("moe", {"activation": Activation.SQUARED_RELU}),
