@@ -1,15 +1,15 @@
 """Every operator against its reference in float32, with the arguments that a model's step gives it."""
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 
 import torch
 from benchmarks.gpu import captured_step
 from benchmarks.gpu.case import Absent, Case, Job, Numbers, Wrong
 from benchmarks.gpu.device_facts import facts
 from benchmarks.gpu.measured_model import MeasuredModel, measured_model
-from benchmarks.gpu.models import FAMILIES, NANO, published
-from benchmarks.gpu.operator_calls import OperatorCall, differences, intercepted, names
+from benchmarks.gpu.models import FAMILIES, NANO
+from benchmarks.gpu.operator_calls import OperatorCall, differences, intercepted, recorded
 from benchmarks.gpu.scan_depth import error_by_depth
 from benchmarks.gpu.step_inputs import Piece, StepShape
 from benchmarks.gpu.tolerances import complaint
@@ -51,9 +51,8 @@ def cases(job: Job) -> Iterator[Case]:
     for name in families:
         watched = WatchedModel(name, device, small=job.small)
         for step, shape in shapes(small=job.small).items():
-            for operator in names():
-                if operator in operators_of(name, step):
-                    yield Case(f"{name}, {step}, {operator}", partial(watched.check, operator, shape))
+            for operator in operators_of(name, step):
+                yield Case(f"{name}, {step}, {operator}", partial(watched.check, operator, shape))
         watched.close()
     for tokens in (128,) if job.small else (1024, 4096, 16_384, 65_536):
         yield Case(f"scan of {tokens} tokens", partial(_depth, tokens, device, small=job.small))
@@ -64,24 +63,23 @@ def cases(job: Job) -> Iterator[Case]:
     yield Case("no step waits for the device", partial(_no_waits, device, small=job.small))
 
 
-def operators_of(name: str, step: str) -> set[str]:
-    """Return the operators that such a step of a model calls, as its configuration says.
+@cache
+def operators_of(name: str, step: str) -> tuple[str, ...]:
+    """Return the operators that such a step of a model calls, as a small model's step shows on a CPU.
 
-    "decodes" and "prompts" name the recurrence that they call, "both" calls all.
+    step: "decodes", "prompts", or "both".
     """
-    config = published(name)
-    kinds = {"decodes": ("update",), "prompts": ("prefill",), "both": ("update", "prefill")}[step]
-    operators = {"rms_norm"}
-    if config.recurrent_layers:
-        rule = "gated_delta_{}" if config.mamba is None else "{}"
-        operators |= {f"conv1d_{kind}" for kind in kinds}
-        scan = {"update": "state_update", "prefill": "ssd_prefill"}
-        operators |= {scan[kind] if config.mamba else rule.format(kind) for kind in kinds}
-        operators |= {"gated_norm"} if config.mamba and config.mamba.gated_norm else set()
-    if config.attention_layers:
-        operators |= {"paged_attention", "kv_write"}
-        operators |= {"rope"} if config.attention and config.attention.rope_theta else set()
-    return operators | ({"moe"} if config.moe else set())
+    pieces = (Piece(3), Piece(2, done=5))
+    shape = {
+        "decodes": StepShape((3, 5)),
+        "prompts": StepShape(pieces=pieces),
+        "both": StepShape((3,), pieces),
+    }[step]
+    operators, calls = recorded(REFERENCE)
+    model = measured_model(name, [shape], operators, torch.device("cpu"), small=True, blocks=1)
+    with torch.inference_mode():
+        model.step(shape)
+    return tuple(sorted({call.operator for call in calls}))
 
 
 class WatchedModel:

@@ -84,7 +84,7 @@ def cases(job: Job) -> Iterator[Case]:
     for model, words, shape, state_dtype in steps_of(small=job.small):
         step = RecordedStep(model, shape, state_dtype, device, small=job.small)
         kinds = "both" if shape.decodes and shape.pieces else "decodes" if shape.decodes else "prompts"
-        for operator in sorted(operators_of(model, kinds)):
+        for operator in operators_of(model, kinds):
             if operator not in job.left_out:
                 case = f"{model}, {words}, {operator}"
                 yield Case(case, partial(_operator, case, step, operator, device), 40)
