@@ -12,10 +12,11 @@ def device_gauges(runner: ModelRunner, backend: Backend) -> Gauges:
     """Numbers of an engine that has started; nothing where no kernel is left out and no step is prepared."""
 
     def gauges() -> dict[str, float]:
-        steps = {
+        found = {
             f"decode_steps{{kind={kind}}}": float(count) for kind, count in runner.decode_step_counts.items()
         }
-        left_out = backend.operators.left_out.items()
-        return steps | {f"kernels_left_out{{operator={name},cause={cause}}}": 1.0 for name, cause in left_out}
+        for name, cause in backend.operators.left_out.items():
+            found[f"kernels_left_out{{operator={name},cause={cause}}}"] = 1.0
+        return found
 
     return gauges
