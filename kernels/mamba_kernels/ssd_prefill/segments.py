@@ -12,7 +12,7 @@ import torch
 from mamba_kernels.slot_plan import HostIntegers
 from mamba_kernels.transfer import to_device
 
-LEAST_CHUNKS = 8
+LEAST_CHUNKS = 4
 """Of a segment: what it begins with must be little beside what it does."""
 
 
