@@ -1,4 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# mypy: disable-error-code="assignment"
+# ruff: noqa: RUF005
 """The gated delta rule on a GPU, the state on chip from a piece's start to its end: see README.md."""
 
 import torch
@@ -77,11 +80,21 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
     _, H, G, V, K = _check(state, inputs, out)
     check_plan("v", inputs.v, plan.tokens, plan.on_device.chunk_start.device)
     width = block_of(K, least=LEAST)
+    # An operand of float32 is two while it is multiplied.
+    wide = inputs.v.dtype == torch.float32
     launch = launch_for(
         "gated_delta_prefill",
         state.device,
         f"V{V} K{K} {inputs.v.dtype}",
-        Launch(num_warps=4, blocks={"V": block_of(V, least=LEAST, most=32), "T": LEAST}),
+        Launch(
+            num_warps=4,
+            num_stages=2,
+            blocks={
+                "V": LEAST if wide else block_of(V, least=LEAST, most=32),
+                "T": LEAST,
+                "K": 32 if wide else width,
+            },
+        ),
     )
     chunks, routes = plan.on_device, plan.slots.device_routes
     return KernelCall(
@@ -101,7 +114,7 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
             "KIND": dot_dtype(inputs.v.dtype),
             "PRECISION": "tf32x3",
             "BLOCK_V": launch.blocks["V"],
-            "BLOCK_K": width,
+            "BLOCK_K": min(width, launch.blocks["K"]),
             "BLOCK_T": launch.blocks["T"],
         },
         launch,
@@ -186,8 +199,10 @@ def _prefill(
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of a head's rows x heads, pieces)."""
+    """Grid (blocks of a head's rows x heads, pieces). Columns of keys and of the state are multiplied BLOCK_K
+    at once."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    parts: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     head = tl.program_id(0) // blocks
     of_key = head // HEADS_PER_KEY
     piece = tl.program_id(1)
@@ -196,11 +211,14 @@ def _prefill(
     i = (tl.program_id(0) % blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
     j = tl.arange(0, BLOCK_K)
     m = tl.arange(0, BLOCK_T)
-    rows, columns = i < V, j < K
-    at = head * state_head + i[:, None] * state_row + j[None, :]
-    begun = rows[:, None] & (j < extent_at(source, K))[None, :]
-    # Nothing is read for a fresh state: the padding slot may hold NaN.
-    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0).to(tl.float32)
+    rows = i < V
+    first_at = state + source * state_slab + head * state_head + i[:, None] * state_row
+    states = ()
+    for part in tl.static_range(parts):
+        own = part * BLOCK_K + j
+        # Nothing is read for a fresh state: the padding slot may hold NaN.
+        begun = rows[:, None] & (own < extent_at(source, K))[None, :]
+        states = states + (tl.load(first_at + own[None, :], mask=begun, other=0.0).to(tl.float32),)
     bias = tl.load(dt_bias + head).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
     for chunk in range(tl.load(piece_chunk + piece), tl.load(piece_chunk + piece + 1)):
@@ -215,39 +233,70 @@ def _prefill(
             beta = tl.sigmoid(tl.load(b + t * b_row + head, mask=inside, other=0.0).to(tl.float32))
             beta = tl.where(inside, beta, 0.0)
 
-            both = inside[:, None] & columns[None, :]
-            keys = tl.load(k + t[:, None] * k_row + of_key * k_head + j[None, :], mask=both, other=0.0)
-            keys = keys.to(tl.float32)
-            keys *= tl.rsqrt(tl.sum(keys * keys, 1) + least)[:, None]
-            queries = tl.load(q + t[:, None] * q_row + of_key * q_head + j[None, :], mask=both, other=0.0)
-            queries = queries.to(tl.float32)
-            queries *= (tl.rsqrt(tl.sum(queries * queries, 1) + least) * scale)[:, None]
+            k_at = k + t[:, None] * k_row + of_key * k_head + j[None, :]
+            q_at = q + t[:, None] * q_row + of_key * q_head + j[None, :]
+            keys, queries = (), ()
+            key_length, query_length = tl.zeros([BLOCK_T], tl.float32), tl.zeros([BLOCK_T], tl.float32)
+            for part in tl.static_range(parts):
+                both = inside[:, None] & (part * BLOCK_K + j < K)[None, :]
+                key = tl.load(k_at + part * BLOCK_K, mask=both, other=0.0).to(tl.float32)
+                query = tl.load(q_at + part * BLOCK_K, mask=both, other=0.0).to(tl.float32)
+                key_length += tl.sum(key * key, 1)
+                query_length += tl.sum(query * query, 1)
+                keys, queries = keys + (key,), queries + (query,)
+            key_scale = tl.rsqrt(key_length + least)[:, None]
+            query_scale = (tl.rsqrt(query_length + least) * scale)[:, None]
             of_value = inside[:, None] & rows[None, :]
             values = tl.load(v + t[:, None] * v_row + head * v_head + i[None, :], mask=of_value, other=0.0)
             values = values.to(tl.float32)
 
-            narrow, asked = keys.to(KIND), queries.to(KIND)
+            system = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
+            near = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
+            known = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
+            y = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
+            normed = ()
+            for part in tl.static_range(parts):
+                narrow = (keys[part] * key_scale).to(KIND)
+                asked = (queries[part] * query_scale).to(KIND)
+                old = tl.trans(states[part]).to(KIND)
+                system = tl.dot(narrow, tl.trans(narrow), system, input_precision=PRECISION)
+                known = tl.dot(narrow, old, known, input_precision=PRECISION)
+                near = tl.dot(asked, tl.trans(narrow), near, input_precision=PRECISION)
+                y = tl.dot(asked, old, y, input_precision=PRECISION)
+                normed = normed + (narrow,)
+                if tl.float32 == KIND:
+                    # Else operands of all parts are loaded before the first is multiplied.
+                    tl.debug_barrier()
             # Differences before the exponential, masked before it: no factor ever overflows.
             apart = tl.where(m[:, None] >= m[None, :], log[:, None] - log[None, :], float("-inf"))
             decay = tl.exp2(apart)
-            system = tl.dot(narrow, tl.trans(narrow), input_precision=PRECISION) * decay * beta[:, None]
-            system = tl.where(m[:, None] > m[None, :], system, 0.0)
+            system = tl.where(m[:, None] > m[None, :], system * decay * beta[:, None], 0.0)
             from_state = tl.exp2(log)[:, None]
-            old = tl.trans(s).to(KIND)
-            known = tl.dot(narrow, old, input_precision=PRECISION) * from_state
-            wanted = (values - known) * beta[:, None]
+            wanted = (values - known * from_state) * beta[:, None]
             written = tl.dot(_inverse(system, BLOCK_T), wanted, input_precision=PRECISION)
-            near = tl.dot(asked, tl.trans(narrow), input_precision=PRECISION) * decay
-            y = tl.dot(asked, old, input_precision=PRECISION) * from_state
-            y += tl.dot(near.to(KIND), written.to(KIND), input_precision=PRECISION)
+            y *= from_state
+            y = tl.dot((near * decay).to(KIND), written.to(KIND), y, input_precision=PRECISION)
             to = out + t[:, None] * out_row + head * out_head + i[None, :]
             tl.store(to, y.to(out.dtype.element_ty), mask=of_value)
-            left = (written * tl.exp2(total - log)[:, None]).to(KIND)
-            s = s * tl.exp2(total) + tl.dot(tl.trans(left), narrow, input_precision=PRECISION)
+            left = tl.trans((written * tl.exp2(total - log)[:, None]).to(KIND))
+            following = ()
+            for part in tl.static_range(parts):
+                decayed = states[part] * tl.exp2(total)
+                following = following + (tl.dot(left, normed[part], decayed, input_precision=PRECISION),)
+            states = following
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            kept = as_stored(s, state, head, i, j, chunk_noise + chunk, V, K)
-            tl.store(state + track * state_slab + at, kept, mask=rows[:, None] & columns[None, :])
+            # Always the head, which a compiler that knew it would keep places and noise of, for each element.
+            same = tl.where(chunk >= 0, head, 0)
+            checkpoint = state + track * state_slab + same * state_head + i[:, None] * state_row
+            for part in tl.static_range(parts):
+                own = part * BLOCK_K + j
+                kept = as_stored(states[part], state, same, i, own, chunk_noise + chunk, V, K)
+                tl.store(checkpoint + own[None, :], kept, mask=rows[:, None] & (own < K)[None, :])
     last = tl.load(piece_chunk + piece + 1) - 1
-    kept = as_stored(s, state, head, i, j, chunk_noise + last, V, K)
-    tl.store(state + target * state_slab + at, kept, mask=rows[:, None] & columns[None, :])
+    same = tl.where(last >= 0, head, 0)
+    final = state + target * state_slab + same * state_head + i[:, None] * state_row
+    for part in tl.static_range(parts):
+        own = part * BLOCK_K + j
+        kept = as_stored(states[part], state, same, i, own, chunk_noise + last, V, K)
+        tl.store(final + own[None, :], kept, mask=rows[:, None] & (own < K)[None, :])

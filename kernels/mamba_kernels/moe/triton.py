@@ -65,10 +65,10 @@ def _product(
         rows = tl.load(x + row[:, None] + n[None, :], mask=there[:, None] & inside[None, :], other=0).to(DOT)
         mask = known[:, None] & inside[None, :]
         columns = tl.load(weight + at[:, None] + n[None, :], mask=mask, other=0)
-        total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="ieee")
+        total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="tf32x3")
         if GATED:
             columns = tl.load(weight + behind[:, None] + n[None, :], mask=mask, other=0)
-            second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="ieee")
+            second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="tf32x3")
     return total, second
 
 
@@ -264,7 +264,11 @@ def _products(
     inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
     rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows
     count = ceil_div(pairs, rows) if blocks is None else len(blocks.expert)
-    default = Launch(4, 3, {"N": 64, "K": 128 if rows == LEAST_ROWS else 64})
+    if x.dtype == torch.float32:
+        # An operand of float32 is two while it is multiplied.
+        default = Launch(4, 2, {"N": 32, "K": 32})
+    else:
+        default = Launch(4, 3, {"N": 64, "K": 128 if rows == LEAST_ROWS else 64})
     shape = f"m{rows} d{d} f{f} {x.dtype}"
     made = []
     for kernel, weight, width, features in (

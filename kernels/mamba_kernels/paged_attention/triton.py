@@ -1,4 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# mypy: disable-error-code="assignment"
+# ruff: noqa: RUF005
 """Paged attention on a GPU: decodes split over their contexts and combined, pieces by blocks of queries.
 
 How a context is split follows from its own length alone, so a row's bits do not depend on its neighbours and
@@ -25,14 +28,15 @@ from mamba_kernels.triton_support import (
     dot_dtype,
     launch_for,
     stride_unit,
+    warp_groups,
 )
 
-BLOCK_N = 64
-"""Positions that are attended at once."""
 LEAST_SPLIT = 256
 """Positions of a context that are not split further: what combining costs, reading them costs too."""
 PROGRAMS = 128
 """Programs that one decode alone is split into, in all: about as many as a GPU runs."""
+TOGETHER = 4096
+"""Numbers of splits that a program of two warps combines at once."""
 MOST_HEAD_DIM = 256
 MOST_GROUP = 64
 """Query heads of one KV head."""
@@ -43,38 +47,53 @@ def _attend(
     query, kv, table, first_row, first_position, queries, begin, end, kv_head, scale,
     query_row, query_head, kv_page, kv_value, kv_token, kv_head_stride,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, PAGE: tl.constexpr, DOT: tl.constexpr,
+    PART: tl.constexpr, PAGE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Query rows r = (query r // GROUP, head r % GROUP) over positions begin..end: sums, maxima, weights."""
+    """Query rows r = (query r // GROUP, head r % GROUP) over positions begin..end: sums in parts of PART
+    columns, maxima, weights."""
+    parts: tl.constexpr = (WIDTH + PART - 1) // PART
     r = tl.arange(0, BLOCK_M)
-    d = tl.arange(0, PADDED)
-    inside = d < WIDTH
+    d = tl.arange(0, PART)
     # Rows beyond the last query repeat it: their results are never stored, and they stay finite.
     which = tl.minimum(r // GROUP, queries - 1)
     rows = (first_row + which).to(tl.int64) * query_row + (kv_head * GROUP + r % GROUP) * query_head
-    q = tl.load(query + rows[:, None] + d[None, :], mask=inside[None, :], other=0).to(tl.float32)
     position = first_position + which
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
-    total = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    asked = ()
+    totals = ()
+    for part in tl.static_range(parts):
+        inside = part * PART + d < WIDTH
+        q = tl.load(query + rows[:, None] + (part * PART + d)[None, :], mask=inside[None, :], other=0)
+        asked = asked + (q.to(tl.float32).to(DOT),)
+        totals = totals + (tl.zeros([BLOCK_M, PART], tl.float32),)
     for start in range(begin, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
         there = n < end
         page = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64)
         at = page * kv_page + (n % PAGE) * kv_token + kv_head * kv_head_stride
-        mask = there[:, None] & inside[None, :]
-        k = tl.load(kv + at[:, None] + d[None, :], mask=mask, other=0).to(tl.float32)
-        scores = tl.dot(q.to(DOT), tl.trans(k.to(DOT)), input_precision="ieee") * scale
+        scores = tl.zeros([BLOCK_M, BLOCK], tl.float32)
+        for part in tl.static_range(parts):
+            mask = there[:, None] & (part * PART + d < WIDTH)[None, :]
+            k = tl.load(kv + at[:, None] + (part * PART + d)[None, :], mask=mask, other=0).to(tl.float32)
+            scores = tl.dot(asked[part], tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
         seen = there[None, :] & (n[None, :] <= position[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = tl.where(seen, scores * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         shares = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(top - higher)
-        v = tl.load(kv + kv_value + at[:, None] + d[None, :], mask=mask, other=0).to(tl.float32)
-        total = total * shrink[:, None] + tl.dot(shares.to(DOT), v.to(DOT), input_precision="ieee")
         weight = weight * shrink + tl.sum(shares, 1)
         top = higher
-    return total, top, weight
+        narrow = shares.to(DOT)
+        following = ()
+        for part in tl.static_range(parts):
+            mask = there[:, None] & (part * PART + d < WIDTH)[None, :]
+            column = kv_value + part * PART + d
+            v = tl.load(kv + at[:, None] + column[None, :], mask=mask, other=0).to(tl.float32)
+            shrunk = totals[part] * shrink[:, None]
+            following = following + (tl.dot(narrow, v.to(DOT), shrunk, input_precision="tf32x3"),)
+        totals = following
+    return totals, top, weight
 
 
 @triton.jit
@@ -86,11 +105,11 @@ def _split_width(context, SPLITS: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.c
 @triton.jit(do_not_specialize=["query_row", "query_head", "table_stride", "out_row", "out_head",
                                "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale"])  # fmt: skip
 def decode_kernel(
-    query, kv, page_table, table_row, context_len, out, parts, logs, scale,
+    query, kv, page_table, table_row, context_len, out, attended, logs, scale,
     query_row: tl.int64, query_head: tl.int64, table_stride: tl.int64, out_row: tl.int64, out_head: tl.int64,
     kv_page: tl.int64, kv_value: tl.int64, kv_token: tl.int64, kv_head_stride: tl.int64,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr, PART: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads, rows, SPLITS). Strides in units: what they divide by is known when compiling.
@@ -100,53 +119,66 @@ def decode_kernel(
     width = _split_width(context, SPLITS, BLOCK, LEAST)
     begin = split * width
     end = tl.minimum(begin + width, context)
+    parts: tl.constexpr = (WIDTH + PART - 1) // PART
     r = tl.arange(0, BLOCK_M)
-    d = tl.arange(0, PADDED)
+    d = tl.arange(0, PART)
     head = kv_head * GROUP + r
     mine = r < GROUP
-    mask = mine[:, None] & (d < WIDTH)[None, :]
     at = row.to(tl.int64) * out_row + head * out_head
     if begin < end:
-        total, top, weight = _attend(
+        totals, top, weight = _attend(
             query, kv, page_table + tl.load(table_row + row) * table_stride, row, context - 1, 1,
             begin, end, kv_head, scale,
             query_row * QUERY_UNIT, query_head * QUERY_UNIT, kv_page * KV_UNIT, kv_value * KV_UNIT,
             kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
-            GROUP, BLOCK_M, BLOCK, WIDTH, PADDED, PAGE, DOT,
+            GROUP, BLOCK_M, BLOCK, WIDTH, PART, PAGE, DOT,
         )  # fmt: skip
-        total = total / weight[:, None]
-        if SPLITS == 1:
-            tl.store(out + at[:, None] + d[None, :], total.to(out.dtype.element_ty), mask=mask)
-        else:
-            part = (row.to(tl.int64) * HEADS + head) * SPLITS + split
-            tl.store(parts + part[:, None] * WIDTH + d[None, :], total, mask=mask)
-            tl.store(logs + part, top + tl.log2(weight), mask=mine)
+        place = (row.to(tl.int64) * HEADS + head) * SPLITS + split
+        if SPLITS > 1:
+            tl.store(logs + place, top + tl.log2(weight), mask=mine)
+        for part in tl.static_range(parts):
+            column = part * PART + d
+            total = totals[part] / weight[:, None]
+            mask = mine[:, None] & (column < WIDTH)[None, :]
+            if SPLITS == 1:
+                tl.store(out + at[:, None] + column[None, :], total.to(out.dtype.element_ty), mask=mask)
+            else:
+                tl.store(attended + place[:, None] * WIDTH + column[None, :], total, mask=mask)
     elif SPLITS == 1:
-        none = tl.zeros([BLOCK_M, PADDED], tl.float32).to(out.dtype.element_ty)
-        tl.store(out + at[:, None] + d[None, :], none, mask=mask)
+        none = tl.zeros([BLOCK_M, PART], tl.float32).to(out.dtype.element_ty)
+        for part in tl.static_range(parts):
+            column = part * PART + d
+            mask = mine[:, None] & (column < WIDTH)[None, :]
+            tl.store(out + at[:, None] + column[None, :], none, mask=mask)
 
 
 @triton.jit(do_not_specialize=["out_row", "out_head"])
 def combine_kernel(
-    parts, logs, context_len, out, out_row: tl.int64, out_head: tl.int64,
+    attended, logs, context_len, out, out_row: tl.int64, out_head: tl.int64,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    SPLITS: tl.constexpr, LEAST: tl.constexpr,
+    SPLITS: tl.constexpr, LEAST: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, rows): the splits of a row by their weights. A row without context becomes zero."""
+    """Grid (heads, rows): the splits of a row by their weights, TOGETHER at once. A row without context
+    becomes zero."""
     head, row = tl.program_id(0), tl.program_id(1)
     context = tl.load(context_len + row)
     width = _split_width(context, SPLITS, BLOCK, LEAST)
-    s = tl.arange(0, SPLITS)
+    first = (row.to(tl.int64) * HEADS + head) * SPLITS
+    every = tl.arange(0, SPLITS)
+    log = tl.load(logs + first + every, mask=every * width < context, other=float("-inf"))
+    top = tl.maximum(tl.max(log, 0), -1.0e38)
+    weight = tl.maximum(tl.sum(tl.exp2(log - top), 0), 1.0e-37)
     d = tl.arange(0, PADDED)
-    there = s * width < context
-    part = (row.to(tl.int64) * HEADS + head) * SPLITS + s
-    log = tl.load(logs + part, mask=there, other=float("-inf"))
-    share = tl.where(there, tl.exp2(log - tl.maximum(tl.max(log, 0), -1.0e38)), 0.0)
-    mask = there[:, None] & (d < WIDTH)[None, :]
-    values = tl.load(parts + part[:, None] * WIDTH + d[None, :], mask=mask, other=0)
-    mixed = tl.sum(values * share[:, None], 0) / tl.maximum(tl.sum(share, 0), 1.0e-37)
+    mixed = tl.zeros([PADDED], tl.float32)
+    for start in range(0, tl.cdiv(context, width), TOGETHER):
+        s = start + tl.arange(0, TOGETHER)
+        there = s * width < context
+        share = tl.exp2(tl.load(logs + first + s, mask=there, other=float("-inf")) - top)
+        mask = there[:, None] & (d < WIDTH)[None, :]
+        values = tl.load(attended + (first + s)[:, None] * WIDTH + d[None, :], mask=mask, other=0)
+        mixed += tl.sum(values * share[:, None], 0)
     at = row.to(tl.int64) * out_row + head * out_head
-    tl.store(out + at + d, mixed.to(out.dtype.element_ty), mask=d < WIDTH)
+    tl.store(out + at + d, (mixed / weight).to(out.dtype.element_ty), mask=d < WIDTH)
 
 
 @triton.jit(do_not_specialize=["first", "query_row", "query_head", "table_stride", "out_row", "out_head",
@@ -156,7 +188,7 @@ def extend_kernel(
     query_row: tl.int64, query_head: tl.int64, table_stride: tl.int64, out_row: tl.int64, out_head: tl.int64,
     kv_page: tl.int64, kv_value: tl.int64, kv_token: tl.int64, kv_head_stride: tl.int64,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, PAGE: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr,
+    PART: tl.constexpr, PAGE: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of queries of the longest piece, kv_heads, pieces); `first`: sequence of the first piece.
@@ -175,19 +207,21 @@ def extend_kernel(
         offset = block * QUERIES
         queries = tl.minimum(length - offset, QUERIES)
         position = context - length + offset
-        total, _, weight = _attend(
+        totals, _, weight = _attend(
             query, kv, page_table + tl.load(table_row + sequence) * table_stride, start + offset, position,
             queries, 0, position + queries, kv_head, scale,
             query_row * QUERY_UNIT, query_head * QUERY_UNIT, kv_page * KV_UNIT, kv_value * KV_UNIT,
             kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
-            GROUP, BLOCK_M, BLOCK, WIDTH, PADDED, PAGE, DOT,
+            GROUP, BLOCK_M, BLOCK, WIDTH, PART, PAGE, DOT,
         )  # fmt: skip
         r = tl.arange(0, BLOCK_M)
-        d = tl.arange(0, PADDED)
+        d = tl.arange(0, PART)
         at = (start + offset + r // GROUP).to(tl.int64) * out_row + (kv_head * GROUP + r % GROUP) * out_head
-        mask = (r < queries * GROUP)[:, None] & (d < WIDTH)[None, :]
-        total = total / weight[:, None]
-        tl.store(out + at[:, None] + d[None, :], total.to(out.dtype.element_ty), mask=mask)
+        for part in tl.static_range((WIDTH + PART - 1) // PART):
+            column = part * PART + d
+            mask = (r < queries * GROUP)[:, None] & (column < WIDTH)[None, :]
+            total = (totals[part] / weight[:, None]).to(out.dtype.element_ty)
+            tl.store(out + at[:, None] + column[None, :], total, mask=mask)
 
 
 def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
@@ -250,18 +284,23 @@ def calls(
         "kv_page": page, "kv_value": half, "kv_token": token, "kv_head_stride": head,
     }  # fmt: skip
     constants = {
-        "GROUP": group, "WIDTH": width, "PADDED": block_of(width, least=16), "PAGE": page_size,
+        "GROUP": group, "WIDTH": width, "PAGE": page_size,
         "QUERY_UNIT": query_unit, "KV_UNIT": kv_unit, "DOT": dot_dtype(kv.dtype),
     }  # fmt: skip
     made = []
     if plan.decodes:
         made += _decode(plan, kv_heads, arguments, constants)
     if plan.longest_piece:
-        launch = launch_for("paged_extend", device, f"{group}x{width}", Launch(4, 3, {"M": 64, "N": BLOCK_N}))
+        launch = launch_for(
+            "paged_extend",
+            device,
+            f"{group}x{width} {kv.dtype}",
+            _extend_default(width, kv.dtype, warp_groups(device)),
+        )
         block = block_of(group, least=launch.blocks["M"])
         grid = (ceil_div(plan.longest_piece, block // group), kv_heads, sequences - plan.decodes)
         more = {"query_start": plan.query_start, "first": plan.decodes}
-        sizes = {"BLOCK_M": block, "BLOCK": launch.blocks["N"]}
+        sizes = {"BLOCK_M": block, "BLOCK": launch.blocks["N"], "PART": _part(width, launch)}
         made.append(KernelCall(extend_kernel, grid, arguments | more, constants | sizes, launch))
     return made
 
@@ -271,18 +310,47 @@ def _decode(
 ) -> list[KernelCall]:
     out: torch.Tensor = arguments["out"]
     heads, count, width = out.shape[1], splits(kv_heads), constants["WIDTH"]
-    shape = f"{constants['GROUP']}x{width}"
-    launch = launch_for("paged_decode", out.device, shape, Launch(4, 3, {"N": BLOCK_N}))
+    kind: torch.dtype = arguments["kv"].dtype
+    shape = f"{constants['GROUP']}x{width} {kind}"
+    launch = launch_for("paged_decode", out.device, shape, _decode_default(width, kind))
     cut = {"HEADS": heads, "SPLITS": count, "LEAST": LEAST_SPLIT, "BLOCK": launch.blocks["N"]}
     alone = count == 1
-    parts = out.new_empty(1 if alone else plan.decodes * heads * count * width, dtype=torch.float32)
+    attended = out.new_empty(1 if alone else plan.decodes * heads * count * width, dtype=torch.float32)
     logs = out.new_empty(1 if alone else plan.decodes * heads * count, dtype=torch.float32)
-    scratch = {"parts": parts, "logs": logs}
-    block = {"BLOCK_M": block_of(constants["GROUP"], least=16)}
+    scratch = {"attended": attended, "logs": logs}
+    block = {"BLOCK_M": block_of(constants["GROUP"], least=16), "PART": _part(width, launch)}
     grid = (kv_heads, plan.decodes, count)
     made = [KernelCall(decode_kernel, grid, arguments | scratch, constants | cut | block, launch)]
     if not alone:
         taken = {name: arguments[name] for name in ("context_len", "out", "out_row", "out_head")}
-        kept = {name: constants[name] for name in ("WIDTH", "PADDED")}
+        padded = block_of(width, least=16)
+        together = min(count, max(1, TOGETHER // padded))
+        kept = {"WIDTH": width, "PADDED": padded, "TOGETHER": together}
         made.append(KernelCall(combine_kernel, (heads, plan.decodes), taken | scratch, kept | cut, Launch(2)))
     return made
+
+
+# Tiles that leave sums and operands in registers, and whose stages fit the shared memory of every GPU that is
+# compiled for: 99 KiB on the smallest. An operand of float32 is two while it is multiplied.
+
+
+def _decode_default(width: int, kind: torch.dtype) -> Launch:
+    padded = block_of(width, least=16)
+    if kind == torch.float32:
+        return Launch(4, 2, {"N": 32 if padded <= 128 else 16, "D": min(padded, 64)})
+    return Launch(4, 3, {"N": 64 if padded <= 128 else 32, "D": padded})
+
+
+def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
+    """together: warps multiply in groups."""
+    padded = block_of(width, least=16)
+    if kind == torch.float32:
+        narrow = padded <= 128
+        return Launch(4, 2, {"M": 16, "N": 32 if narrow else 16, "D": min(padded, 64 if narrow else 128)})
+    if padded <= 128:
+        return Launch(4, 3, {"M": 64, "N": 64 if together or padded <= 64 else 32, "D": padded})
+    return Launch(8, 2, {"M": 64, "N": 32, "D": padded})
+
+
+def _part(width: int, launch: Launch) -> int:
+    return min(block_of(width, least=16), launch.blocks["D"])

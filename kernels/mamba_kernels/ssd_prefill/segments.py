@@ -11,7 +11,7 @@ import torch
 
 from mamba_kernels.slot_plan import HostIntegers
 
-LEAST_CHUNKS = 8
+LEAST_CHUNKS = 4
 """Of a segment: what it begins with must be little beside what it does."""
 
 

@@ -1,4 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# mypy: disable-error-code="assignment"
+# ruff: noqa: RUF005
 """The chunked scan on a GPU with the state on chip from a piece's start to its end: see README.md."""
 
 import torch
@@ -19,14 +22,15 @@ from mamba_kernels.triton_support import (
     dot_dtype,
     extent_at,
     launch_for,
+    processors,
     scan_arguments,
     softplus,
 )
 
 LEAST = 16
 """The narrowest tile of a product."""
-PROGRAMS = 128
-"""As many as keep a large GPU busy: where one piece has fewer, it is cut into segments if it is long."""
+COLUMNS = 64
+"""Columns of a state that are multiplied at once: operands of all of them would leave it no registers."""
 
 
 def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
@@ -45,22 +49,16 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
     _, H, P, G, N = check_scan(state, inputs, out)
     check_plan("x", inputs.x, plan.tokens, plan.on_device.chunk_start.device)
     width = block_of(N, least=LEAST)
-    # The largest tiles that leave the state and the products in registers on every GPU that is compiled for.
-    # Rounding takes registers beside them, so float16 states get tiles of half the size.
-    half = state.dtype == torch.float16
-    tile = 4096 if half else 8192
-    rows = block_of(P, least=LEAST, most=max(LEAST, min(64, tile // width)))
     launch = launch_for(
         "ssd_prefill",
         state.device,
-        f"P{P} N{N} {inputs.x.dtype}{' float16 states' if half else ''}",
-        Launch(
-            num_warps=8 if 2 * rows * width > tile else 4,
-            blocks={"P": rows, "T": 32 if width <= 128 else LEAST},
-        ),
+        f"P{P} N{N} {inputs.x.dtype}{' float16 states' if state.dtype == torch.float16 else ''}",
+        _default(P, width, inputs.x.dtype),
     )
     programs = ceil_div(P, launch.blocks["P"]) * H
-    segments = plan.segments(PROGRAMS // programs)
+    # Programs of four warps are two on a processor: each thread has all the registers that it can have.
+    at_once = processors(state.device) * max(1, 8 // launch.num_warps)
+    segments = plan.segments(at_once // programs)
     chunks, routes = plan.on_device, plan.slots.device_routes
     scan = {
         **scan_arguments(state, inputs, routes, out),
@@ -77,7 +75,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         # Three products of 11 bits each: float32 rows are for exactness, not for speed.
         "PRECISION": "tf32x3",
         "BLOCK_P": launch.blocks["P"],
-        "BLOCK_N": width,
+        "BLOCK_N": min(width, launch.blocks["N"]),
         "BLOCK_T": launch.blocks["T"],
     }
     if segments is None:
@@ -123,14 +121,26 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         "heads": H,
         "piece_segment": segments.piece_segment,
     }
-    sizes = {name: constants[name] for name in ("P", "N", "BLOCK_P", "BLOCK_N")}
+    sizes = {"P": P, "N": N, "BLOCK_P": launch.blocks["P"], "BLOCK_N": width}
+    # Its one product leaves registers for whole rows of 16 bits.
+    one_product = constants if inputs.x.dtype == torch.float32 else {**constants, "BLOCK_N": width}
     return [
-        KernelCall(_contribution, (programs, segments.count), contribute, constants, launch),
+        KernelCall(_contribution, (programs, segments.count), contribute, one_product, launch),
         KernelCall(_join, (programs, len(plan.slots.target_slots)), join, sizes, Launch(launch.num_warps)),
         KernelCall(
             _ssd_prefill, (programs, segments.count), {**scan, **begin, **of_segments}, constants, launch
         ),
     ]
+
+
+def _default(P: int, width: int, rows: torch.dtype) -> Launch:
+    """The largest tiles that leave the state and the products in registers on every GPU that is compiled for,
+    with the loads of the next tile on their way."""
+    if rows == torch.float32:
+        # An operand of float32 is two while it is multiplied.
+        return Launch(4 if width <= 128 else 8, 2, {"P": LEAST, "T": LEAST, "N": COLUMNS // 2})
+    tokens = 32 if width <= 128 else LEAST
+    return Launch(4, 2, {"P": block_of(P, least=LEAST, most=32), "T": tokens, "N": COLUMNS})
 
 
 def _strides(name: str, states: torch.Tensor) -> dict[str, int]:
@@ -149,6 +159,7 @@ def _ssd_prefill(
     PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    parts: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     head = tl.program_id(0) // blocks
     piece = tl.program_id(1)
     group = head // HEADS_PER_GROUP
@@ -157,12 +168,14 @@ def _ssd_prefill(
     p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     i = tl.arange(0, BLOCK_T)
-    rows, columns = p < P, n < N
-    at = head * state_head + p[:, None] * state_row + n[None, :]
-    begun = rows[:, None] & (n < extent_at(source, N))[None, :]
+    rows = p < P
     first_at = head * begin_head + p[:, None] * begin_row + n[None, :]
-    # Nothing is read for a fresh state: the padding slot may hold NaN.
-    s = tl.load(begin + source * begin_slab + first_at, mask=begun, other=0.0).to(tl.float32)
+    states = ()
+    for part in tl.static_range(parts):
+        # Nothing is read for a fresh state: the padding slot may hold NaN.
+        begun = rows[:, None] & (part * BLOCK_N + n < extent_at(source, N))[None, :]
+        at = begin + source * begin_slab + first_at + part * BLOCK_N
+        states = states + (tl.load(at, mask=begun, other=0.0).to(tl.float32),)
 
     bias = tl.load(dt_bias + head).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
@@ -182,31 +195,53 @@ def _ssd_prefill(
             x_at = x + t[:, None] * x_row + head * x_head + p[None, :]
             # In the interpreter KIND is float32. Nothing else widens what products take as it lies.
             inputs = tl.load(x_at, mask=inside[:, None] & rows[None, :], other=0.0).to(KIND)
-            both = inside[:, None] & columns[None, :]
-            b = tl.load(B + t[:, None] * B_row + group * B_group + n[None, :], mask=both, other=0.0)
-            c = tl.load(C + t[:, None] * C_row + group * C_group + n[None, :], mask=both, other=0.0)
-            b, c = b.to(KIND), c.to(KIND)
-
-            pairs = tl.dot(c, tl.trans(b), input_precision=PRECISION)
+            b_at = B + t[:, None] * B_row + group * B_group + n[None, :]
+            c_at = C + t[:, None] * C_row + group * C_group + n[None, :]
+            pairs = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
+            y = tl.zeros([BLOCK_T, BLOCK_P], tl.float32)
+            shared = ()
+            for part in tl.static_range(parts):
+                both = inside[:, None] & (part * BLOCK_N + n < N)[None, :]
+                b = tl.load(b_at + part * BLOCK_N, mask=both, other=0.0).to(KIND)
+                c = tl.load(c_at + part * BLOCK_N, mask=both, other=0.0).to(KIND)
+                pairs = tl.dot(c, tl.trans(b), pairs, input_precision=PRECISION)
+                y = tl.dot(c, tl.trans(states[part]).to(KIND), y, input_precision=PRECISION)
+                shared = shared + (b,)
+                if tl.float32 == KIND:
+                    # Else operands of all parts are loaded before the first is multiplied.
+                    tl.debug_barrier()
             # Differences before the exponential, masked before it: no factor ever overflows.
             apart = tl.where(i[:, None] >= i[None, :], log[:, None] - log[None, :], float("-inf"))
             pairs = pairs * tl.exp2(apart) * step[None, :]
-            y = tl.dot(c, tl.trans(s).to(KIND), input_precision=PRECISION) * tl.exp2(log)[:, None]
-            y += tl.dot(pairs.to(KIND), inputs, input_precision=PRECISION)
+            y *= tl.exp2(log)[:, None]
+            y = tl.dot(pairs.to(KIND), inputs, y, input_precision=PRECISION)
             y += inputs.to(tl.float32) * skip
             y_at = out + t[:, None] * out_row + head * out_head + p[None, :]
             tl.store(y_at, y.to(out.dtype.element_ty), mask=inside[:, None] & rows[None, :])
 
-            left = (inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND)
-            s = s * tl.exp2(total) + tl.dot(tl.trans(left), b, input_precision=PRECISION)
+            left = tl.trans((inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND))
+            following = ()
+            for part in tl.static_range(parts):
+                decayed = states[part] * tl.exp2(total)
+                following = following + (tl.dot(left, shared[part], decayed, input_precision=PRECISION),)
+            states = following
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            kept = as_stored(s, state, head, p, n, chunk_noise + chunk, P, N)
-            tl.store(state + track * state_slab + at, kept, mask=rows[:, None] & columns[None, :])
-    ended = rows[:, None] & (n < extent_at(target, N))[None, :]
+            # Always the head. A compiler that knew it would compute what follows from it, places and noise of
+            # each element, before the loop, and keep all of that in registers while tokens go by.
+            same = tl.where(chunk >= 0, head, 0)
+            checkpoint = state + track * state_slab + same * state_head + p[:, None] * state_row
+            for part in tl.static_range(parts):
+                own = part * BLOCK_N + n
+                kept = as_stored(states[part], state, same, p, own, chunk_noise + chunk, P, N)
+                tl.store(checkpoint + own[None, :], kept, mask=rows[:, None] & (own < N)[None, :])
     last = tl.load(piece_chunk + piece + 1) - 1
-    kept = as_stored(s, state, head, p, n, chunk_noise + last, P, N)
-    tl.store(state + target * state_slab + at, kept, mask=ended)
+    same = tl.where(last >= 0, head, 0)
+    final = state + target * state_slab + same * state_head + p[:, None] * state_row
+    for part in tl.static_range(parts):
+        own = part * BLOCK_N + n
+        kept = as_stored(states[part], state, same, p, own, chunk_noise + last, P, N)
+        tl.store(final + own[None, :], kept, mask=rows[:, None] & (own < extent_at(target, N))[None, :])
 
 
 @triton.jit(
@@ -227,11 +262,14 @@ def _contribution(
     p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     i = tl.arange(0, BLOCK_T)
-    rows, columns = p < P, n < N
+    parts: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    rows = p < P
     bias = tl.load(dt_bias + head).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
     if tl.load(routes + route + segment) < 0:
-        s = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+        states = ()
+        for _ in tl.static_range(parts):
+            states = states + (tl.zeros([BLOCK_P, BLOCK_N], tl.float32),)
         whole = bias * 0.0
         for chunk in range(tl.load(piece_chunk + segment), tl.load(piece_chunk + segment + 1)):
             stop = tl.load(chunk_start + chunk + 1)
@@ -244,13 +282,22 @@ def _contribution(
                 total = tl.min(log, 0)
                 x_at = x + t[:, None] * x_row + head * x_head + p[None, :]
                 inputs = tl.load(x_at, mask=inside[:, None] & rows[None, :], other=0.0).to(KIND)
-                both = inside[:, None] & columns[None, :]
-                b = tl.load(B + t[:, None] * B_row + group * B_group + n[None, :], mask=both, other=0.0)
                 left = (inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND)
-                s = s * tl.exp2(total) + tl.dot(tl.trans(left), b.to(KIND), input_precision=PRECISION)
+                b_at = B + t[:, None] * B_row + group * B_group + n[None, :]
+                following = ()
+                for part in tl.static_range(parts):
+                    both = inside[:, None] & (part * BLOCK_N + n < N)[None, :]
+                    b = tl.load(b_at + part * BLOCK_N, mask=both, other=0.0).to(KIND)
+                    decayed = states[part] * tl.exp2(total)
+                    added = tl.dot(tl.trans(left), b, decayed, input_precision=PRECISION)
+                    following = following + (added,)
+                states = following
                 whole += total
         at = segment * begin_slab + head * begin_head + p[:, None] * begin_row + n[None, :]
-        tl.store(begin + at, s, mask=rows[:, None] & columns[None, :])
+        for part in tl.static_range(parts):
+            own = part * BLOCK_N + n
+            mask = rows[:, None] & (own < N)[None, :]
+            tl.store(begin + at + part * BLOCK_N, states[part], mask=mask)
         # All blocks of the head store the same.
         tl.store(decay + segment * heads + head, whole)
 

@@ -13,6 +13,7 @@ from mamba_kernels.triton_support.arithmetic import (
 from mamba_kernels.triton_support.interpreter import dot_dtype, interpreted
 from mamba_kernels.triton_support.kernel_call import KernelCall
 from mamba_kernels.triton_support.launch_table import Launch, launch_for
+from mamba_kernels.triton_support.processors import processors, warp_groups
 from mamba_kernels.triton_support.row_loop import rows_of_a_program
 from mamba_kernels.triton_support.scan_arguments import check_scan, scan_arguments
 from mamba_kernels.triton_support.stride_unit import stride_unit
@@ -34,8 +35,10 @@ __all__ = [
     "extent_at",
     "interpreted",
     "launch_for",
+    "processors",
     "rows_of_a_program",
     "scan_arguments",
     "softplus",
     "stride_unit",
+    "warp_groups",
 ]

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from compile_matrix import SHARED
 from compiled_kernel import compiled
 from mamba_kernels.kv_write.triton import write_call
 from mamba_kernels.paged_attention import AttentionPlan
+from mamba_kernels.paged_attention import triton as kernels
 from mamba_kernels.paged_attention.triton import calls
 from mamba_kernels.rope.triton import rope_call
 
@@ -17,9 +19,9 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device=META)
 
 
-def arena(kv_heads: int, width: int) -> torch.Tensor:
+def arena(kv_heads: int, width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """One layer of four, out of pages of 16 positions."""
-    return meta(64, 4, 2, 16, kv_heads, width)[:, 1]
+    return meta(64, 4, 2, 16, kv_heads, width, dtype=dtype)[:, 1]
 
 
 def plan() -> AttentionPlan:
@@ -38,15 +40,34 @@ def plan() -> AttentionPlan:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "capability"),
-    [(32, 8, 128, 80), (32, 8, 128, 90), (12, 4, 64, 90), (32, 8, 128, 100)],
+    ("heads", "kv_heads", "width", "capability", "dtype"),
+    [
+        (32, 8, 128, 80, torch.bfloat16),
+        (32, 8, 128, 90, torch.bfloat16),
+        (12, 4, 64, 90, torch.bfloat16),
+        (32, 8, 128, 100, torch.bfloat16),
+        (16, 2, 256, 89, torch.bfloat16),
+        (16, 2, 256, 90, torch.bfloat16),
+        (12, 4, 128, 89, torch.bfloat16),
+        (32, 8, 128, 89, torch.float32),
+    ],
 )
-def test_attention(heads: int, kv_heads: int, width: int, capability: int) -> None:
-    query = meta(98, heads, width)
-    decode, combine, extend = calls(query, arena(kv_heads, width), 0.1, plan(), torch.empty_like(query))
+def test_attention(
+    monkeypatch: pytest.MonkeyPatch,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    capability: int,
+    dtype: torch.dtype,
+) -> None:
+    monkeypatch.setattr(kernels, "warp_groups", lambda _: capability in (90, 100))
+    query = meta(98, heads, width, dtype=dtype)
+    pages = arena(kv_heads, width, dtype)
+    decode, combine, extend = calls(query, pages, 0.1, plan(), torch.empty_like(query))
     for call in (decode, extend):
         kernel = compiled(call, capability)
         assert kernel.stack == 0
+        assert kernel.shared <= SHARED[capability]
         assert kernel.widest_load == 128
         assert kernel.tensor_cores
     kernel = compiled(combine, capability)

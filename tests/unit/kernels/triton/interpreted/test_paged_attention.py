@@ -35,6 +35,7 @@ def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None
         (6, 2, 1, 6, torch.float32),
         (10, 2, 5, 40, torch.bfloat16),
         (33, 1, 64, 16, torch.float16),
+        (4, 2, 16, 72, torch.float32),
     ],
 )
 def test_decodes_and_pieces_equal_plain_attention(

@@ -129,12 +129,13 @@ LONG = [
 
 
 @pytest.mark.parametrize(
-    ("programs", "counts"), [(2, [1, 1, 1]), (4, [2, 1, 2]), (6, [3, 1, 2]), (100, [3, 1, 2])]
+    ("processors", "counts"), [(2, [1, 1, 1]), (4, [2, 1, 2]), (6, [3, 1, 3]), (100, [7, 1, 4])]
 )
 def test_long_pieces_in_segments_equal_the_reference(
-    monkeypatch: pytest.MonkeyPatch, programs: int, counts: list[int]
+    monkeypatch: pytest.MonkeyPatch, processors: int, counts: list[int]
 ) -> None:
-    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    """A head is two programs here, and two of these run on a processor."""
+    monkeypatch.setattr(kernels, "processors", lambda _: processors)
     plan = chunk_plan(LONG, 16)
     mixer = Mixer(H=2, P=17, N=20, G=1, T=plan.tokens, dtype=torch.float32)
     state, out = filled(mixer, torch.float32), poisoned(mixer.T, 2, 17, dtype=torch.float32)
