@@ -13,13 +13,16 @@ import numpy as np
 import torch
 
 from kernel_variants import variant_of
+from mamba_kernels.activate import Function
+from mamba_kernels.activate.triton import call as activate
 from mamba_kernels.conv1d_prefill.triton import call as conv1d_prefill
 from mamba_kernels.conv1d_update.triton import call as conv1d_update
 from mamba_kernels.gated_delta import DeltaInputs
 from mamba_kernels.gated_delta.triton import prefill_call, update_call
 from mamba_kernels.gated_norm.triton import call as gated_norm
 from mamba_kernels.kv_write.triton import write_call
-from mamba_kernels.moe import Activation, SharedExpert
+from mamba_kernels.moe import Activation, Routing, SharedExpert
+from mamba_kernels.moe.route_kernel import route_call
 from mamba_kernels.moe.triton import calls as moe
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.paged_attention import triton as attention_kernels
@@ -35,7 +38,15 @@ from mamba_kernels.ssd_prefill.triton import calls as ssd_prefill
 from mamba_kernels.state_update.triton import call as state_update
 from mamba_kernels.triton_support import KernelCall
 from mamba_planner.families import model_config_from_hf
-from mamba_planner.model_config import AttentionConfig, GatedDeltaConfig, MambaConfig, ModelConfig, MoeConfig
+from mamba_planner.model_config import (
+    AttentionConfig,
+    GatedDeltaConfig,
+    MambaConfig,
+    MlpConfig,
+    ModelConfig,
+    MoeConfig,
+)
+from mamba_server.model.layers.mlp import ACTIVATIONS as FUNCTIONS
 from model_configs import CONFIGS
 from testmodels.chunks import PiecePlan, chunk_plan
 
@@ -83,6 +94,8 @@ def _of_model(model: ModelConfig, dtype: torch.dtype) -> Iterator[KernelCall]:
         yield from _attention(model.attention, dtype)
     if model.moe is not None:
         yield from _moe(model.moe, d, dtype)
+    if model.mlp is not None:
+        yield _feed_forward(model.mlp, dtype)
     yield from _sample(model.vocab_size)
 
 
@@ -165,8 +178,9 @@ def _delta(config: GatedDeltaConfig, dtype: torch.dtype, states: torch.dtype) ->
     state, y = _slots(H, V, K, dtype=states), _meta(ROWS, H, V, dtype=dtype)
     yield update_call(state, inputs, _integers(3, ROWS), _integers(ROWS), y)
     yield prefill_call(state, inputs, _plan(128), y)
-    flat = y.flatten(0, 1)
-    yield rms_norm(flat, _meta(V, dtype=dtype), 1e-6, None, torch.empty_like(flat))
+    _, gate, *_ = projected.split([sum(widths), H * V, H, H], -1)
+    normed = _meta(ROWS, H * V, dtype=dtype)
+    yield gated_norm(y.flatten(1), gate, _meta(V, dtype=dtype), 1e-6, H, normed, norm_first=True)
 
 
 def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCall]:
@@ -188,16 +202,19 @@ def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCa
         context_len=_integers(4),
         query_start=_integers(len(starts)),
     )
+    both = joined[:, : heads + kv_heads]
+    if config.qk_norm:
+        normed = _meta(ROWS, (heads + kv_heads) * width, dtype=dtype)
+        weight = _meta((heads + kv_heads) * width, dtype=dtype)
+        yield rms_norm(both.flatten(1), weight, 1e-6, None, normed, heads + kv_heads)
+        both = normed.unflatten(1, (-1, width))
+        query, key = both.split([heads, kv_heads], 1)
     if half := config.rotated // 2:
         angles = _meta(ROWS, half, dtype=WIDE)
-        yield rope_call(joined[:, : heads + kv_heads], angles, angles)
-    if config.qk_norm:
-        for each in (query, key):
-            flat = each.reshape(-1, width)
-            yield rms_norm(flat, _meta(width, dtype=dtype), 1e-6, None, torch.empty_like(flat))
-            if half:
-                yield rope_call(torch.empty_like(each), angles, angles)
-        query, key = query.contiguous(), key.contiguous()
+        yield rope_call(both, angles, angles)
+    if config.output_gate:
+        gate = joined[:, heads + 2 * kv_heads :].flatten(1)
+        yield activate(gate, Function.SIGMOID, _meta(ROWS, heads * width, dtype=dtype))
     pages = _meta(ROWS, dtype=torch.int64)
     yield write_call(kv, key, value, pages, pages)
     yield from paged_attention(query, kv, config.scale, plan, _meta(ROWS, heads, width, dtype=dtype))
@@ -207,16 +224,37 @@ def _moe(config: MoeConfig, d: int, dtype: torch.dtype) -> Iterator[KernelCall]:
     """As many rows as give blocks of each size."""
     activation = Activation.GATED_SILU if config.gated else Activation.SQUARED_RELU
     E, k, f, up = config.experts, config.experts_per_token, config.intermediate, activation.projections
+    routing = Routing(
+        top_k=k,
+        scores="sigmoid" if config.scoring == "sigmoid" else "softmax",
+        renormalise=config.normalize or config.scoring == "softmax_topk",
+        scale=config.scale,
+        groups=config.groups,
+        kept_groups=config.groups_per_token,
+    )
     for rows in (1, 2 * 16 * E // k, 4 * 64 * E // k):
-        weight = _meta(rows, dtype=WIDE) if config.shared_gate else None
+        scores = _meta(rows, E + int(config.shared_gate), dtype=WIDE)
+        logit = scores[:, -1] if config.shared_gate else None
+        correction = _meta(E, dtype=WIDE) if config.scoring == "sigmoid" else None
+        chosen, weights = _integers(rows, k), _meta(rows, k, dtype=WIDE)
+        yield route_call(scores[:, :E], routing, correction, chosen, weights)
         shared_f = config.shared_intermediate
         shared = None
         if shared_f:
             matrices = _meta(up * shared_f, d, dtype=dtype), _meta(d, shared_f, dtype=dtype)
-            shared = SharedExpert(*matrices, weight)
-        x, experts, weights = _meta(rows, d, dtype=dtype), _integers(rows, k), _meta(rows, k, dtype=WIDE)
+            shared = SharedExpert(*matrices, logit)
+        x = _meta(rows, d, dtype=dtype)
         gate_up, down = _meta(E, up * f, d, dtype=dtype), _meta(E, d, f, dtype=dtype)
-        yield from moe(x, experts, weights, gate_up, down, activation, torch.empty_like(x), shared)
+        yield from moe(x, chosen, weights, gate_up, down, activation, torch.empty_like(x), shared)
+
+
+def _feed_forward(config: MlpConfig, dtype: torch.dtype) -> KernelCall:
+    """The activation; a gated one has its factor beside it, in one product."""
+    function = FUNCTIONS[config.activation]
+    if not config.gated:
+        return activate(_meta(ROWS, config.intermediate, dtype=dtype), function, None)
+    gate, up = _meta(ROWS, 2 * config.intermediate, dtype=dtype).chunk(2, 1)
+    return activate(gate, function, up)
 
 
 def _sample(vocabulary: int) -> list[KernelCall]:

@@ -8,14 +8,14 @@ from mamba_server.engine.prepared_steps import PreparedSteps
 from mamba_server.model.trial_batch import TrialPiece, trial_batch
 
 
-@pytest.mark.parametrize("longest", [2048, 2047])
+@pytest.mark.parametrize("longest", [1024, 1023])
 def test_the_start_has_a_piece_that_is_cut_into_segments_if_a_step_can(longest: int) -> None:
     cut = []
     for decodes, pieces in PreparedSteps(128, longest, longest).kinds([], 1):
         host = trial_batch(decodes, pieces, chunk=128, spare_row=4)
         first = np.searchsorted(host.chunk_sequence, np.arange(len(decodes), len(host.context_len) + 1))
         cut.append(SegmentCuts.cut(first, np.zeros(len(pieces)), 2) is not None)
-    assert cut == [False] * 4 + ([True] * 2 if longest == 2048 else [])
+    assert cut == [False] * 4 + ([True] * 2 if longest == 1024 else [])
 
 
 def test_pieces_come_behind_every_number_of_decodes_that_places_them_otherwise() -> None:
