@@ -134,6 +134,9 @@ class NoMemoryForGraphs:
         self.asked += 1
         raise GraphMemoryShort("0 MiB are free")
 
+    def begin_anew(self) -> None:
+        """Nothing was captured."""
+
 
 class BrokenCapture(NoMemoryForGraphs):
     """Captures that break, as one does in which something waits for the device."""
