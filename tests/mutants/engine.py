@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         "the first answer of several takes the others' grammar along", ENGINE + "core.py",
-        "grammar.fork() if grammar is not None else None", "grammar", (GRAMMARS,),
+        "grammar.fork(stops) if grammar is not None else None", "grammar", (GRAMMARS,),
     ),
     Mutant(
         "a request whose grammar was made is missing in a recount", ENGINE + "engine_loop.py",

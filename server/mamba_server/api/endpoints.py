@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from mamba_edge.asgi_responses import USAGE_HEADER, send_events, send_json, while_connected
+from mamba_edge.client_name import client_of
 from mamba_edge.direct_exchange import DIRECT
 from mamba_edge.errors import ApiError, NotReady
 from mamba_edge.request_body import find_header
@@ -23,7 +24,7 @@ from mamba_server.api.answer_reader import AnswerFormat
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.output_grammar import output_grammar
+from mamba_server.api.output_grammar import GrammarCheck, output_grammar
 from mamba_server.api.prompts import PromptBuilder
 from mamba_server.api.responses import UsageBody
 from mamba_server.api.sampling import output_tokens, sampling_params
@@ -82,7 +83,7 @@ class GenerationEndpoints:
         with self._serving.admitted(len(request.prompts), request.n or 1):
             made = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompts = await made.of_completion(request)
-            grammar = await output_grammar(request, text)
+            grammar = await output_grammar(request, text, self._check_grammar(scope))
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
             _add_request(request, f"{response_id}-{place}", prompt, text, limits, scope, grammar)
@@ -104,7 +105,7 @@ class GenerationEndpoints:
         with self._serving.admitted(1, request.n or 1):
             prompts = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompts.of_chat(request, scope["body_bytes"])
-            grammar = await output_grammar(request, text, prompt.opening)
+            grammar = await output_grammar(request, text, self._check_grammar(scope), prompt.opening)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         add = _add_request(request, response_id, prompt, text, limits, scope, grammar)
         form = AnswerFormat.of(request, text.template)
@@ -128,6 +129,10 @@ class GenerationEndpoints:
             trace.root.set(names.PROVIDER, "mambaserve")
             trace.root.set(names.REQUEST_MODEL, self._serving.model_name)
             trace.root.set(names.REQUEST_STREAM, bool(request.stream))
+
+    def _check_grammar(self, scope: Scope) -> GrammarCheck:
+        client = client_of(scope)
+        return lambda grammar: self._serving.check_grammar(grammar, client)
 
     def _model(self, request: GenerationRequest) -> tuple[TextProcessor, ModelLimits]:
         self._serving.check_model(request.model)

@@ -3,11 +3,9 @@
 Used by the two generation endpoints. The engine checks it once more, with the model's tokens.
 """
 
-import asyncio
 import json
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from llguidance import LLMatcher
@@ -16,18 +14,24 @@ from mamba_api.openai import ChatCompletionRequest, GenerationRequest
 from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.forced_calls import JSON_STYLE, forced_calls, token_or_text
-from mamba_server.grammar_limits import LIMITS
+from mamba_server.api.form_size import is_shorter_than
+from mamba_server.api.grammar_words import in_our_words
+from mamba_server.grammar_depth import check_depth
 from mamba_text.prompt import TextProcessor
 from mamba_text.reasoning import ReasoningFormat, ReasoningStart
 from mamba_text.tokenizer import Tokenizer
 
 MOST_CHARS = 64 * 1024
 """Of a schema, an expression or a grammar: one of 145 KB takes 38 ms to be made."""
+GrammarCheck = Callable[[str], Awaitable[str]]
 
 
-async def output_grammar(request: GenerationRequest, text: TextProcessor, opening: str = "") -> str:
-    """llguidance's grammar; "" = the answer may be anything. `opening`: what a chat's prompt has of the
-    answer. Tools, if there are any, are such as the model's template takes. Raises InvalidRequest."""
+async def output_grammar(
+    request: GenerationRequest, text: TextProcessor, check: GrammarCheck, opening: str = ""
+) -> str:
+    """Make llguidance's grammar; "" = the answer may be anything. `opening`: what a chat's prompt has of the
+    answer; `check`: says why a grammar cannot be followed, "" = it can. Tools, if there are any, are such as
+    the model's template takes. Raises InvalidRequest, and what `check` does."""
     reasoning = None
     if isinstance(request, ChatCompletionRequest) and text.template is not None:
         reasoning = text.template.reasoning
@@ -50,21 +54,26 @@ async def output_grammar(request: GenerationRequest, text: TextProcessor, openin
         form = text.template.tool_calls if text.template is not None else None
         if not request.forced_tools or form is None:
             return ""
-        return await _checked("tools", lambda: of_answer(forced_calls(request, form, text.tokenizer)))
+        schemas = [tool.function.parameters for tool in request.forced_tools]
+        return await _checked(
+            "tools", schemas, lambda: of_answer(forced_calls(request, form, text.tokenizer)), check
+        )
     if asked is None:
         return ""
-    return await _checked(param, lambda: of_answer(_of_form(asked)))
+    return await _checked(param, _written(asked), lambda: of_answer(_of_form(asked)), check)
 
 
-async def _checked(param: str, make: Callable[[], str]) -> str:
+async def _checked(param: str, written: Any, make: Callable[[], str], check: GrammarCheck) -> str:
+    """`written`: what the client sent of it, whose size is looked at before anything is made of it."""
     try:
+        if not is_shorter_than(written, MOST_CHARS):
+            raise ValueError(f"has more than {MOST_CHARS} characters, which are the most")
         grammar = make()
         if len(grammar) > MOST_CHARS:
             raise ValueError(f"has {len(grammar)} characters as a grammar, and {MOST_CHARS} are the most")
-        # It lets go of the interpreter, and may take some milliseconds.
-        failure = await asyncio.to_thread(partial(LLMatcher.validate_grammar, grammar, limits=LIMITS))
-        if failure:
-            raise ValueError(failure)
+        check_depth(grammar)
+        if failure := await check(grammar):
+            raise ValueError(in_our_words(failure))
     except ValueError as error:
         raise InvalidRequest(f"{param}: {error}", param=param, code="invalid_output_grammar") from error
     return grammar
@@ -83,6 +92,12 @@ def _of_form(asked: ResponseFormat | StructuredOutputs) -> str:
         return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, asked.choice))))
     assert asked.grammar is not None
     return str(LLMatcher.grammar_from_lark(asked.grammar))
+
+
+def _written(asked: ResponseFormat | StructuredOutputs) -> Any:
+    if isinstance(asked, ResponseFormat):
+        return asked.json_schema.schema_ if asked.json_schema is not None else None
+    return [asked.json_, asked.regex, asked.choice, asked.grammar]
 
 
 def _of_schema(schema: dict[str, Any] | str) -> str:

@@ -179,7 +179,7 @@ class EngineCore:
                 turn_boundary=request.turn_boundary, arrival=request.arrival,
                 seed=base + index, stop_token_ids=stops, leader=leader,
                 timeline=Timeline(request.traceparent) if request.traceparent else None,
-                grammar=grammar.fork() if grammar is not None else None,
+                grammar=grammar.fork(stops) if grammar is not None else None,
             )  # fmt: skip
             self._next_order += 1
             if leader is None and self.cache.prefix_caching:

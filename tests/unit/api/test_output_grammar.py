@@ -11,6 +11,7 @@ from byte_tokenizer import byte_tokenizer
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.output_grammar import MOST_CHARS, output_grammar
+from mamba_server.grammar_limits import LIMITS
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.prompt import TextProcessor
@@ -58,7 +59,11 @@ def thinking(*special: str) -> TextProcessor:
 
 def grammar(body: dict[str, Any], processor: TextProcessor | None = None, opening: str = "") -> str:
     kind = CompletionRequest if "prompt" in body else ChatCompletionRequest
-    return asyncio.run(output_grammar(kind.model_validate(body), processor or text(), opening))
+    return asyncio.run(output_grammar(kind.model_validate(body), processor or text(), check, opening))
+
+
+async def check(made: str) -> str:
+    return str(LLMatcher.validate_grammar(made, limits=LIMITS))
 
 
 def allows(grammar: str, written: str, *special: str) -> bool:

@@ -12,10 +12,11 @@ from mamba_kernels.cpu.library import library
 from mamba_kernels.no_sync import no_sync
 from mamba_kernels.sample.reference import sample, top_p
 from mamba_server.engine import token_scores
-from mamba_server.engine.output_grammar import WORD, TokenMasks, mask_words
+from mamba_server.engine.output_grammar import TokenMasks
 from mamba_server.engine.sampler import SampledTokens, Sampler
 from mamba_server.engine.sampling_batch import SamplingRow
 from mamba_server.engine.token_scores import score_tokens
+from mamba_server.grammar_matcher import WORD, mask_words
 from mamba_server.wire import SamplingParams
 
 CPU = torch.device("cpu")
