@@ -63,6 +63,9 @@ class ServerSettings(SettingsGroup):
     """File with the token admin calls must carry; needed when the admin address is not loopback."""
     max_waiting_requests: int = Field(512, ge=1)
     """Most prompts that may wait for their first token; more get 429."""
+    anonymous_priority: bool = False
+    """Let `priority` act among all requests of which nobody knows whose they are, neither by a key nor from
+    a gateway; among the requests of one key it acts in any case."""
     max_body_bytes: Bytes = Field(ByteSize(_default(Limits, "max_body_size").bytes), ge=1024)
     """Largest request body; larger ones get 413."""
 

@@ -66,7 +66,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     params: SamplingParams
     n: int = 1
     priority: int = 0
-    """Lower runs first, as in vLLM."""
+    """Lower runs first, as in vLLM; among the requests of one client."""
+    client: str = ""
+    """Whose request it is: clients take turns. "" = nobody knows."""
     cache_salt: str = ""
     """Prefixes are shared only between requests of one salt."""
     turn_boundary: int = 0

@@ -84,9 +84,12 @@ class GenerationEndpoints:
             made = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompts = await made.of_completion(request)
             grammar = await output_grammar(request, text, self._check_grammar(scope))
+        priorities = self._serving.settings.anonymous_priority
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
-            _add_request(request, f"{response_id}-{place}", prompt, text, limits, scope, grammar)
+            _add_request(
+                request, f"{response_id}-{place}", prompt, text, limits, scope, grammar, priorities=priorities
+            )
             for place, prompt in enumerate(prompts)
         ]
         builder = CompletionResponseBuilder(
@@ -107,7 +110,8 @@ class GenerationEndpoints:
             prompt = await prompts.of_chat(request, scope["body_bytes"])
             grammar = await output_grammar(request, text, self._check_grammar(scope), prompt.opening)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
-        add = _add_request(request, response_id, prompt, text, limits, scope, grammar)
+        priorities = self._serving.settings.anonymous_priority
+        add = _add_request(request, response_id, prompt, text, limits, scope, grammar, priorities=priorities)
         form = AnswerFormat.of(request, text.template)
         builder = ChatResponseBuilder(
             request,
@@ -193,14 +197,19 @@ def _add_request(
     limits: ModelLimits,
     scope: Scope,
     grammar: str,
+    *,
+    priorities: bool,
 ) -> AddRequest:
+    """`priorities`: what clients without a name say of their priority acts, too."""
+    client = client_of(scope)
     most = output_tokens(request, len(prompt.token_ids), limits)
     return AddRequest(
         request_id=request_id,
         token_ids=TokenIds(prompt.token_ids),
         params=sampling_params(request, text.defaults, limits, most, grammar),
         n=request.n or 1,
-        priority=request.priority or 0,
+        priority=(request.priority or 0) if client or priorities else 0,
+        client=client,
         cache_salt=request.cache_salt or "",
         turn_boundary=prompt.turn_boundary,
         arrival=scope["arrival"],

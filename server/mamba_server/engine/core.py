@@ -176,6 +176,7 @@ class EngineCore:
             sequence = Sequence(
                 request.request_id, index, token_ids, params,
                 order=self._next_order, priority=request.priority, salt=request.cache_salt,
+                client=request.client,
                 turn_boundary=request.turn_boundary, arrival=request.arrival,
                 seed=base + index, stop_token_ids=stops, leader=leader,
                 timeline=Timeline(request.traceparent) if request.traceparent else None,

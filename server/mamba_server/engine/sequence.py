@@ -33,6 +33,7 @@ class Sequence:
         "allocation",
         "arrival",
         "cached_tokens",
+        "client",
         "deferred",
         "finish_reason",
         "grammar",
@@ -71,6 +72,7 @@ class Sequence:
         *,
         order: int,
         priority: int = 0,
+        client: str = "",
         salt: str = "",
         turn_boundary: int = 0,
         arrival: float = 0.0,
@@ -85,6 +87,8 @@ class Sequence:
         self.params = params
         self.order = order
         self.priority = priority
+        self.client = client
+        """Whose it is: clients take turns; "" = nobody knows."""
         self.salt = salt
         self.turn_boundary = turn_boundary
         self.arrival = arrival
@@ -142,6 +146,7 @@ class Sequence:
         """Prompt and committed output."""
         return self.token_ids[: self.known]
 
-    def rank(self) -> tuple[int, int]:
-        """Who goes first; the last one is preempted first."""
-        return self.priority, self.order
+    def rank(self) -> int:
+        """Who goes on when memory is short: the last one is preempted first. Age alone: a priority decides
+        who of a client starts, and takes nothing from what runs."""
+        return self.order
