@@ -196,6 +196,12 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """Of a traced request, where there is something to tell."""
 
 
+class Taken(msgspec.Struct, tag="taken", frozen=True):
+    """The engine has read these requests off the wire."""
+
+    request_ids: list[str]
+
+
 class Outputs(msgspec.Struct, tag="out", frozen=True):
     """What one committed step produced."""
 
@@ -258,7 +264,9 @@ class Fatal(msgspec.Struct, tag="fatal", frozen=True):
     exit_code: int
 
 
-FromEngine = Progress | Ready | Outputs | RequestRejected | EngineStats | PrefixChanges | AdminReply | Fatal
+FromEngine = (
+    Progress | Ready | Taken | Outputs | RequestRejected | EngineStats | PrefixChanges | AdminReply | Fatal
+)
 
 
 def encoder() -> msgspec.msgpack.Encoder:

@@ -3,10 +3,10 @@ for ever.
 
 A flow is one priority of one cache salt of one client. Clients take turns by the prompt tokens that were
 really computed for them, piece by piece, so a long prompt that is being computed and prompts that wait take
-turns; within a client its flows do, where a priority step is worth a factor in weight, so that a low priority
-is slow but never starved. What a client writes decides among its own requests alone. Within a flow: the longest
-resumable prefix of the oldest few goes first, but the oldest is passed over a bounded number of times. Pure;
-ages are counted in admissions.
+turns; within a client its flows do, where a priority step is worth a factor in weight, so that a low
+priority is slow but never starved. What a client writes decides among its own requests alone. Within a flow:
+the longest resumable prefix of the oldest few goes first, but the oldest is passed over a bounded number of
+times. Pure; ages are counted in admissions.
 """
 
 import bisect
