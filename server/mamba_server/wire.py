@@ -183,7 +183,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     cached_tokens: int = 0
     """Prompt tokens resumed from a checkpoint (with the first delta)."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """With the first delta when asked for; None at position 0."""
+    """With the first delta of the first sequence when asked for, before any of the others; None at position
+    0."""
     error: str = ""
     """What went wrong, for the client, where `finish_reason` is "error"."""
     at: float = 0.0

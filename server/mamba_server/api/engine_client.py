@@ -58,7 +58,7 @@ class EngineClient:
         self._inboxes: dict[str, Inbox] = {}
         self._unstarted: set[str] = set()
         self._unread: dict[str, bool] = {}
-        """Requests that were sent and that the engine has not read yet; true = nobody waits for it any more."""
+        """Requests that were sent and that the engine has not read yet; true = it was given up."""
         self._held: dict[str, wire.AddRequest] = {}
         """Requests that are sent when the engine has read others: what is given up here costs it nothing."""
         self._calls: dict[int, asyncio.Future[wire.AdminReply]] = {}

@@ -39,6 +39,14 @@ def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimi
     return wanted
 
 
+def prompt_alternatives(request: GenerationRequest) -> int | None:
+    """Alternatives that come with each token of the prompt; None = its tokens are not scored."""
+    asked = [request.prompt_logprobs]
+    if isinstance(request, CompletionRequest) and request.echo:
+        asked.append(request.logprobs)
+    return max((each for each in asked if each is not None), default=None)
+
+
 def sampling_params(
     request: GenerationRequest,
     defaults: GenerationDefaults,

@@ -181,9 +181,11 @@ class EngineCore:
                 seed=base + index, stop_token_ids=stops, leader=leader,
                 timeline=Timeline(request.traceparent) if request.traceparent else None,
                 grammar=grammar.fork(stops) if grammar is not None else None,
+                # One of them scores the prompt, and the others take its states.
+                scores_prompt=index == 0,
             )  # fmt: skip
             self._next_order += 1
-            if leader is None and self.cache.prefix_caching:
+            if leader is None and (self.cache.prefix_caching or params.prompt_logprobs >= 0):
                 leader = sequence
             group.append(sequence)
             self.scheduler.add(sequence)

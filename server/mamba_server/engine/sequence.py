@@ -81,6 +81,7 @@ class Sequence:
         leader: Optional["Sequence"] = None,
         timeline: Timeline | None = None,
         grammar: OutputGrammar | None = None,
+        scores_prompt: bool = True,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -125,7 +126,7 @@ class Sequence:
         self.reported = False
         """A first delta (with the cached tokens) has been sent."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
-            [None] if params.prompt_logprobs >= 0 else None
+            [None] if params.prompt_logprobs >= 0 and scores_prompt else None
         )
 
     @property
