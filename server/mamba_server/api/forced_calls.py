@@ -5,6 +5,7 @@ one of an `enum`.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,38 @@ def forced_calls(request: ChatCompletionRequest, form: ToolCallFormat, tokenizer
     if form.tagged:
         rules.append(r"text[lazy]: /(?s:.*)\n<\/parameter>\n/")
     return str(LLMatcher.grammar_from_lark("\n".join(rules)))
+
+
+def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, once: bool) -> str:
+    """The grammar of an answer that is either calls, as free as those that nobody asked for, or has a form,
+    given as a grammar. Raises ValueError."""
+    begin = token_or_text(calls.begin, tokenizer)
+    if not calls.end:
+        call = [f"call: {begin} rest", "rest: /(?s:.*)/"]
+    else:
+        end = token_or_text(calls.end, tokenizer)
+        # A marker that is a token by itself may be spelt out all the same.
+        inner = f"(inner | rest {end})" if end.startswith("<") else "inner"
+        call = [f"call: {begin} {inner}", f"inner[lazy]: /(?s:.*){_escaped(calls.end)}/", "rest: /(?s:.*)/"]
+    more = "" if once or calls.listed or not calls.end else " (blank call)*"
+    rules = [f"start: call{more} | @form", *call, "blank: /\\n{0,2}/"]
+    first, *others = grammars_of(form)
+    grammars = [{"lark_grammar": "\n".join(rules)}, {**first, "name": "form"}, *others]
+    return json.dumps({"grammars": grammars})
+
+
+def _escaped(marker: str) -> str:
+    return re.escape(marker).replace("/", "\\/")
+
+
+def grammars_of(text: str) -> list[dict[str, Any]]:
+    """Those of one of llguidance's, which is JSON of some or the text of one. Raises ValueError."""
+    if not text.lstrip().startswith("{"):
+        return [{"lark_grammar": text}]
+    read = json.loads(text).get("grammars")
+    if not isinstance(read, list) or not read or not all(isinstance(each, dict) for each in read):
+        raise ValueError("is JSON, and has no list of grammars")
+    return read
 
 
 def token_or_text(text: str, tokenizer: Tokenizer) -> str:

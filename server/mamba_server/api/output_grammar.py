@@ -13,7 +13,13 @@ from llguidance import LLMatcher
 from mamba_api.openai import ChatCompletionRequest, GenerationRequest
 from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.forced_calls import JSON_STYLE, forced_calls, token_or_text
+from mamba_server.api.forced_calls import (
+    JSON_STYLE,
+    calls_or_form,
+    forced_calls,
+    grammars_of,
+    token_or_text,
+)
 from mamba_server.api.form_size import is_shorter_than
 from mamba_server.api.grammar_words import in_our_words
 from mamba_server.grammar_depth import check_depth
@@ -46,14 +52,18 @@ async def output_grammar(
         asked = None
     param = "response_format" if request.structured_outputs is None else "structured_outputs"
     if isinstance(request, ChatCompletionRequest) and request.offered_tools:
-        if asked is not None:
-            raise InvalidRequest(
-                f"{param}: the model could call no tool; leave tools out, or send 'tool_choice': 'none'",
-                param=param,
-            )
         form = text.template.tool_calls if text.template is not None else None
-        if not request.forced_tools or form is None:
+        if form is None or not (request.forced_tools or asked is not None):
             return ""
+        if asked is not None and not request.forced_tools:
+            once = request.parallel_tool_calls is False
+            return await _checked(
+                param,
+                _written(asked),
+                lambda: of_answer(calls_or_form(_of_form(asked), form, text.tokenizer, once=once)),
+                check,
+            )
+        # Calls that have to be made leave no answer that could have the form.
         schemas = [tool.function.parameters for tool in request.forced_tools]
         return await _checked(
             "tools", schemas, lambda: of_answer(forced_calls(request, form, text.tokenizer)), check
@@ -123,16 +133,6 @@ def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenize
         f"end: {end}",
         "blank: /\\n{0,2}/",
     ]
-    answer, *others = _grammars(grammar)
+    answer, *others = grammars_of(grammar)
     both = [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]
     return json.dumps({"grammars": both + others})
-
-
-def _grammars(text: str) -> list[dict[str, Any]]:
-    """Those of one of llguidance's, which is JSON of some or the text of one. Raises ValueError."""
-    if not text.lstrip().startswith("{"):
-        return [{"lark_grammar": text}]
-    read = json.loads(text).get("grammars")
-    if not isinstance(read, list) or not read or not all(isinstance(each, dict) for each in read):
-        raise ValueError("is JSON, and has no list of grammars")
-    return read

@@ -143,12 +143,39 @@ def test_a_form_that_cannot_be_followed_is_an_error_that_names_the_field(fields:
     assert str(caught.value).startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize("name", ["response_format", "structured_outputs"])
-def test_a_form_that_would_leave_no_room_for_tools_is_refused(name: str) -> None:
-    asked = {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}}[name]
-    with pytest.raises(InvalidRequest) as caught:
-        grammar(chat(tools=[ADD], **{name: asked}), text(HERMES))
-    assert caught.value.param == name
+@pytest.mark.parametrize("as_tokens", [True, False])
+@pytest.mark.parametrize(
+    ("form", "calls"),
+    [
+        (HERMES, [f"<tool_call>\n{CALL_ADD}\n</tool_call>", f"<tool_call>{CALL_ADD}</tool_call>" * 2]),
+        (NEMOTRON, [f"<TOOLCALL>[{CALL_ADD}, {CALL_GO}]</TOOLCALL>"]),
+        (GRANITE, [f"<|tool_call|>[{CALL_ADD}]"]),
+        (TAGGED, ["<tool_call>\n<function=add>\n</function>\n</tool_call>"]),
+    ],
+)
+@pytest.mark.parametrize(
+    "asked", [{"response_format": schema(POINT)}, {"structured_outputs": {"json": POINT}}]
+)
+def test_an_answer_is_calls_or_has_the_form(
+    asked: dict[str, Any], form: ToolCallFormat, calls: list[str], as_tokens: bool
+) -> None:
+    special = form.markers if as_tokens else ()
+    made = grammar(chat(tools=[ADD], **asked), text(form, *special))
+    assert all(allows(made, each, *special) for each in [*calls, '{"x": 1}'])
+    assert not any(allows(made, each, *special) for each in ("I talk.", "{}", '{"x": 1} and', ""))
+
+
+def test_an_answer_that_has_to_be_calls_is_whatever_form_is_asked_for() -> None:
+    asked = chat(tools=[ADD], tool_choice="required", response_format={"type": "json_object"})
+    made = grammar(asked, text(HERMES))
+    assert [allows(made, each) for each in (f"<tool_call>{CALL_ADD}</tool_call>", "{}")] == [True, False]
+
+
+def test_an_answer_behind_thoughts_is_calls_or_has_the_form() -> None:
+    made = grammar(chat(tools=[ADD], response_format=schema(POINT)), thinking(), "<think>")
+    for answer in (f"<tool_call>{CALL_ADD}</tool_call>", '{"x": 1}'):
+        assert allows(made, f"Hm.</think>\n\n{answer}")
+    assert not allows(made, "Hm.</think>no")
 
 
 def test_a_model_that_may_call_tools_is_not_forced_to() -> None:

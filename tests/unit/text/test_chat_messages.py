@@ -1,4 +1,5 @@
-"""Messages of a request as templates expect them: what models once wrote keeps no conversation from going on."""
+"""Messages of a request as templates expect them: what models once wrote keeps no conversation from going
+on."""
 
 from typing import Any
 
