@@ -42,8 +42,9 @@ class ModelSettings(SettingsGroup):
     """Type of the matrices in memory: none = dtype; int8 = half the bytes of bfloat16, on a CPU alone."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; auto = cuda if there is one."""
-    seed: int = 0
-    """Seed of requests that bring none."""
+    seed: int | None = None
+    """Seed of requests that bring none; default: one that is drawn at each start, so that engines of one
+    model do not draw the same answers."""
 
 
 class ServerSettings(SettingsGroup):

@@ -14,7 +14,7 @@ def template_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(part["text"] for part in content)
+        content = "".join(part.get("text") or part.get("refusal", "") for part in content)
     role = "system" if message["role"] == "developer" else message["role"]
     made = {**message, "role": role, "content": content or ""}
     if "tool_calls" in message:

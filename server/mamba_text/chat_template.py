@@ -21,6 +21,7 @@ from mamba_text.reasoning import reasoning_format_of
 from mamba_text.tokenizer import Tokenizer, read_json
 from mamba_text.tool_calls import format_of
 
+_END_OF_MESSAGE = "\ue000end-of-the-continued-message\ue001"
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 # What a template's own code can raise for values it did not expect.
@@ -146,14 +147,17 @@ class ChatTemplate:
         continue_final: bool = False,
     ) -> str:
         """What is encoded, as a whole. `continue_final`: it ends where the text of the last message does."""
-        answered = generation_prompt and not continue_final
-        text = self.render(messages, variables=variables, tools=tools, generation_prompt=answered)
-        return _up_to_the_end_of(messages[-1]["content"], text) if continue_final else text
-
-
-def _up_to_the_end_of(content: str, text: str) -> str:
-    """Templates may strip a message's text. Raises TemplateRefused when they do not show it at all."""
-    for shown in (content, content.strip()):
-        if shown and (place := text.rfind(shown)) >= 0:
-            return text[: place + len(shown)]
-    raise TemplateRefused("the chat template does not show the last message, so it cannot be continued")
+        if not continue_final:
+            return self.render(
+                messages, variables=variables, tools=tools, generation_prompt=generation_prompt
+            )
+        # A text that stands nowhere else marks the message's end; the blank behind it shows who strips.
+        said = messages[-1]["content"]
+        marked = [*messages[:-1], {**messages[-1], "content": f"{said}{_END_OF_MESSAGE} "}]
+        text = self.render(marked, variables=variables, tools=tools, generation_prompt=False)
+        head, found, tail = text.rpartition(_END_OF_MESSAGE)
+        if not found:
+            raise TemplateRefused(
+                "the chat template does not show the last message, so it cannot be continued"
+            )
+        return head if tail.startswith(" ") else head.rstrip()

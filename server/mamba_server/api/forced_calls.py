@@ -132,7 +132,11 @@ def _tagged_argument(
         yield f"{name}: {head} {name}_value {end}"
         shared = {each: root[each] for each in _DEFINITIONS if each in root}
         yield f"{name}_value: %json {json.dumps({**shared, **schema, 'x-guidance': JSON_STYLE})}"
-    elif types == {"string"} and (texts := schema.get("enum")):
+    elif types == {"string"} and "enum" in schema:
+        texts = schema["enum"] if isinstance(schema["enum"], list) else []
+        texts = [text for text in texts if isinstance(text, str)]
+        if not texts:
+            raise ValueError(f"{key}: 'enum' of a string has to be a list with a string in it")
         yield f"{name}: {head} ({' | '.join(map(json.dumps, texts))}) {end}"
     else:
         yield f"{name}: {head} text"

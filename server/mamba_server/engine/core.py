@@ -121,7 +121,8 @@ class EngineCore:
         self._stream = stream
         self._runner = runner
         self._eos = eos_token_ids
-        self._seed = seed
+        self.seed = seed
+        """Of requests that bring none."""
         self._max_waiting = max_waiting
         self.clock = clock
         self._pace = pace
@@ -169,7 +170,7 @@ class EngineCore:
             )  # fmt: skip
         params = request.params
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        base = params.seed if params.seed is not None else self._seed * 1_000_003 + self._next_order
+        base = params.seed if params.seed is not None else self.seed * 1_000_003 + self._next_order
         leader: Sequence | None = None
         group: list[Sequence] = []
         for index in range(request.n):

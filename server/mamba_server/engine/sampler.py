@@ -313,12 +313,15 @@ def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor)
 
 
 def _mask(logits: torch.Tensor, masks: TokenMasks) -> None:
-    """Only tokens that `masks` allow stay in their rows."""
+    """Only tokens that `masks` allow stay in their rows. Where none of them is left, since something else has
+    blocked them, all of them may come: the form wins."""
     rows = to_device(torch.from_numpy(masks.rows), logits.device)
     words = to_device(torch.from_numpy(masks.words), logits.device)
     bits = torch.arange(WORD, dtype=torch.int32, device=logits.device)
     allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
-    logits[rows] = logits[rows].masked_fill_(~allowed, -torch.inf)
+    masked = logits[rows].masked_fill_(~allowed, -torch.inf)
+    blocked = masked.amax(-1, keepdim=True) == -torch.inf
+    logits[rows] = masked.masked_fill_(blocked & allowed, 0.0)
 
 
 def _apply(logits: torch.Tensor, users: Filter, keep: Truncation) -> None:

@@ -467,3 +467,13 @@ def test_a_masked_row_gets_a_token_that_is_allowed_and_the_others_theirs(
     if "logprobs" in wanted:  # of the model, whatever is allowed
         assert guided.logprob is not None
         assert guided.logprob.tolist() == pytest.approx(logits.log_softmax(-1)[guided.ids.long()].tolist())
+
+
+def test_where_everything_that_a_form_allows_is_blocked_the_form_wins(sampler: Sampler) -> None:
+    rows = [admit(sampler, params(temperature=0, min_tokens=4), 0, [1, 2, 3]) for _ in range(2)]
+    positions = torch.full((2,), 3, dtype=torch.int32)
+    chosen = sampler.sample(
+        torch.zeros(2, VOCAB), sampler.batch(rows), positions, masks((0, {EOS}), (1, {EOS, 9}))
+    )
+    assert chosen.ids.tolist() == [EOS, 9]
+    assert chosen.finite is None or chosen.finite.all()

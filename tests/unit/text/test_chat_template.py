@@ -10,6 +10,7 @@ import pytest
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.errors import BadTemplate, TemplateRefused
 from mamba_text.prompt import encoded_chat
+from mamba_text.reasoning import THINK, ReasoningStart
 from mamba_text.tokenizer import Tokenizer
 from tiny_model import TEMPLATE, write_model
 
@@ -287,3 +288,29 @@ def test_a_prompt_that_is_refused_for_its_text_is_never_encoded(
     monkeypatch.setattr(tokenizer, "encoding", None)
     with pytest.raises(ValueError, match="characters"):
         encoded_chat(template(TEMPLATE), tokenizer, USER, check=refuse)
+
+
+ENDING = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+
+
+@pytest.mark.parametrize("said", ["e", "end", "<", "|", "d", "<|end", "I said <", ""])
+def test_a_continued_message_that_also_stands_in_the_end_marker_ends_the_prompt(said: str) -> None:
+    messages = [*USER, {"role": "assistant", "content": said}]
+    assert template(ENDING).text(messages, continue_final=True) == f"<|user|>hello<|end|><|assistant|>{said}"
+
+
+OPENING = (
+    "{% for m in messages %}{% if not (loop.last and m.role == 'assistant') %}<|user|>{{ m.content }}<|end|>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt or messages[-1].role == 'assistant' %}<|assistant|>"
+    "<think>\n"
+    "{% if messages[-1].role == 'assistant' %}{{ messages[-1].content }}{% endif %}{% endif %}{# </think> #}"
+)
+
+
+@pytest.mark.parametrize("continued", [True, False])
+def test_thoughts_that_the_template_opens_in_front_of_the_last_message_are_what_the_answer_begins_with(
+    tokenizer: Tokenizer, continued: bool
+) -> None:
+    messages = [*USER, {"role": "assistant", "content": "Well"}]
+    made = encoded_chat(template(OPENING), tokenizer, messages, continue_final=continued)
+    assert ReasoningStart.of(THINK, made.opening) is ReasoningStart.OPEN
