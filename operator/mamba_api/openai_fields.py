@@ -111,11 +111,15 @@ class ResponseFormat(Strict):
     """`text`: any; `json_object`: a JSON object; `json_schema`: JSON that follows `json_schema`."""
     json_schema: JsonSchema | None = None
     """Of the type of that name."""
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """Of the type `json_object`: the schema that the object follows, as llama.cpp has it."""
 
     @model_validator(mode="after")
     def _schema_where_wanted(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("'json_schema' belongs to the type 'json_schema', which needs it")
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("'schema' belongs to the type 'json_object'; use 'json_schema'")
         return self
 
 

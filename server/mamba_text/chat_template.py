@@ -22,6 +22,7 @@ from mamba_text.tokenizer import Tokenizer, read_json
 from mamba_text.tool_calls import format_of
 
 _END_OF_MESSAGE = "\ue000end-of-the-continued-message\ue001"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 # What a template's own code can raise for values it did not expect.
@@ -58,8 +59,15 @@ class ChatTemplate:
     """One template. Raises BadTemplate when it does not compile. `now` gives the time for strftime_now."""
 
     def __init__(
-        self, source: str, special_tokens: dict[str, str], *, now: Callable[[], datetime] = datetime.now
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        *,
+        now: Callable[[], datetime] = datetime.now,
+        with_tools: "ChatTemplate | None" = None,
     ) -> None:
+        self.with_tools = with_tools
+        """The model's own template for conversations with tools; None = this one."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -80,6 +88,10 @@ class ChatTemplate:
         """How the model writes calls; None = in no way that is known here."""
         self.reasoning = reasoning_format_of(source)
         """How the model's thoughts are marked; None = the template knows of none."""
+
+    def of(self, *, tools: bool) -> "ChatTemplate":
+        """The template for a conversation, with tools or without."""
+        return self.with_tools if tools and self.with_tools is not None else self
 
     @property
     def takes_tools(self) -> bool:
@@ -102,15 +114,26 @@ class ChatTemplate:
             if source is None:
                 path = directory / "tokenizer_config.json"
                 source = tokenizer.config.get("chat_template")
-        # Several by name: the default one.
+        tool_use: Any = None
+        # Several by name: the default one, and one for tools.
         if isinstance(source, list) and all(isinstance(item, dict) for item in source):
-            source = {item.get("name"): item.get("template") for item in source}.get("default")
+            named = {item.get("name"): item.get("template") for item in source}
+            tool_use = named.get("tool_use")
+            source = named.get("default", tool_use)
+        if (tool_path := directory / TOOL_TEMPLATE).is_file():
+            try:
+                tool_use = tool_path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadTemplate(f"{tool_path}: not readable as text: {error}") from error
+            source = tool_use if source is None else source
         if source is None:
             return None
         if not isinstance(source, str):
             raise BadTemplate(f"{path}: chat_template must be a string or a list of named templates")
         try:
-            return cls(source, tokenizer.special_tokens)
+            special = tokenizer.special_tokens
+            with_tools = cls(tool_use, special) if isinstance(tool_use, str) else None
+            return cls(source, special, with_tools=with_tools)
         except BadTemplate as error:
             raise BadTemplate(f"{path}: {error}") from error
 

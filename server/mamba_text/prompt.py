@@ -145,6 +145,7 @@ def chat_prompt(
     check: Callable[[str], None] = lambda _: None,
 ) -> Prompt:
     """That of a chat request, whole. `check` sees its text, not encoded yet. Raises TemplateRefused."""
+    template = template.of(tools=bool(request.offered_tools))
     return encoded_chat(template, tokenizer, template_messages(request), check=check, **_options(request))
 
 
@@ -152,6 +153,7 @@ def chat_token_ids(
     template: ChatTemplate, request: ChatCompletionRequest, encode: Callable[[str], list[int]]
 ) -> list[int]:
     """Those of `chat_prompt` alone. `encode`: as `Tokenizer.encoding`, ids only. Raises TemplateRefused."""
+    template = template.of(tools=bool(request.offered_tools))
     return encode(template.text(template_messages(request), **_options(request)))
 
 

@@ -72,6 +72,7 @@ class AnswerFormat:
         """Thoughts are read unless the request wants them in the text, calls where it offers tools."""
         if template is None:
             return cls(None, None)
+        template = template.of(tools=bool(request.offered_tools))
         reasoning = template.reasoning
         tool_calls = template.tool_calls if request.offered_tools else None
         markers = [*(reasoning.markers if reasoning else ()), *(tool_calls.markers if tool_calls else ())]

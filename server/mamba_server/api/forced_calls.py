@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest
 from mamba_api.openai_fields import NamedTool, Tool
+from mamba_server.api.followed_schema import followed
 from mamba_text.tagged_call import SchemaTypes
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
@@ -97,7 +98,7 @@ def _json_call(number: int, tool: Tool) -> list[str]:
     # Each schema is one by itself, so that what it refers to is found.
     return [
         f'call_{number}: {head} arguments_{number} "}}"',
-        f"arguments_{number}: %json {json.dumps(schema)}",
+        f"arguments_{number}: %json {json.dumps(followed(schema))}",
     ]
 
 
@@ -131,7 +132,7 @@ def _tagged_argument(
     if types and "string" not in types:
         yield f"{name}: {head} {name}_value {end}"
         shared = {each: root[each] for each in _DEFINITIONS if each in root}
-        yield f"{name}_value: %json {json.dumps({**shared, **schema, 'x-guidance': JSON_STYLE})}"
+        yield f"{name}_value: %json {json.dumps(followed({**shared, **schema, 'x-guidance': JSON_STYLE}))}"
     elif types == {"string"} and "enum" in schema:
         texts = schema["enum"] if isinstance(schema["enum"], list) else []
         texts = [text for text in texts if isinstance(text, str)]

@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 from mamba_api.openai import ChatCompletionRequest, GenerationRequest
 from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
 from mamba_edge.errors import InvalidRequest
+from mamba_server.api.followed_schema import followed
 from mamba_server.api.forced_calls import (
     JSON_STYLE,
     calls_or_form,
@@ -38,9 +39,10 @@ async def output_grammar(
     """Make llguidance's grammar; "" = the answer may be anything. `opening`: what a chat's prompt has of the
     answer; `check`: says why a grammar cannot be followed, "" = it can. Tools, if there are any, are such as
     the model's template takes. Raises InvalidRequest, and what `check` does."""
-    reasoning = None
+    reasoning = template = None
     if isinstance(request, ChatCompletionRequest) and text.template is not None:
-        reasoning = text.template.reasoning
+        template = text.template.of(tools=bool(request.offered_tools))
+        reasoning = template.reasoning
 
     def of_answer(grammar: str) -> str:
         if reasoning is None:
@@ -52,7 +54,7 @@ async def output_grammar(
         asked = None
     param = "response_format" if request.structured_outputs is None else "structured_outputs"
     if isinstance(request, ChatCompletionRequest) and request.offered_tools:
-        form = text.template.tool_calls if text.template is not None else None
+        form = template.tool_calls if template is not None else None
         if form is None or not (request.forced_tools or asked is not None):
             return ""
         if asked is not None and not request.forced_tools:
@@ -91,7 +93,9 @@ async def _checked(param: str, written: Any, make: Callable[[], str], check: Gra
 
 def _of_form(asked: ResponseFormat | StructuredOutputs) -> str:
     if isinstance(asked, ResponseFormat):
-        return _of_schema(asked.json_schema.schema_ if asked.json_schema is not None else {"type": "object"})
+        if asked.json_schema is not None:
+            return _of_schema(asked.json_schema.schema_)
+        return _of_schema({"type": "object", **(asked.schema_ or {})})
     if asked.json_ is not None:
         return _of_schema(asked.json_)
     if asked.json_object:
@@ -106,12 +110,19 @@ def _of_form(asked: ResponseFormat | StructuredOutputs) -> str:
 
 def _written(asked: ResponseFormat | StructuredOutputs) -> Any:
     if isinstance(asked, ResponseFormat):
-        return asked.json_schema.schema_ if asked.json_schema is not None else None
+        return asked.schema_ if asked.json_schema is None else asked.json_schema.schema_
     return [asked.json_, asked.regex, asked.choice, asked.grammar]
 
 
 def _of_schema(schema: dict[str, Any] | str) -> str:
-    return str(LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE))
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except RecursionError as error:
+            raise ValueError("is nested too deeply") from error
+        if not isinstance(schema, dict):
+            raise ValueError("has to be an object")
+    return str(LLMatcher.grammar_from_json_schema(followed(schema), defaults=JSON_STYLE))
 
 
 def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenizer: Tokenizer) -> str:

@@ -363,3 +363,32 @@ def test_a_completion_has_no_thoughts() -> None:
     made = grammar({"prompt": "<think>", "structured_outputs": {"regex": "x+"}}, thinking())
     assert allows(made, "x")
     assert not allows(made, "Hm.</think>x")
+
+
+def test_a_json_object_follows_the_schema_that_stands_beside_it() -> None:
+    made = grammar(chat(response_format={"type": "json_object", "schema": POINT}))
+    assert [allows(made, each) for each in ('{"x": 1}', "{}")] == [True, False]
+
+
+def test_a_format_that_nobody_knows_asks_for_nothing_and_a_known_one_does() -> None:
+    def of(name: str) -> str:
+        properties = {"format": {"type": "string", "format": name}}
+        return grammar(chat(response_format=schema({"properties": properties, "required": ["format"]})))
+
+    assert allows(of("cuid2"), '{"format": "any"}')
+    assert [allows(of("date"), f'{{"format": "{each}"}}') for each in ("any", "2026-01-31")] == [False, True]
+
+
+def test_a_form_that_is_refused_names_no_option_of_a_library() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(chat(response_format=schema({"oneOf": [{"type": "integer"}, {"type": "number"}]})))
+    assert "coerce_one_of" not in caught.value.message
+    assert "anyOf" in caught.value.message
+
+
+def test_a_tool_template_of_its_own_says_how_calls_are_written() -> None:
+    of_tools = ChatTemplate(f"{{# {HERMES.begin} #}}{{{{ tools }}}}", {})
+    plain = ChatTemplate("{{ messages }}", {}, with_tools=of_tools)
+    processor = TextProcessor(Tokenizer(byte_tokenizer(), {}), plain, GenerationDefaults())
+    made = grammar(chat(tools=[ADD], tool_choice="required"), processor)
+    assert allows(made, f"<tool_call>{CALL_ADD}</tool_call>")

@@ -227,7 +227,23 @@ def test_offsets_are_places_in_the_text_whatever_its_characters_are_made_of(spec
     whole = [
         (token, offset)
         for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
-        if "\ufffd" not in token and (special or token != "</s>")
+        if not token.startswith("bytes:") and (special or token != "</s>")
     ]
     assert {"a", "b"} <= {token for token, _ in whole}
     assert all(shown[offset:].startswith(token) for token, offset in whole)
+    # A part of a character lies where the character begins.
+    parts = zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
+    within = {shown[offset] for token, offset in parts if token.startswith("bytes:")}
+    assert within <= set("\u00e9\u4e16\U0001f389")
+
+
+def test_each_alternative_of_a_completion_has_a_key_of_its_own() -> None:
+    known = range(TOKENIZER.rust.get_vocab_size())
+    some = [token for token in known if "\ufffd" in TOKENIZER.piece(token).text][:20]
+    entry = TokenLogprobs(some[3], -1.0, some, [-1.0] * len(some))
+    answer = completion(logprobs=20)
+    answer.collect(ChoiceUpdate(0, "", [some[3]], [entry], "stop", first=True))
+    [choice] = json.loads(b"".join(answer.full(USAGE)))["choices"]
+    (top,), (token,) = choice["logprobs"]["top_logprobs"], choice["logprobs"]["tokens"]
+    assert len(top) == len(some) == 20
+    assert token in top
