@@ -26,8 +26,8 @@ MORE_MEMORY = 512 << 20
 """Bytes that one grammar may take."""
 STACK = 8 << 20
 """Bytes; the engine gives a grammar eight times as much."""
-MOST_CHARS = 1000
-"""Of a failure: a line is written in one piece."""
+MOST_CHARS = 600
+"""Of a failure: a line is written in one piece, however its characters are escaped."""
 LINE = 1 << 16
 TOO_LONG, TOO_LARGE, TOO_DEEP = (
     f"it takes more than {CPU_SECONDS:g} s to be made; make it simpler",
@@ -80,10 +80,12 @@ class CheckingProcess:
         if child:
             self._forks[child] = number
             return
+        code = 1
         try:
             answer(number, self._checked(grammar))
+            code = 0
         finally:
-            os._exit(0)
+            os._exit(code)
 
     def _checked(self, grammar: str) -> str:
         """In the fork."""
@@ -115,10 +117,12 @@ class CheckingProcess:
 
 def bound_this_process() -> None:
     """Let it take so much time, stack and memory from now on, and no more."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MORE_MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    if (sizes := Path("/proc/self/statm")).exists():
+        most = int(sizes.read_text().split()[0]) * resource.getpagesize() + MORE_MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    stack = STACK if hard == resource.RLIM_INFINITY else min(STACK, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
