@@ -43,8 +43,8 @@ class GenerationRequest(Strict):
     """Most tokens to generate; 0 is allowed with `echo` alone."""
     temperature: FiniteFloat | None = Field(None, ge=0, le=2)
     """0 = greedy; none = the model's generation_config.json, else 1."""
-    top_p: FiniteFloat | None = Field(None, gt=0, le=1)
-    """Sample from the smallest set of tokens with this probability mass."""
+    top_p: FiniteFloat | None = Field(None, ge=0, le=1)
+    """Sample from the smallest set of tokens with this probability mass; 0 = the most likely one alone."""
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     """Sample from the k most likely tokens; 0 and -1 = all."""
     min_p: FiniteFloat | None = Field(None, ge=0, le=1)
@@ -100,6 +100,11 @@ class GenerationRequest(Strict):
     @classmethod
     def _nothing_passed_over(cls, fields: Any) -> Any:
         return refuse_unsupported(fields)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _nothing_is_no_stop(cls, value: Any) -> Any:
+        return None if value == "" else value
 
     @field_validator("stop")
     @classmethod
@@ -211,7 +216,7 @@ class ChatCompletionRequest(GenerationRequest):
     separate_reasoning: bool | None = None
     """Give what the model thinks before its answer as `reasoning_content`; `false`: leave it in `content`,
     with its markers; none = true."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """The chat template's variable of that name; a template without it makes the same prompt."""
     add_generation_prompt: bool | None = None
     """End the prompt with what opens an answer; none = true."""

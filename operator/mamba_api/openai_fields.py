@@ -111,11 +111,15 @@ class ResponseFormat(Strict):
     """`text`: any; `json_object`: a JSON object; `json_schema`: JSON that follows `json_schema`."""
     json_schema: JsonSchema | None = None
     """Of the type of that name."""
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """Of the type `json_object`: the schema that the object follows, as llama.cpp has it."""
 
     @model_validator(mode="after")
     def _schema_where_wanted(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("'json_schema' belongs to the type 'json_schema', which needs it")
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("'schema' belongs to the type 'json_object'; use 'json_schema'")
         return self
 
 
@@ -147,12 +151,18 @@ class ContentPart(Strict):
     """One part of a message's content; only text is supported."""
 
     type: str
-    """`text`."""
+    """`text`, or `refusal` of an earlier answer."""
     text: str | None = None
     """The text."""
+    refusal: str | None = None
+    """The text of a refusal."""
 
     @model_validator(mode="after")
     def _text_only(self) -> "ContentPart":
+        if self.type == "refusal":
+            if self.refusal is None:
+                raise ValueError("a refusal content part needs 'refusal'")
+            return self
         if self.type != "text":
             raise ValueError(f"type '{self.type[:40]}' is not supported: only text parts are")
         if self.text is None:
@@ -168,7 +178,8 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     """Who speaks."""
     content: str | Annotated[list[ContentPart], FAIL_FAST] | None = None
-    """Text, or a list of text parts; may be null for an assistant's tool calls."""
+    """Text, or a list of text parts; may be null for an assistant's tool calls, and for a tool that had
+    nothing to say."""
     name: str | None = None
     """Name of the speaker or of the tool."""
     tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
@@ -178,7 +189,7 @@ class ChatMessage(Strict):
 
     @model_validator(mode="after")
     def _content_needed(self) -> "ChatMessage":
-        if self.content is None and self.role != "assistant":
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise ValueError(f"content: a message of role '{self.role}' needs content")
         return self
 

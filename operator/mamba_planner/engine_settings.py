@@ -42,8 +42,9 @@ class ModelSettings(SettingsGroup):
     """Type of the matrices in memory: none = dtype; int8 = half the bytes of bfloat16, on a CPU alone."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; auto = cuda if there is one."""
-    seed: int = 0
-    """Seed of requests that bring none."""
+    seed: int | None = None
+    """Seed of requests that bring none; default: one that is drawn at each start, so that engines of one
+    model do not draw the same answers."""
 
 
 class ServerSettings(SettingsGroup):
@@ -63,6 +64,9 @@ class ServerSettings(SettingsGroup):
     """File with the token admin calls must carry; needed when the admin address is not loopback."""
     max_waiting_requests: int = Field(512, ge=1)
     """Most prompts that may wait for their first token; more get 429."""
+    anonymous_priority: bool = False
+    """Let `priority` act among all requests of which nobody knows whose they are, neither by a key nor from
+    a gateway; among the requests of one key it acts in any case."""
     max_body_bytes: Bytes = Field(ByteSize(_default(Limits, "max_body_size").bytes), ge=1024)
     """Largest request body; larger ones get 413."""
 

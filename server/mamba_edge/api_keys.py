@@ -15,6 +15,7 @@ from pathlib import Path
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import HTTPConnection
 
+from mamba_edge.client_name import SCOPE_KEY
 from mamba_edge.errors import Unauthorized
 from mamba_telemetry.logs import get_logger
 
@@ -148,6 +149,6 @@ class KeyGuard(HTTPBearer):
     async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
         """Raises Unauthorized. A route that takes a body asks before it reads; FastAPI asks again."""
         if self._keys is not None and "authorized" not in request.scope:
-            self._keys.check(request.headers.get("authorization"))
+            request.scope[SCOPE_KEY] = self._keys.check(request.headers.get("authorization"))
             request.scope["authorized"] = True
         return None

@@ -35,6 +35,17 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
+async def send_json_pieces(send: Send, pieces: list[bytes]) -> None:
+    """One JSON answer, which is long and comes in pieces; they are gone as they are sent."""
+    length = sum(map(len, pieces))
+    headers = [_JSON, (b"content-length", b"%d" % length)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    pieces.reverse()
+    while pieces:
+        body = pieces.pop()
+        await send({"type": "http.response.body", "body": body, "more_body": bool(pieces)})
+
+
 async def send_error(send: Send, error: ApiError) -> None:
     """The envelope of an error, with its status and headers."""
     await send_json(send, error.envelope(), error.status, error.headers())

@@ -13,6 +13,10 @@ from mamba_edge.errors import ApiError, NotReady
 
 NO_ANSWER = "the engine closed the connection before it answered; try again"
 CUT_SHORT = "the engine closed the connection before its answer was complete; try again"
+ENDED_AN_ENGINE = (
+    "an engine ended on this request, whose answer was to have a form; it is not sent to another one: change "
+    "the form, or try again in some minutes"
+)
 SILENT = "the engine sent nothing for too long"
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from mamba_edge.asgi_responses import USAGE_HEADER
+from mamba_edge.client_name import CLIENT_HEADER
 from mamba_edge.request_body import RawHeaders
 
 HOP_BY_HOP = frozenset(
@@ -35,6 +36,7 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
         b"traceparent",
         b"x-mambaserve-explain",
         USAGE_HEADER,
+        CLIENT_HEADER,
     )
 )
 # Set by the server that answers.

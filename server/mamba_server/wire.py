@@ -66,7 +66,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     params: SamplingParams
     n: int = 1
     priority: int = 0
-    """Lower runs first, as in vLLM."""
+    """Lower runs first, as in vLLM; among the requests of one client."""
+    client: str = ""
+    """Whose request it is: clients take turns. "" = nobody knows."""
     cache_salt: str = ""
     """Prefixes are shared only between requests of one salt."""
     turn_boundary: int = 0
@@ -181,7 +183,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     cached_tokens: int = 0
     """Prompt tokens resumed from a checkpoint (with the first delta)."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """With the first delta when asked for; None at position 0."""
+    """With the first delta of the first sequence when asked for, before any of the others; None at position
+    0."""
     error: str = ""
     """What went wrong, for the client, where `finish_reason` is "error"."""
     at: float = 0.0
@@ -192,6 +195,12 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """`at` of the sequence's first token (with the first delta)."""
     timeline: SequenceTimeline | None = None
     """Of a traced request, where there is something to tell."""
+
+
+class Taken(msgspec.Struct, tag="taken", frozen=True):
+    """The engine has read these requests off the wire."""
+
+    request_ids: list[str]
 
 
 class Outputs(msgspec.Struct, tag="out", frozen=True):
@@ -256,7 +265,9 @@ class Fatal(msgspec.Struct, tag="fatal", frozen=True):
     exit_code: int
 
 
-FromEngine = Progress | Ready | Outputs | RequestRejected | EngineStats | PrefixChanges | AdminReply | Fatal
+FromEngine = (
+    Progress | Ready | Taken | Outputs | RequestRejected | EngineStats | PrefixChanges | AdminReply | Fatal
+)
 
 
 def encoder() -> msgspec.msgpack.Encoder:

@@ -1,9 +1,9 @@
 """Messages of a chat request as chat templates expect them. Pure."""
 
-import json
 from typing import Any
 
 from mamba_api.openai import ChatCompletionRequest
+from mamba_text import strict_json
 
 
 def template_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
@@ -14,7 +14,7 @@ def template_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(part["text"] for part in content)
+        content = "".join(part.get("text") or part.get("refusal", "") for part in content)
     role = "system" if message["role"] == "developer" else message["role"]
     made = {**message, "role": role, "content": content or ""}
     if "tool_calls" in message:
@@ -25,10 +25,15 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     """Clients send arguments as the text that they got; templates encode them, or walk over them."""
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict):
+        return call
+    written = function.get("arguments")
+    if written is None or (isinstance(written, str) and written.strip() in ("", "null")):
+        return {**call, "function": {**function, "arguments": {}}}
+    if not isinstance(written, str):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = strict_json.parse_whole(written)
     except (ValueError, RecursionError):
         return call  # what the model once wrote may be no JSON; then it is shown as it was
     if not isinstance(arguments, dict):

@@ -21,6 +21,8 @@ from mamba_text.reasoning import reasoning_format_of
 from mamba_text.tokenizer import Tokenizer, read_json
 from mamba_text.tool_calls import format_of
 
+_END_OF_MESSAGE = "\ue000end-of-the-continued-message\ue001"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 # What a template's own code can raise for values it did not expect.
@@ -57,8 +59,15 @@ class ChatTemplate:
     """One template. Raises BadTemplate when it does not compile. `now` gives the time for strftime_now."""
 
     def __init__(
-        self, source: str, special_tokens: dict[str, str], *, now: Callable[[], datetime] = datetime.now
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        *,
+        now: Callable[[], datetime] = datetime.now,
+        with_tools: "ChatTemplate | None" = None,
     ) -> None:
+        self.with_tools = with_tools
+        """The model's own template for conversations with tools; None = this one."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -79,6 +88,10 @@ class ChatTemplate:
         """How the model writes calls; None = in no way that is known here."""
         self.reasoning = reasoning_format_of(source)
         """How the model's thoughts are marked; None = the template knows of none."""
+
+    def of(self, *, tools: bool) -> "ChatTemplate":
+        """The template for a conversation, with tools or without."""
+        return self.with_tools if tools and self.with_tools is not None else self
 
     @property
     def takes_tools(self) -> bool:
@@ -101,15 +114,26 @@ class ChatTemplate:
             if source is None:
                 path = directory / "tokenizer_config.json"
                 source = tokenizer.config.get("chat_template")
-        # Several by name: the default one.
+        tool_use: Any = None
+        # Several by name: the default one, and one for tools.
         if isinstance(source, list) and all(isinstance(item, dict) for item in source):
-            source = {item.get("name"): item.get("template") for item in source}.get("default")
+            named = {item.get("name"): item.get("template") for item in source}
+            tool_use = named.get("tool_use")
+            source = named.get("default", tool_use)
+        if (tool_path := directory / TOOL_TEMPLATE).is_file():
+            try:
+                tool_use = tool_path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadTemplate(f"{tool_path}: not readable as text: {error}") from error
+            source = tool_use if source is None else source
         if source is None:
             return None
         if not isinstance(source, str):
             raise BadTemplate(f"{path}: chat_template must be a string or a list of named templates")
         try:
-            return cls(source, tokenizer.special_tokens)
+            special = tokenizer.special_tokens
+            with_tools = cls(tool_use, special) if isinstance(tool_use, str) else None
+            return cls(source, special, with_tools=with_tools)
         except BadTemplate as error:
             raise BadTemplate(f"{path}: {error}") from error
 
@@ -146,14 +170,17 @@ class ChatTemplate:
         continue_final: bool = False,
     ) -> str:
         """What is encoded, as a whole. `continue_final`: it ends where the text of the last message does."""
-        answered = generation_prompt and not continue_final
-        text = self.render(messages, variables=variables, tools=tools, generation_prompt=answered)
-        return _up_to_the_end_of(messages[-1]["content"], text) if continue_final else text
-
-
-def _up_to_the_end_of(content: str, text: str) -> str:
-    """Templates may strip a message's text. Raises TemplateRefused when they do not show it at all."""
-    for shown in (content, content.strip()):
-        if shown and (place := text.rfind(shown)) >= 0:
-            return text[: place + len(shown)]
-    raise TemplateRefused("the chat template does not show the last message, so it cannot be continued")
+        if not continue_final:
+            return self.render(
+                messages, variables=variables, tools=tools, generation_prompt=generation_prompt
+            )
+        # A text that stands nowhere else marks the message's end; the blank behind it shows who strips.
+        said = messages[-1]["content"]
+        marked = [*messages[:-1], {**messages[-1], "content": f"{said}{_END_OF_MESSAGE} "}]
+        text = self.render(marked, variables=variables, tools=tools, generation_prompt=False)
+        head, found, tail = text.rpartition(_END_OF_MESSAGE)
+        if not found:
+            raise TemplateRefused(
+                "the chat template does not show the last message, so it cannot be continued"
+            )
+        return head if tail.startswith(" ") else head.rstrip()

@@ -20,6 +20,7 @@ class GenerationDefaults:
     top_k: int | None = None
     repetition_penalty: float | None = None
     eos_token_ids: tuple[int, ...] = ()
+    min_p: float | None = None
 
     @classmethod
     def load(cls, directory: Path) -> "GenerationDefaults":
@@ -46,6 +47,7 @@ class GenerationDefaults:
             temperature=0.0 if greedy else number("temperature", 0, 10),
             top_p=number("top_p", 0, 1) or None,
             top_k=None if top_k is None else int(top_k),
+            min_p=number("min_p", 0, 1),
             repetition_penalty=number("repetition_penalty", 0, 10) or None,
             eos_token_ids=tuple(ids),
         )

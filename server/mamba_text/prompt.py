@@ -96,7 +96,7 @@ def encoded_chat(
     check(text)
     encoding = tokenizer.encoding(text)
     if continue_final:
-        return Prompt(encoding.ids, opening=messages[-1]["content"])
+        return Prompt(encoding.ids, opening=_opening(template, messages, text, variables, tools))
     if not generation_prompt:
         return Prompt(encoding.ids)
     try:
@@ -104,7 +104,9 @@ def encoded_chat(
     except TemplateRefused:
         closed = ""
     if closed == text:
-        return Prompt(encoding.ids)
+        if messages[-1]["role"] != "assistant":
+            return Prompt(encoding.ids)
+        return Prompt(encoding.ids, opening=_opening(template, messages, text, variables, tools))
     if not closed or not text.startswith(closed):
         # What opens the answer is at the end all the same.
         return Prompt(encoding.ids, opening=text.rstrip().rpartition("\n")[2])
@@ -116,6 +118,26 @@ def encoded_chat(
     return Prompt(encoding.ids, turn_boundary=boundary, opening=text[len(closed) :])
 
 
+def _opening(
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    text: str,
+    variables: dict[str, Any] | None,
+    tools: list[dict[str, Any]] | None,
+) -> str:
+    """What a prompt that ends with a message of the assistant has of the answer: all that the template shows
+    for it, such as thoughts that are open."""
+    try:
+        before = template.render(messages[:-1], generation_prompt=False, variables=variables, tools=tools)
+    except TemplateRefused:
+        before = ""
+    if before and text.startswith(before):
+        return text[len(before) :]
+    said: str = messages[-1]["content"].rstrip()
+    head = text.rstrip().removesuffix(said)
+    return head.rstrip().rpartition("\n")[2] + said
+
+
 def chat_prompt(
     template: ChatTemplate,
     tokenizer: Tokenizer,
@@ -123,6 +145,7 @@ def chat_prompt(
     check: Callable[[str], None] = lambda _: None,
 ) -> Prompt:
     """That of a chat request, whole. `check` sees its text, not encoded yet. Raises TemplateRefused."""
+    template = template.of(tools=bool(request.offered_tools))
     return encoded_chat(template, tokenizer, template_messages(request), check=check, **_options(request))
 
 
@@ -130,6 +153,7 @@ def chat_token_ids(
     template: ChatTemplate, request: ChatCompletionRequest, encode: Callable[[str], list[int]]
 ) -> list[int]:
     """Those of `chat_prompt` alone. `encode`: as `Tokenizer.encoding`, ids only. Raises TemplateRefused."""
+    template = template.of(tools=bool(request.offered_tools))
     return encode(template.text(template_messages(request), **_options(request)))
 
 

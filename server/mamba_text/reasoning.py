@@ -5,11 +5,12 @@ Used by the API process, one reader per choice. Of a text that comes in pieces, 
 space beside one, is held back until it is certain.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from mamba_text.markers import unfinished
+from mamba_text.tool_calls import ToolCallReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,22 @@ _FIRST = {
 class ReasoningReader:
     """Reads one choice. White space around the markers belongs to neither text."""
 
-    def __init__(self, form: ReasoningFormat, start: ReasoningStart) -> None:
+    def __init__(
+        self, form: ReasoningFormat, start: ReasoningStart, calls: Callable[[], ToolCallReader] | None = None
+    ) -> None:
+        """`calls`: makes what reads calls of offered tools: a model may call without ending its thoughts."""
         self._form = form
+        self._calls = calls
+        self._call_begin = None if calls is None else calls().form.begin
+        self._probe: ToolCallReader | None = None
+        """Reads what may be a call within the thoughts; None = there is none now."""
+        self._probed = ""
+        """What it has read."""
         self._place = _FIRST[start]
         self._pending = ""
         """What is held back."""
+        self._repeatable = start is ReasoningStart.OPEN
+        """The begin marker may be the first that the model writes."""
         self._begun = False
         """Some of the reasoning was returned."""
         self._token_tail: str | None = "" if start is not ReasoningStart.CLOSED else None
@@ -129,15 +141,55 @@ class ReasoningReader:
         """The reasoning, and the text behind the marker."""
         if not self._begun:
             text = text.lstrip()
+            if self._repeatable:
+                if text and not last and self._form.begin.startswith(text) and text != self._form.begin:
+                    self._pending = text
+                    return "", ""
+                # A model may write once more what its prompt has.
+                self._repeatable = not text
+                text = text.removeprefix(self._form.begin).lstrip()
         thought, end, rest = text.partition(self._form.end)
-        if end:
+        called = None
+        if self._call_begin is not None and not end:
+            called = self._find_call(thought, self._call_begin, last=last)
+        if called is not None:
+            thought, call = called
+            if call is None:  # it may become one
+                kept = thought.rstrip()
+                self._pending, thought = text[len(kept) :], kept
+            else:
+                self._place, rest = _Place.ANSWER, call
+                self._token_tail = None
+        elif end:
             self._place = _Place.BEHIND
         elif not last:
-            certain = thought[: len(thought) - unfinished(thought, self._form.end)].rstrip()
+            markers = (self._form.end, self._call_begin or self._form.end)
+            certain = thought[: len(thought) - max(unfinished(thought, each) for each in markers)].rstrip()
             self._pending, thought = thought[len(certain) :], certain
         thought = thought.rstrip()
         self._begun = self._begun or bool(thought)
         return thought, rest
+
+    def _find_call(self, thought: str, begin: str, *, last: bool) -> tuple[str, str | None] | None:
+        """The thought in front of a call, and the text from the call on, None while thoughts may still end
+        behind it; None = there is no call. `begin`: of calls."""
+        place = thought.find(begin)
+        while place >= 0:
+            reader = self._probe_at(thought[place:])
+            output = reader.feed(thought[place + len(self._probed) :], last=last)
+            self._probed = thought[place:]
+            if reader.calls or not (output.text or last):
+                return thought[:place], thought[place:] if last else None
+            self._probe, self._probed = None, ""
+            place = thought.find(begin, place + len(begin))
+        return None
+
+    def _probe_at(self, text: str) -> ToolCallReader:
+        """The reader of what begins there, which may have read some of it already."""
+        assert self._calls is not None
+        if self._probe is None or not text.startswith(self._probed):
+            self._probe, self._probed = self._calls(), ""
+        return self._probe
 
     def _count(self, tokens: Iterable[str]) -> None:
         if self._token_tail is None:

@@ -10,16 +10,18 @@ Which type a value is to have only the function's schema says. Used by `tool_cal
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from mamba_text import strict_json
 
 FUNCTION = "<function="
-_FUNCTION_END = "</function>"
+FUNCTION_END = "</function>"
 _PARAMETER_END = "</parameter>"
 _FUNCTION_TAG = re.compile(r"\s*<function=([^<>\n]+)>")
 _PARAMETER_TAG = re.compile(r"\s*<parameter=([^<>\n]+)>")
+_PARAMETER_LINE = re.compile(r"(?<=\n)<parameter=([^<>\n]+)>(?=\n)")
 _NOTHING = re.compile(r"\s*\Z")
 _BOOLEANS = {"true": True, "false": False}
 """In any case of letters: templates show booleans as Python writes them, and models write that, too."""
@@ -30,32 +32,47 @@ def read_tagged_call(written: str, parameters: Mapping[str, Any]) -> tuple[str, 
     function the schema of its arguments."""
     tag = _FUNCTION_TAG.match(written)
     body = written.rstrip()
-    if tag is None or not body.endswith(_FUNCTION_END):
-        return None
-    values = _values(body[tag.end() : -len(_FUNCTION_END)])
-    if values is None:
+    if tag is None or not body.endswith(FUNCTION_END):
         return None
     name = tag[1].strip()
     schema = parameters.get(name)
     root = schema if isinstance(schema, Mapping) else {}
     types, properties = SchemaTypes(root), root.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
+    values = _values(body[tag.end() : -len(FUNCTION_END)], known)
+    if values is None:
+        return None
     return name, strict_json.encode(
         {key: typed_value(text, types.of(known.get(key))) for key, text in values}
     )
 
 
-def _values(body: str) -> list[tuple[str, str]] | None:
-    """Name and text of each parameter; None = there is something else between them."""
-    found = []
+def _values(body: str, known: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """Name and text of each parameter; None = there is something else between them. `known`: parameters that
+    the function has: one that is not there yet begins also where the one before it has no end."""
+    found: list[tuple[str, str]] = []
+    seen: set[str] = set()
     place = 0
     while tag := _PARAMETER_TAG.match(body, place):
         end = next((end for end in _ends(body, tag.end()) if _closes(body, end)), None)
         if end is None:
             return None
-        found.append((tag[1].strip(), _inner(body[tag.end() : end])))
-        place = end + len(_PARAMETER_END)
+        name = tag[1].strip()
+        seen.add(name)
+        stop = _next_tag(body, tag.end(), end, lambda each: each in known and each not in seen)
+        found.append((name, _inner(body[tag.end() : end if stop is None else stop])))
+        place = end + len(_PARAMETER_END) if stop is None else stop
     return found if _NOTHING.match(body, place) else None
+
+
+def _next_tag(body: str, start: int, end: int, is_missing: Callable[[str], bool]) -> int | None:
+    """Where the value of a parameter ends because another one, of those that are missing, begins a line;
+    None = nowhere before its end tag."""
+    first_end = body.find(_PARAMETER_END, start, end)
+    for tag in _PARAMETER_LINE.finditer(body, start, end if first_end < 0 else first_end):
+        if is_missing(tag[1].strip()):
+            return tag.start()
+    return None
 
 
 def _ends(body: str, place: int) -> Iterator[int]:
@@ -129,14 +146,20 @@ class SchemaTypes:
         if not isinstance(schema, Mapping):
             return frozenset()
         named, values, reference = schema.get("type"), schema.get("enum"), schema.get("$ref")
+        if "const" in schema and not isinstance(values, list):
+            values = [schema["const"]]
         if isinstance(named, str):
             return frozenset({named})
         if isinstance(named, list):
             return frozenset(each for each in named if isinstance(each, str))
         if isinstance(values, list):
             return frozenset(each for value in values for each in _types_of(value) or _type_of_word(value))
-        if isinstance(reference, str):
-            return self._of_reference(reference)
+        if isinstance(reference, str) and (referred := self._of_reference(reference)):
+            return referred
+        if isinstance(parts := schema.get("allOf"), list):
+            said = [types for part in parts if (types := self.of(part))]
+            if said:
+                return frozenset.intersection(*said)
         for branches in (schema.get("anyOf"), schema.get("oneOf")):
             if isinstance(branches, list):
                 found = [self.of(branch) for branch in branches]
@@ -149,9 +172,19 @@ class SchemaTypes:
             head, *parts = reference.split("/")
             found: Any = self._root if head == "#" else None
             for part in parts:
-                found = found.get(part) if isinstance(found, Mapping) else None
+                found = _part_of(found, part)
             self._referred[reference] = self.of(found)
         return self._referred[reference]
+
+
+def _part_of(schema: Any, part: str) -> Any:
+    """The part of a schema that one step of a JSON pointer in a reference names; None = there is none."""
+    name = unquote(part).replace("~1", "/").replace("~0", "~")
+    if isinstance(schema, Mapping):
+        return schema.get(name)
+    if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+        return schema[int(name)]
+    return None
 
 
 def _type_of_word(value: Any) -> frozenset[str]:

@@ -12,10 +12,12 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from mamba_text.chat_template import TOOL_TEMPLATE
 from mamba_text.errors import BadTokenizer
 from mamba_text.prompt import TextProcessor
 
 FILES = (
+    TOOL_TEMPLATE,
     "chat_template.jinja",
     "chat_template.json",
     "config.json",
@@ -76,4 +78,6 @@ def _unpack(data: bytes, folder: Path) -> None:
             left -= len(content)
             if left < 0:
                 raise BadTokenizer(f"the files of the tokenizer are larger than {MOST_BYTES} bytes together")
-            (folder / entry.filename).write_bytes(content)
+            path = folder / entry.filename
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)

@@ -295,6 +295,7 @@ class TestExtensions:
         client.completions.create(
             model="tiny", prompt="marker", max_tokens=4, temperature=0.3, top_p=0.8, seed=99, n=2,
             presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={"42": -7},
+            extra_headers={"X-Mambaserve-Client": "one"},
             extra_body={
                 "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.2, "ignore_eos": True, "min_tokens": 2,
                 "stop_token_ids": [360], "priority": -3, "cache_salt": "salt",

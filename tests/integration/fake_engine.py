@@ -91,6 +91,7 @@ class FakeEngine:
     async def handle(self, message: wire.ToEngine) -> None:
         match message:
             case wire.AddRequest():
+                await self.send(wire.Taken([message.request_id]))
                 self.seen.append(msgspec.to_builtins(message, enc_hook=list))
                 self.tasks[message.request_id] = asyncio.create_task(self.serve(message))
             case wire.StopSequence(request_id, index, keep):

@@ -57,6 +57,8 @@ def test_each_of_several_choices_is_scored(server: tuple[Server, int]) -> None:
     assert status == 200, answer
     found = [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]]
     assert found == [pytest.approx(alone, abs=1e-3)] * 2
+    # The second one did not compute the prompt again.
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_one_token_more_than_the_model_allows_is_refused(server: tuple[Server, int]) -> None:

@@ -247,7 +247,8 @@ MUTANTS = (
     ),
     Mutant(
         "half of an end marker is shown as a thought", TEXT + "reasoning.py",
-        "thought[: len(thought) - unfinished(thought, self._form.end)]", "thought", (REASONING,),
+        "thought[: len(thought) - max(unfinished(thought, each) for each in markers)]", "thought",
+        (REASONING,),
     ),
     Mutant(
         "tokens of the answer are counted as thoughts", TEXT + "reasoning.py",

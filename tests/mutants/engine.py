@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         "the first answer of several takes the others' grammar along", ENGINE + "core.py",
-        "grammar.fork() if grammar is not None else None", "grammar", (GRAMMARS,),
+        "grammar.fork(stops) if grammar is not None else None", "grammar", (GRAMMARS,),
     ),
     Mutant(
         "a request whose grammar was made is missing in a recount", ENGINE + "engine_loop.py",
@@ -137,10 +137,10 @@ MUTANTS = (
         ("tests/unit/engine/test_scheduler.py",),
     ),
     Mutant(
-        "a flow in debt is forgotten", ENGINE + "queue_policy.py",
+        "a flow in debt is forgotten", ENGINE + "fair_turns.py",
         "        while self._idle and self._idle[0][0] <= self._virtual:\n",
-        "        for key in [key for key, flow in self._flows.items() if not flow.active]:\n"
-        "            del self._flows[key]\n"
+        "        for key in [key for key, member in self.members.items() if not member.active]:\n"
+        "            del self.members[key]\n"
         "        while self._idle and self._idle[0][0] <= self._virtual:\n",
         ("tests/unit/engine/test_queue_policy.py",),
     ),

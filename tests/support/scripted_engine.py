@@ -40,10 +40,13 @@ class ScriptedProcess:
     def __init__(self) -> None:
         self.sent: list[wire.ToEngine] = []
         self.react: Callable[[wire.ToEngine], None] = lambda _: None
+        self.reads: Callable[[list[str]], None] = lambda _: None
 
     def send(self, message: wire.ToEngine) -> None:
         self.sent.append(message)
         self.react(message)
+        if isinstance(message, wire.AddRequest):
+            self.reads([message.request_id])
 
 
 class Engine:
@@ -53,6 +56,7 @@ class Engine:
         self.process = ScriptedProcess()
         self.client = EngineClient()
         self.client._process = self.process  # type: ignore[assignment]
+        self.process.reads = lambda read: self.client._route(wire.Taken(read))
         if ready:
             self.client._route(READY)
 

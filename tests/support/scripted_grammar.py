@@ -11,7 +11,7 @@ class ScriptedGrammar:
         self.length, self.log, self.refuses = length, [] if log is None else log, refuses
         self.error = ""
 
-    def fork(self) -> ScriptedGrammar:
+    def fork(self, ends: frozenset[int] | None = None) -> ScriptedGrammar:
         return ScriptedGrammar(self.length, self.log, refuses=self.refuses)
 
     @property

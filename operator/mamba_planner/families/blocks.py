@@ -6,7 +6,7 @@ Pure functions of `Fields`; called by the family modules only.
 from typing import Any
 
 from mamba_planner.families.fields import LARGEST, Fields
-from mamba_planner.model_config import AttentionConfig, LayerKind, MambaConfig
+from mamba_planner.model_config import AttentionConfig, LayerKind, MambaConfig, MoeConfig
 
 UNLIMITED_DT = (0.0, float("inf"))
 # A model without positional embeddings and without a declared limit (pure Mamba2) has none of its own.
@@ -154,7 +154,10 @@ def rope_theta(fields: Fields) -> float:
 def rotary_fraction(fields: Fields, default: float) -> float:
     """From that section alone: of the families that rotate a part of each head not all read the older
     flat field, and the others rotate all of it whatever they say."""
-    return _rotary(fields).number("partial_rotary_factor", default=default)
+    share = _rotary(fields).number("partial_rotary_factor", default=default)
+    if not 0 < share <= 1:
+        raise fields.wrong("partial_rotary_factor", f"must be above 0 and at most 1, is {share:g}")
+    return share
 
 
 def _rotary(fields: Fields) -> Fields:
@@ -202,3 +205,22 @@ def _is_fp8(method: str, section: Fields) -> bool:
             )
         case _:
             return False
+
+
+def check_experts(fields: Fields, made: MoeConfig) -> MoeConfig:
+    """The same experts, if each token can have as many as it takes. Raises `WrongField`."""
+    if made.experts_per_token > made.experts:
+        raise fields.wrong(
+            "num_experts_per_tok", f"{made.experts_per_token} of {made.experts} experts cannot be taken"
+        )
+    if made.experts % made.groups:
+        raise fields.wrong("n_group", f"{made.groups} groups do not divide {made.experts} experts")
+    if made.groups_per_token > made.groups:
+        raise fields.wrong("topk_group", f"{made.groups_per_token} of {made.groups} groups cannot be taken")
+    in_groups = made.groups_per_token * (made.experts // made.groups)
+    if made.experts_per_token > in_groups:
+        raise fields.wrong(
+            "num_experts_per_tok",
+            f"{made.experts_per_token} experts are more than the {in_groups} of a token's groups",
+        )
+    return made

@@ -36,15 +36,18 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         ),
         mlp=None if experts else MlpConfig(shared, activation, gated=True, bias=False),
         moe=(
-            MoeConfig(
-                experts=experts,
-                experts_per_token=fields.integer("num_experts_per_tok"),
-                intermediate=fields.integer("intermediate_size"),
-                shared_intermediate=shared,
-                activation=activation,
-                gated=True,
-                bias=False,
-                scoring="softmax_topk",
+            blocks.check_experts(
+                fields,
+                MoeConfig(
+                    experts=experts,
+                    experts_per_token=fields.integer("num_experts_per_tok"),
+                    intermediate=fields.integer("intermediate_size"),
+                    shared_intermediate=shared,
+                    activation=activation,
+                    gated=True,
+                    bias=False,
+                    scoring="softmax_topk",
+                ),
             )
             if experts
             else None

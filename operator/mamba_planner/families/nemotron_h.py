@@ -87,7 +87,7 @@ def _mlp(fields: Fields) -> MlpConfig:
 
 
 def _moe(fields: Fields) -> MoeConfig:
-    return MoeConfig(
+    made = MoeConfig(
         experts=fields.integer("n_routed_experts", "num_local_experts"),
         experts_per_token=fields.integer("num_experts_per_tok"),
         intermediate=fields.integer("moe_intermediate_size"),
@@ -102,3 +102,4 @@ def _moe(fields: Fields) -> MoeConfig:
         groups_per_token=fields.integer("topk_group", default=1),
         latent=fields.integer("moe_latent_size", default=None),
     )
+    return blocks.check_experts(fields, made)

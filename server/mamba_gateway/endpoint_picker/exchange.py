@@ -23,6 +23,8 @@ class Exchange:
     arrival: float
     trace: PickTrace
     share: BodyShare
+    key: str | None = None
+    """Name of the key that it came with; None = no keys are asked for."""
     body: bytearray = field(default_factory=bytearray)
     body_ended: bool = True
     """The last body message ended the stream; False = trailers follow."""

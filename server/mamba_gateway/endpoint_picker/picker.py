@@ -14,6 +14,7 @@ import structlog
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
+from mamba_edge.client_name import CLIENT_HEADER
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
 from mamba_gateway.admission.admission import PermitRequest
 from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
@@ -80,6 +81,7 @@ class EndpointPicker:
         exchange = Exchange(head, arrival, PickTrace(self._tracing, head, arrival), BodyShare(self._bodies))
         try:
             key = self._keys.check(exchange.head.find(b"authorization")) if self._keys else ANYONE
+            exchange.key = key if self._keys else None
             with self._admission.admit(key):
                 await self._process(exchange, key, incoming, write)
         except StreamEnded:
@@ -204,12 +206,16 @@ class EndpointPicker:
         # As for a request that the gateway relays itself: what the client is known by does not go on.
         head = exchange.head
         credentials = {name.decode("latin-1") for name, _ in head.headers if is_credential(name)}
+        credentials.add(CLIENT_HEADER.decode())
         put = [
             (messages.DESTINATION, ",".join(self._addresses(exchange)).encode()),
             ("x-request-id", head.request_id.encode()),
         ]
         if traceparent := exchange.trace.traceparent:
             put.append(("traceparent", traceparent.encode()))
+        if exchange.key is not None:
+            put.append((CLIENT_HEADER.decode(), exchange.key.encode()))
+            credentials.discard(CLIENT_HEADER.decode())
         if self._backend_keys:
             put.append(("authorization", bearer(self._backend_keys.first).encode()))
             credentials.discard("authorization")

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.asgi_responses import USAGE_HEADER, DisconnectWatch
+from mamba_edge.client_name import CLIENT_HEADER
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, read_body, whole_body
@@ -83,7 +84,7 @@ class ProxyEndpoint:
                 if body is None:
                     body = await self._body(scope, receive)
                 fields = routing_fields(body)
-                request = self._request(scope, body, fields, limits)
+                request = self._request(scope, body, fields, limits, key)
                 del body  # the request lets go of it once an engine answers
                 # What waits may be streamed to a client behind a balancer with little patience.
                 if fields.stream and self._comment_interval > 0:
@@ -122,12 +123,14 @@ class ProxyEndpoint:
         return len(self._running)
 
     def _request(
-        self, scope: Scope, body: bytes, fields: RoutingFields, limits: KeyLimits
+        self, scope: Scope, body: bytes, fields: RoutingFields, limits: KeyLimits, key: str
     ) -> UpstreamRequest:
         shown = self._backend_keys.first if self._backend_keys else None
         headers = to_engine(
             scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=shown
         )
+        if self._keys:
+            headers.append((CLIENT_HEADER, key.encode()))
         if limits.tokens_per_minute is not None:
             headers.append((USAGE_HEADER, b"1"))
         return UpstreamRequest(
@@ -141,6 +144,7 @@ class ProxyEndpoint:
             meter=UsageMeter(),
             explain=scope["header_values"].get(REQUEST_HEADER) == b"1",
             trace=scope["trace"],
+            has_form=fields.has_form,
         )
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:

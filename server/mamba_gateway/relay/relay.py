@@ -17,6 +17,7 @@ from starlette.types import Send
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import (
+    ENDED_AN_ENGINE,
     NO_ANSWER,
     SILENT,
     GatewayDraining,
@@ -35,6 +36,7 @@ from mamba_gateway.relay.engine_response import (
     upstream_error,
 )
 from mamba_gateway.relay.events import EventAligner
+from mamba_gateway.relay.lost_forms import LostForms
 from mamba_gateway.relay.retry_budget import RetryBudget
 from mamba_gateway.routing.decision import NoCandidate
 from mamba_gateway.routing.endpoint_wait import EndpointWait
@@ -54,6 +56,8 @@ log = structlog.get_logger("mambaserve.gateway")
 
 RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
+ENGINE_LOST = b'"engine_lost"'
+"""What the answer of an engine has whose own process ended on a request."""
 
 
 class Relay:
@@ -80,6 +84,7 @@ class Relay:
         self._deadlines = Deadlines(self.loop, request_timeout)
         self._liveness = LivenessChecks(connector, probe_timeout, silence_timeout)
         self._budget = RetryBudget(time.monotonic)
+        self._lost_forms = LostForms(time.monotonic)
         self._hold = EndpointWait(pool, metrics, wake)
         self.cancelling = False
         """The drain's time is over: a cancelled stream still ends with an error event."""
@@ -116,6 +121,8 @@ class Relay:
         self, request: UpstreamRequest, send: Send, lifetime: Interrupt, task: asyncio.Task[Any]
     ) -> None:
         lost_engines: tuple[str, ...] = ()
+        if request.has_form and request.body in self._lost_forms:
+            raise UpstreamLost(ENDED_AN_ENGINE)
         recording = request.trace.recording
         self._budget.record_request()
         deadline = self.loop.time() + self._hold_timeout
@@ -147,7 +154,10 @@ class Relay:
                     response, first = await ask(self._connector, endpoint.url, request, span)
                     try:
                         span.set(names.HTTP_STATUS, response.status)
-                        if response.status not in RETRIED_STATUSES or last:
+                        ended = request.has_form and ENGINE_LOST in first
+                        if ended:
+                            self._lost_forms.add(request.body)
+                        if response.status not in RETRIED_STATUSES or last or ended:
                             self._pool.response_started(endpoint.url, ticket, well=response.status < 500)
                             request.release_body()
                             begun = True
@@ -181,6 +191,10 @@ class Relay:
                     # A request that takes engines down with it must not go round the whole pool.
                     self._pool.fail(endpoint.url, detail)
                     raise UpstreamLost(NO_ANSWER) from error
+                if request.has_form and not await self._liveness.check(endpoint.url):
+                    self._lost_forms.add(request.body)
+                    self._pool.fail(endpoint.url, detail)
+                    raise UpstreamLost(ENDED_AN_ENGINE) from error
                 lost_engines = (endpoint.url,)
             except IdleTimeout as error:
                 failed = True

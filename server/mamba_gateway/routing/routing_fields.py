@@ -15,6 +15,8 @@ USUAL_ANSWER, MOST_ANSWER = 256, 100_000
 MOST_DIGITS = 20
 _WANTED = {"model": "must be a valid string", "stream": "must be a valid boolean"}
 _ABSENT = msgspec.Raw(b"")
+_NO_FORM = frozenset((b"", b"null", b'"auto"', b'"none"'))
+"""What these fields are where nothing is asked of an answer."""
 
 
 class RoutingFields(msgspec.Struct, frozen=True):
@@ -25,6 +27,16 @@ class RoutingFields(msgspec.Struct, frozen=True):
     priority: msgspec.Raw = _ABSENT
     max_tokens: msgspec.Raw = _ABSENT
     max_completion_tokens: msgspec.Raw = _ABSENT
+    response_format: msgspec.Raw = _ABSENT
+    structured_outputs: msgspec.Raw = _ABSENT
+    tool_choice: msgspec.Raw = _ABSENT
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the answer is to have a form, or to be a call: then native code reads what the client
+        wrote."""
+        asked = (bytes(self.response_format), bytes(self.structured_outputs), bytes(self.tool_choice))
+        return any(each not in _NO_FORM for each in asked)
 
     @property
     def rank(self) -> int:

@@ -36,6 +36,8 @@ class UpstreamRequest:
     meter: UsageMeter | None = field(default=None, repr=False)
     """Fed with the answer."""
     trace: RequestTrace = UNTRACED
+    has_form: bool = False
+    """The answer is to have a form that the client wrote."""
     explain: bool = False
     """The client wants to know why this engine was chosen."""
 

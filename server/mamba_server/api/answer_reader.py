@@ -4,6 +4,7 @@ Used by the chat endpoint. How each is marked the model's chat template says.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from mamba_api.openai import ChatCompletionRequest
 from mamba_server.api.active_request import ChoiceUpdate
@@ -71,6 +72,7 @@ class AnswerFormat:
         """Thoughts are read unless the request wants them in the text, calls where it offers tools."""
         if template is None:
             return cls(None, None)
+        template = template.of(tools=bool(request.offered_tools))
         reasoning = template.reasoning
         tool_calls = template.tool_calls if request.offered_tools else None
         markers = [*(reasoning.markers if reasoning else ()), *(tool_calls.markers if tool_calls else ())]
@@ -84,10 +86,16 @@ class AnswerFormat:
         most = 1 if request.parallel_tool_calls is False else None
         parameters = {tool.function.name: tool.function.parameters or {} for tool in request.tools or ()}
 
+        form = self.tool_calls
+        offered = None
+        if form is not None:
+            offered = partial(ToolCallReader, form, None, parameters, offered_alone=True)
+
         def reader() -> AnswerReader:
             thoughts = calls = None
             if self.reasoning is not None:
-                thoughts = ReasoningReader(self.reasoning, ReasoningStart.of(self.reasoning, prompt.opening))
+                start = ReasoningStart.of(self.reasoning, prompt.opening)
+                thoughts = ReasoningReader(self.reasoning, start, offered)
             if self.tool_calls is not None:
                 calls = ToolCallReader(self.tool_calls, most, parameters)
             return AnswerReader(text.tokenizer, thoughts, calls)

@@ -115,7 +115,15 @@ class ChatResponseBuilder:
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = update.prompt_logprobs
 
-    def full(self, usage: UsageBody) -> bytes:
+    def weight(self, update: ChoiceUpdate) -> int:
+        """About how many entries of log-probabilities are encoded with the update."""
+        entries = len(update.prompt_logprobs or self._prompt_logprobs or ()) + len(update.logprobs or ())
+        return entries * (1 + max(self._request.top_logprobs or 0, self._request.prompt_logprobs or 0))
+
+    def seal(self, index: int) -> None:
+        """The choice is over; all are encoded at once."""
+
+    def full(self, usage: UsageBody) -> list[bytes]:
         """The JSON of the complete answer."""
         body = ChatBody(self._id, self._created, self._model, [], self._counted(usage))
         for index, choice in enumerate(self._choices):
@@ -125,7 +133,7 @@ class ChatResponseBuilder:
                 shown.token_ids = choice.token_ids
             body.choices.append(shown)
         body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
-        return responses.encode(body)
+        return [responses.encode(body)]
 
     def _counted(self, usage: UsageBody) -> UsageBody:
         """With the tokens of thoughts, where these are told apart."""

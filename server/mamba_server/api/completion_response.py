@@ -21,7 +21,6 @@ class _CompletionChoice:
     """Characters of the tokens whose log-probabilities were shown."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -43,6 +42,10 @@ class CompletionResponseBuilder:
         self._prompts = prompts
         self._id, self._created, self._model = response_id, created, model
         self._n = request.n or 1
+        self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
+        """By prompt, in order; of its choices one brings them."""
+        self._sealed: dict[int, bytes] = {}
+        """The JSON of choices that are over."""
         self._choices = [_CompletionChoice() for _ in range(self._n * len(prompts))]
 
     def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
@@ -65,13 +68,35 @@ class CompletionResponseBuilder:
         """Keep an update for `full`."""
         self._add(update)
 
-    def full(self, usage: UsageBody) -> bytes:
-        """The JSON of the complete answer."""
-        choices = [
+    def weight(self, update: ChoiceUpdate) -> int:
+        """About how many entries of log-probabilities are encoded with the update, or with the choice that
+        it ends."""
+        scored = len(self._prompt_logprobs.get(update.choice // self._n, update.prompt_logprobs or ()))
+        shown = scored if update.first or update.finish_reason is not None else 0
+        entries = shown + len(self._choices[update.choice].logprobs) + len(update.logprobs or ())
+        return entries * (1 + max(self._request.logprobs or 0, self._request.prompt_logprobs or 0))
+
+    def seal(self, index: int) -> None:
+        """The choice is over: keep its JSON, and nothing else of it."""
+        choice = self._choices[index]
+        self._sealed[index] = responses.encode(
             self._choice_body(index, choice, first=True, finish=choice.finish_reason)
-            for index, choice in enumerate(self._choices)
-        ]
-        return responses.encode(self._body(choices, usage))
+        )
+        self._choices[index] = _CompletionChoice()
+        first = index - index % self._n
+        if all(each in self._sealed for each in range(first, first + self._n)):
+            self._prompt_logprobs.pop(index // self._n, None)
+
+    def full(self, usage: UsageBody) -> list[bytes]:
+        """The JSON of the complete answer, in pieces."""
+        head, place, tail = responses.encode(self._body([], usage)).partition(b'"choices":[]')
+        assert place
+        pieces = [head + b'"choices":[']
+        for index in range(len(self._choices)):
+            if index not in self._sealed:
+                self.seal(index)
+            pieces += [self._sealed.pop(index), b","]
+        return [*pieces[:-1], b"]" + tail]
 
     @property
     def _says_more(self) -> bool:
@@ -81,7 +106,7 @@ class CompletionResponseBuilder:
         choice = self._choices[update.choice]
         choice.finish_reason = update.finish_reason
         if update.prompt_logprobs is not None:
-            choice.prompt_logprobs = update.prompt_logprobs
+            self._prompt_logprobs[update.choice // self._n] = update.prompt_logprobs
         choice.text.append(update.text)
         choice.token_ids += update.token_ids
         choice.logprobs += update.logprobs or ()
@@ -90,12 +115,13 @@ class CompletionResponseBuilder:
         self, index: int, choice: _CompletionChoice, *, first: bool, finish: FinishReason | None
     ) -> CompletionChoiceBody:
         prompt_token_ids, prompt_text = self._prompts[index // self._n]
+        scores = self._prompt_logprobs.get(index // self._n)
         text = "".join(choice.text)
         token_ids, entries = choice.token_ids, choice.logprobs
         if first and self._request.echo:
             text = prompt_text + text
-            if choice.prompt_logprobs is not None:
-                token_ids, entries = prompt_token_ids + token_ids, choice.prompt_logprobs + entries
+            if scores is not None:
+                token_ids, entries = prompt_token_ids + token_ids, scores + entries
         body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
         if self._request.logprobs is not None and len(entries) == len(token_ids):
             tokenizer, special = self._tokenizer, self._request.skip_special_tokens is False
@@ -105,8 +131,8 @@ class CompletionResponseBuilder:
             choice.shown += sum(
                 responses.shown_length(tokenizer, token_id, special=special) for token_id in token_ids
             )
-        if self._request.prompt_logprobs is not None and first and choice.prompt_logprobs is not None:
-            body.prompt_logprobs = responses.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
+        if self._request.prompt_logprobs is not None and first and scores is not None:
+            body.prompt_logprobs = responses.prompt_logprobs(self._tokenizer, scores)
         if self._request.return_token_ids:
             body.token_ids = list(choice.token_ids)
             if first:

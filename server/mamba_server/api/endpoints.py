@@ -5,17 +5,20 @@ FastAPI routes call the methods of `GenerationEndpoints`; what they raise become
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from mamba_edge.asgi_responses import USAGE_HEADER, send_events, send_json, while_connected
+from mamba_edge.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
+from mamba_edge.body_budget import BodyShare
+from mamba_edge.client_name import client_of
 from mamba_edge.direct_exchange import DIRECT
-from mamba_edge.errors import ApiError, NotReady
+from mamba_edge.errors import ApiError, InvalidRequest, NotReady
 from mamba_edge.request_body import find_header
 from mamba_server.api import responses
 from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
@@ -23,20 +26,24 @@ from mamba_server.api.answer_reader import AnswerFormat
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.output_grammar import output_grammar
+from mamba_server.api.output_grammar import GrammarCheck, output_grammar
 from mamba_server.api.prompts import PromptBuilder
 from mamba_server.api.responses import UsageBody
-from mamba_server.api.sampling import output_tokens, sampling_params
+from mamba_server.api.sampling import output_tokens, prompt_alternatives, sampling_params
 from mamba_server.api.serving import Serving
 from mamba_server.wire import AddRequest, TokenIds
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
 from mamba_telemetry.request_trace import RequestTrace, error_code
+from mamba_text.encoder_pool import EncoderPool
 from mamba_text.prompt import Prompt, TextProcessor
 from mamba_text.sequence_text import TextVisibility
 
 log = get_logger(__name__)
+Encoded = TypeVar("Encoded")
 
+ENTRY_CHARS = 32
+"""About what one log-probability takes in the JSON of an answer; six times as much while it is made."""
 QUIET_SECONDS = 15.0
 """Without an event, after which a stream that goes on gets a comment: balancers take silence for death."""
 
@@ -47,7 +54,9 @@ class ResponseBuilder(Protocol):
     def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None: ...
     def usage_chunk(self, usage: UsageBody) -> bytes: ...
     def collect(self, update: ChoiceUpdate) -> None: ...
-    def full(self, usage: UsageBody) -> bytes: ...
+    def weight(self, update: ChoiceUpdate) -> int: ...
+    def seal(self, index: int) -> None: ...
+    def full(self, usage: UsageBody) -> list[bytes]: ...
 
 
 class GeneratedResponse(Response):
@@ -82,12 +91,16 @@ class GenerationEndpoints:
         with self._serving.admitted(len(request.prompts), request.n or 1):
             made = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompts = await made.of_completion(request)
-            grammar = await output_grammar(request, text)
+            grammar = await output_grammar(request, text, self._check_grammar(scope))
+        priorities = self._serving.settings.anonymous_priority
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
-            _add_request(request, f"{response_id}-{place}", prompt, text, limits, scope, grammar)
+            _add_request(
+                request, f"{response_id}-{place}", prompt, text, limits, scope, grammar, priorities=priorities
+            )
             for place, prompt in enumerate(prompts)
         ]
+        self._foresee(request, prompts, scope)
         builder = CompletionResponseBuilder(
             request,
             text.tokenizer,
@@ -104,9 +117,11 @@ class GenerationEndpoints:
         with self._serving.admitted(1, request.n or 1):
             prompts = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompts.of_chat(request, scope["body_bytes"])
-            grammar = await output_grammar(request, text, prompt.opening)
+            grammar = await output_grammar(request, text, self._check_grammar(scope), prompt.opening)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
-        add = _add_request(request, response_id, prompt, text, limits, scope, grammar)
+        priorities = self._serving.settings.anonymous_priority
+        add = _add_request(request, response_id, prompt, text, limits, scope, grammar, priorities=priorities)
+        self._foresee(request, [prompt], scope)
         form = AnswerFormat.of(request, text.template)
         builder = ChatResponseBuilder(
             request,
@@ -120,6 +135,27 @@ class GenerationEndpoints:
         kept = text.tokenizer.ids_of(form.markers)
         await self._run(request, builder, [add], text, scope, send, kept)
 
+    def _foresee(self, request: GenerationRequest, prompts: Sequence[Prompt], scope: Scope) -> None:
+        """Count what the log-probabilities of prompts will take against what bodies may. Raises
+        InvalidRequest, TooManyBodies."""
+        alternatives = prompt_alternatives(request)
+        if alternatives is None:
+            return
+        copies = (request.n or 1) if isinstance(request, CompletionRequest) else 1
+        tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        size = tokens * (1 + alternatives) * ENTRY_CHARS * copies
+        most = self._serving.settings.max_held_body_bytes
+        if size > most:
+            raise InvalidRequest(
+                f"logprobs: those of {tokens} tokens of prompts with {alternatives} alternatives, {copies} "
+                f"times, take about {size} bytes, and {most} are the most; ask for fewer of them, or in "
+                "several requests",
+                param="logprobs",
+            )
+        share: BodyShare | None = scope.get("body_share")
+        if share is not None:
+            share.take(size)
+
     def _describe(self, operation: str, request: GenerationRequest, scope: Scope) -> None:
         """What the request's own span says of it: never what was asked."""
         trace: RequestTrace = scope["trace"]
@@ -128,6 +164,10 @@ class GenerationEndpoints:
             trace.root.set(names.PROVIDER, "mambaserve")
             trace.root.set(names.REQUEST_MODEL, self._serving.model_name)
             trace.root.set(names.REQUEST_STREAM, bool(request.stream))
+
+    def _check_grammar(self, scope: Scope) -> GrammarCheck:
+        client = client_of(scope)
+        return lambda grammar: self._serving.check_grammar(grammar, client)
 
     def _model(self, request: GenerationRequest) -> tuple[TextProcessor, ModelLimits]:
         self._serving.check_model(request.model)
@@ -162,12 +202,10 @@ class GenerationEndpoints:
             async with active:
                 if request.stream:
                     told = find_header(scope["headers"], USAGE_HEADER) == b"1"
-                    events = _events(request, builder, active, trace, with_comment=told)
+                    events = _events(request, builder, active, trace, serving.encoders, with_comment=told)
                     await send_events(send, events, scope.get(DIRECT))
                 else:
-                    async for update in active.updates():
-                        builder.collect(update)
-                    await send_json(send, builder.full(_usage(active)))
+                    await send_json_pieces(send, await _whole(builder, active, serving.encoders))
         finally:
             trace.root.set(names.RESPONSE_ID, adds[0].request_id)
             trace.root.set(names.INPUT_TOKENS, active.counts.prompt)
@@ -188,14 +226,19 @@ def _add_request(
     limits: ModelLimits,
     scope: Scope,
     grammar: str,
+    *,
+    priorities: bool,
 ) -> AddRequest:
+    """`priorities`: what clients without a name say of their priority acts, too."""
+    client = client_of(scope)
     most = output_tokens(request, len(prompt.token_ids), limits)
     return AddRequest(
         request_id=request_id,
         token_ids=TokenIds(prompt.token_ids),
         params=sampling_params(request, text.defaults, limits, most, grammar),
         n=request.n or 1,
-        priority=request.priority or 0,
+        priority=(request.priority or 0) if client or priorities else 0,
+        client=client,
         cache_salt=request.cache_salt or "",
         turn_boundary=prompt.turn_boundary,
         arrival=scope["arrival"],
@@ -207,11 +250,28 @@ def _usage(active: ActiveRequest) -> UsageBody:
     return responses.usage_body(counts.prompt, counts.completion, counts.cached_total)
 
 
+async def _whole(builder: ResponseBuilder, active: ActiveRequest, encoders: EncoderPool) -> list[bytes]:
+    """The complete answer, in pieces. What is long is encoded beside the loop, choice by choice."""
+    weight = 0
+    async for update in active.updates():
+        builder.collect(update)
+        weight = max(weight, builder.weight(update))
+        if update.finish_reason is not None:
+            await _beside(encoders, builder.weight(update), partial(builder.seal, update.choice))
+    return await _beside(encoders, weight, lambda: builder.full(_usage(active)))
+
+
+async def _beside(encoders: EncoderPool, entries: int, work: Callable[[], Encoded]) -> Encoded:
+    """The result of encoding so many log-probabilities, beside the loop if they are many."""
+    return await encoders.run(entries * ENTRY_CHARS, lambda _: work())
+
+
 async def _events(
     request: GenerationRequest,
     builder: ResponseBuilder,
     active: ActiveRequest,
     trace: RequestTrace,
+    encoders: EncoderPool,
     *,
     with_comment: bool,
 ) -> AsyncGenerator[bytes]:
@@ -221,11 +281,13 @@ async def _events(
     options = request.stream_options
     include = options is not None and bool(options.include_usage)
     continuous = options is not None and bool(options.continuous_usage_stats)
+    scored = prompt_alternatives(request) is not None
     begun, sent = False, time.monotonic()
     try:
         async for update in active.updates():
             usage = _usage(active) if continuous else None
-            chunk = builder.chunk(update, usage, with_usage=include or continuous)
+            show = partial(builder.chunk, update, usage, with_usage=include or continuous)
+            chunk = await _beside(encoders, builder.weight(update), show) if scored else show()
             now = time.monotonic()
             if chunk is not None or now - sent >= QUIET_SECONDS:
                 begun, sent = True, now

@@ -32,6 +32,9 @@ log = get_logger(__name__)
 
 LAST_WORDS_SECONDS = 0.5
 """Seconds for which messages of an engine that has ended may still arrive."""
+MOST_UNREAD = 32
+"""Requests on their way to the engine at once: half of what it reads between two steps, so that the word
+that nobody waits for one any more is read with it."""
 FATAL_EXIT_SECONDS = 5.0
 """Seconds for which an engine that sent `Fatal` may take to exit."""
 
@@ -54,6 +57,10 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._inboxes: dict[str, Inbox] = {}
         self._unstarted: set[str] = set()
+        self._unread: dict[str, bool] = {}
+        """Requests that were sent and that the engine has not read yet; true = it was given up."""
+        self._held: dict[str, wire.AddRequest] = {}
+        """Requests that are sent when the engine has read others: what is given up here costs it nothing."""
         self._calls: dict[int, asyncio.Future[wire.AdminReply]] = {}
         self._call_ids = itertools.count(1)
         self._message_received = False
@@ -72,8 +79,9 @@ class EngineClient:
 
     @property
     def waiting(self) -> int:
-        """Requests of which nothing has come back yet."""
-        return len(self._unstarted)
+        """Requests of which nothing has come back yet, and those that were given up and that the engine will
+        read all the same."""
+        return len(self._unstarted) + sum(self._unread.values())
 
     @property
     def open(self) -> int:
@@ -92,7 +100,8 @@ class EngineClient:
         for request in requests:
             self._inboxes[request.request_id] = inbox
             self._unstarted.add(request.request_id)
-            self._send(request)
+            self._held[request.request_id] = request
+        self._send_held()
 
     def stop_sequence(self, request_id: str, index: int, keep: int) -> None:
         """End a sequence after its first `keep` tokens."""
@@ -102,8 +111,25 @@ class EngineClient:
         """Forget a request; with `abort` the engine frees what it holds for it."""
         known = self._inboxes.pop(request_id, None) is not None
         self._unstarted.discard(request_id)
+        if self._held.pop(request_id, None) is not None:
+            return
+        if request_id in self._unread:
+            self._unread[request_id] = True
         if abort and known:
             self._send(wire.AbortRequest(request_id))
+
+    def _send_held(self) -> None:
+        while self._held and len(self._unread) < MOST_UNREAD:
+            request_id = next(iter(self._held))
+            self._unread[request_id] = False
+            self._send(self._held.pop(request_id))
+
+    def _read_by_engine(self, request_ids: Iterable[str]) -> None:
+        if not self._unread:
+            return
+        for request_id in request_ids:
+            self._unread.pop(request_id, None)
+        self._send_held()
 
     async def admin(self, verb: str, body: dict[str, Any], timeout: float = 30.0) -> wire.AdminReply:
         """One admin operation. Raises NotReady, EngineLost or AdminTimeout."""
@@ -207,6 +233,8 @@ class EngineClient:
             inbox.fail(lost)
         self._inboxes.clear()
         self._unstarted.clear()
+        self._unread.clear()
+        self._held.clear()
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(lost)
@@ -233,7 +261,10 @@ class EngineClient:
 
     def _route(self, message: wire.FromEngine) -> None:
         match message:
+            case wire.Taken(request_ids=request_ids):
+                self._read_by_engine(request_ids)
             case wire.Outputs(deltas=deltas):
+                self._read_by_engine(delta.request_id for delta in deltas)
                 for delta in deltas:
                     if (inbox := self._inboxes.get(delta.request_id)) is not None:
                         self._unstarted.discard(delta.request_id)
@@ -247,6 +278,7 @@ class EngineClient:
                     pages_gained=message.pages_gained, pages_lost=message.pages_lost,
                 )  # fmt: skip
             case wire.RequestRejected(request_id=request_id):
+                self._read_by_engine((request_id,))
                 self._unstarted.discard(request_id)
                 if (inbox := self._inboxes.pop(request_id, None)) is not None:
                     inbox.fail(EngineRefused(message))

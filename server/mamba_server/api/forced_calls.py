@@ -5,6 +5,7 @@ one of an `enum`.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest
 from mamba_api.openai_fields import NamedTool, Tool
+from mamba_server.api.followed_schema import followed
 from mamba_text.tagged_call import SchemaTypes
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
@@ -50,6 +52,38 @@ def forced_calls(request: ChatCompletionRequest, form: ToolCallFormat, tokenizer
     return str(LLMatcher.grammar_from_lark("\n".join(rules)))
 
 
+def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, once: bool) -> str:
+    """The grammar of an answer that is either calls, as free as those that nobody asked for, or has a form,
+    given as a grammar. Raises ValueError."""
+    begin = token_or_text(calls.begin, tokenizer)
+    if not calls.end:
+        call = [f"call: {begin} rest", "rest: /(?s:.*)/"]
+    else:
+        end = token_or_text(calls.end, tokenizer)
+        # A marker that is a token by itself may be spelt out all the same.
+        inner = f"(inner | rest {end})" if end.startswith("<") else "inner"
+        call = [f"call: {begin} {inner}", f"inner[lazy]: /(?s:.*){_escaped(calls.end)}/", "rest: /(?s:.*)/"]
+    more = "" if once or calls.listed or not calls.end else " (blank call)*"
+    rules = [f"start: call{more} | @form", *call, "blank: /\\n{0,2}/"]
+    first, *others = grammars_of(form)
+    grammars = [{"lark_grammar": "\n".join(rules)}, {**first, "name": "form"}, *others]
+    return json.dumps({"grammars": grammars})
+
+
+def _escaped(marker: str) -> str:
+    return re.escape(marker).replace("/", "\\/")
+
+
+def grammars_of(text: str) -> list[dict[str, Any]]:
+    """Those of one of llguidance's, which is JSON of some or the text of one. Raises ValueError."""
+    if not text.lstrip().startswith("{"):
+        return [{"lark_grammar": text}]
+    read = json.loads(text).get("grammars")
+    if not isinstance(read, list) or not read or not all(isinstance(each, dict) for each in read):
+        raise ValueError("is JSON, and has no list of grammars")
+    return read
+
+
 def token_or_text(text: str, tokenizer: Tokenizer) -> str:
     """Of a grammar: the token that the text is, if it is one by itself."""
     if not text:
@@ -64,7 +98,7 @@ def _json_call(number: int, tool: Tool) -> list[str]:
     # Each schema is one by itself, so that what it refers to is found.
     return [
         f'call_{number}: {head} arguments_{number} "}}"',
-        f"arguments_{number}: %json {json.dumps(schema)}",
+        f"arguments_{number}: %json {json.dumps(followed(schema))}",
     ]
 
 
@@ -98,8 +132,12 @@ def _tagged_argument(
     if types and "string" not in types:
         yield f"{name}: {head} {name}_value {end}"
         shared = {each: root[each] for each in _DEFINITIONS if each in root}
-        yield f"{name}_value: %json {json.dumps({**shared, **schema, 'x-guidance': JSON_STYLE})}"
-    elif types == {"string"} and (texts := schema.get("enum")):
+        yield f"{name}_value: %json {json.dumps(followed({**shared, **schema, 'x-guidance': JSON_STYLE}))}"
+    elif types == {"string"} and "enum" in schema:
+        texts = schema["enum"] if isinstance(schema["enum"], list) else []
+        texts = [text for text in texts if isinstance(text, str)]
+        if not texts:
+            raise ValueError(f"{key}: 'enum' of a string has to be a list with a string in it")
         yield f"{name}: {head} ({' | '.join(map(json.dumps, texts))}) {end}"
     else:
         yield f"{name}: {head} text"

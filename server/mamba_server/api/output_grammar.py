@@ -3,11 +3,9 @@
 Used by the two generation endpoints. The engine checks it once more, with the model's tokens.
 """
 
-import asyncio
 import json
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from llguidance import LLMatcher
@@ -15,22 +13,36 @@ from llguidance import LLMatcher
 from mamba_api.openai import ChatCompletionRequest, GenerationRequest
 from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.forced_calls import JSON_STYLE, forced_calls, token_or_text
-from mamba_server.grammar_limits import LIMITS
+from mamba_server.api.followed_schema import followed
+from mamba_server.api.forced_calls import (
+    JSON_STYLE,
+    calls_or_form,
+    forced_calls,
+    grammars_of,
+    token_or_text,
+)
+from mamba_server.api.form_size import is_shorter_than
+from mamba_server.api.grammar_words import in_our_words
+from mamba_server.grammar_depth import check_depth
 from mamba_text.prompt import TextProcessor
 from mamba_text.reasoning import ReasoningFormat, ReasoningStart
 from mamba_text.tokenizer import Tokenizer
 
 MOST_CHARS = 64 * 1024
 """Of a schema, an expression or a grammar: one of 145 KB takes 38 ms to be made."""
+GrammarCheck = Callable[[str], Awaitable[str]]
 
 
-async def output_grammar(request: GenerationRequest, text: TextProcessor, opening: str = "") -> str:
-    """llguidance's grammar; "" = the answer may be anything. `opening`: what a chat's prompt has of the
-    answer. Tools, if there are any, are such as the model's template takes. Raises InvalidRequest."""
-    reasoning = None
+async def output_grammar(
+    request: GenerationRequest, text: TextProcessor, check: GrammarCheck, opening: str = ""
+) -> str:
+    """Make llguidance's grammar; "" = the answer may be anything. `opening`: what a chat's prompt has of the
+    answer; `check`: says why a grammar cannot be followed, "" = it can. Tools, if there are any, are such as
+    the model's template takes. Raises InvalidRequest, and what `check` does."""
+    reasoning = template = None
     if isinstance(request, ChatCompletionRequest) and text.template is not None:
-        reasoning = text.template.reasoning
+        template = text.template.of(tools=bool(request.offered_tools))
+        reasoning = template.reasoning
 
     def of_answer(grammar: str) -> str:
         if reasoning is None:
@@ -42,29 +54,38 @@ async def output_grammar(request: GenerationRequest, text: TextProcessor, openin
         asked = None
     param = "response_format" if request.structured_outputs is None else "structured_outputs"
     if isinstance(request, ChatCompletionRequest) and request.offered_tools:
-        if asked is not None:
-            raise InvalidRequest(
-                f"{param}: the model could call no tool; leave tools out, or send 'tool_choice': 'none'",
-                param=param,
-            )
-        form = text.template.tool_calls if text.template is not None else None
-        if not request.forced_tools or form is None:
+        form = template.tool_calls if template is not None else None
+        if form is None or not (request.forced_tools or asked is not None):
             return ""
-        return await _checked("tools", lambda: of_answer(forced_calls(request, form, text.tokenizer)))
+        if asked is not None and not request.forced_tools:
+            once = request.parallel_tool_calls is False
+            return await _checked(
+                param,
+                _written(asked),
+                lambda: of_answer(calls_or_form(_of_form(asked), form, text.tokenizer, once=once)),
+                check,
+            )
+        # Calls that have to be made leave no answer that could have the form.
+        schemas = [tool.function.parameters for tool in request.forced_tools]
+        return await _checked(
+            "tools", schemas, lambda: of_answer(forced_calls(request, form, text.tokenizer)), check
+        )
     if asked is None:
         return ""
-    return await _checked(param, lambda: of_answer(_of_form(asked)))
+    return await _checked(param, _written(asked), lambda: of_answer(_of_form(asked)), check)
 
 
-async def _checked(param: str, make: Callable[[], str]) -> str:
+async def _checked(param: str, written: Any, make: Callable[[], str], check: GrammarCheck) -> str:
+    """`written`: what the client sent of it, whose size is looked at before anything is made of it."""
     try:
+        if not is_shorter_than(written, MOST_CHARS):
+            raise ValueError(f"has more than {MOST_CHARS} characters, which are the most")
         grammar = make()
         if len(grammar) > MOST_CHARS:
             raise ValueError(f"has {len(grammar)} characters as a grammar, and {MOST_CHARS} are the most")
-        # It lets go of the interpreter, and may take some milliseconds.
-        failure = await asyncio.to_thread(partial(LLMatcher.validate_grammar, grammar, limits=LIMITS))
-        if failure:
-            raise ValueError(failure)
+        check_depth(grammar)
+        if failure := await check(grammar):
+            raise ValueError(in_our_words(failure))
     except ValueError as error:
         raise InvalidRequest(f"{param}: {error}", param=param, code="invalid_output_grammar") from error
     return grammar
@@ -72,7 +93,9 @@ async def _checked(param: str, make: Callable[[], str]) -> str:
 
 def _of_form(asked: ResponseFormat | StructuredOutputs) -> str:
     if isinstance(asked, ResponseFormat):
-        return _of_schema(asked.json_schema.schema_ if asked.json_schema is not None else {"type": "object"})
+        if asked.json_schema is not None:
+            return _of_schema(asked.json_schema.schema_)
+        return _of_schema({"type": "object", **(asked.schema_ or {})})
     if asked.json_ is not None:
         return _of_schema(asked.json_)
     if asked.json_object:
@@ -85,8 +108,21 @@ def _of_form(asked: ResponseFormat | StructuredOutputs) -> str:
     return str(LLMatcher.grammar_from_lark(asked.grammar))
 
 
+def _written(asked: ResponseFormat | StructuredOutputs) -> Any:
+    if isinstance(asked, ResponseFormat):
+        return asked.schema_ if asked.json_schema is None else asked.json_schema.schema_
+    return [asked.json_, asked.regex, asked.choice, asked.grammar]
+
+
 def _of_schema(schema: dict[str, Any] | str) -> str:
-    return str(LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE))
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except RecursionError as error:
+            raise ValueError("is nested too deeply") from error
+        if not isinstance(schema, dict):
+            raise ValueError("has to be an object")
+    return str(LLMatcher.grammar_from_json_schema(followed(schema), defaults=JSON_STYLE))
 
 
 def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenizer: Tokenizer) -> str:
@@ -108,16 +144,6 @@ def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenize
         f"end: {end}",
         "blank: /\\n{0,2}/",
     ]
-    answer, *others = _grammars(grammar)
+    answer, *others = grammars_of(grammar)
     both = [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]
     return json.dumps({"grammars": both + others})
-
-
-def _grammars(text: str) -> list[dict[str, Any]]:
-    """Those of one of llguidance's, which is JSON of some or the text of one. Raises ValueError."""
-    if not text.lstrip().startswith("{"):
-        return [{"lark_grammar": text}]
-    read = json.loads(text).get("grammars")
-    if not isinstance(read, list) or not read or not all(isinstance(each, dict) for each in read):
-        raise ValueError("is JSON, and has no list of grammars")
-    return read

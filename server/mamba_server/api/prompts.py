@@ -78,6 +78,7 @@ class PromptBuilder:
                 code="no_chat_template",
             )
         tools = request.offered_tools
+        template = template.of(tools=bool(tools))
         if tools and not (template.takes_tools and template.tool_calls):
             lacks = "teaches calls of a form that is not read here" if template.takes_tools else "takes none"
             raise InvalidRequest(

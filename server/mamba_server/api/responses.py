@@ -184,6 +184,15 @@ def shown_length(tokenizer: Tokenizer, token_id: int, *, special: bool = False) 
     return sum(byte & 0xC0 != 0x80 for byte in piece.raw)
 
 
+def token_key(tokenizer: Tokenizer, token_id: int) -> str:
+    """The text by which a completion's log-probabilities name a token; its bytes where it is a part of a
+    character, since all such parts look alike as text."""
+    piece = tokenizer.piece(token_id)
+    if "\ufffd" not in piece.text or piece.raw == piece.text.encode():
+        return piece.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece.raw)
+
+
 def completion_logprobs(
     tokenizer: Tokenizer,
     token_ids: list[int],
@@ -196,8 +205,11 @@ def completion_logprobs(
     `special`: whether its text has special tokens."""
     body = CompletionLogprobsBody([], [], [], [])
     for token_id, entry in zip(token_ids, entries, strict=True):
-        text = tokenizer.piece(token_id).text
-        body.text_offset.append(offset)
+        text = token_key(tokenizer, token_id)
+        raw = tokenizer.piece(token_id).raw
+        # What goes on with a character lies where the character begins.
+        goes_on = bool(raw) and raw[0] & 0xC0 == 0x80
+        body.text_offset.append(max(0, offset - 1) if goes_on else offset)
         body.tokens.append(text)
         offset += shown_length(tokenizer, token_id, special=special)
         if entry is None:
@@ -208,7 +220,7 @@ def completion_logprobs(
         # The sampled token is always there, also when it is not one of the most likely.
         top = {text: finite(entry.logprob)}
         for top_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
-            top.setdefault(tokenizer.piece(top_id).text, finite(logprob))
+            top.setdefault(token_key(tokenizer, top_id), finite(logprob))
         body.top_logprobs.append(top)
     return body
 

@@ -10,6 +10,8 @@ from mamba_server.api.model_limits import ModelLimits
 from mamba_server.wire import SamplingParams
 from mamba_text.generation_defaults import GenerationDefaults
 
+LEAST_TEMPERATURE = 1e-30
+"""Below it an answer is greedy: the sampler divides float32 numbers by it."""
 COMPLETION_MAX_TOKENS = 16
 """What the OpenAI reference gives a completion that does not say; a chat may fill the context."""
 
@@ -37,6 +39,14 @@ def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimi
             param=asked,
         )
     return wanted
+
+
+def prompt_alternatives(request: GenerationRequest) -> int | None:
+    """Alternatives that come with each token of the prompt; None = its tokens are not scored."""
+    asked = [request.prompt_logprobs]
+    if isinstance(request, CompletionRequest) and request.echo:
+        asked.append(request.logprobs)
+    return max((each for each in asked if each is not None), default=None)
 
 
 def sampling_params(
@@ -72,12 +82,13 @@ def sampling_params(
     if request.prompt_logprobs is not None:
         prompt_logprobs = max(prompt_logprobs, request.prompt_logprobs)
     top_k = request.top_k if request.top_k is not None else defaults.top_k
+    temperature = first(request.temperature, defaults.temperature, 1.0)
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=first(request.temperature, defaults.temperature, 1.0),
+        temperature=0.0 if temperature < LEAST_TEMPERATURE or request.top_p == 0 else temperature,
         top_k=max(0, top_k or 0),
-        top_p=first(request.top_p, defaults.top_p, 1.0),
-        min_p=first(request.min_p, 0.0),
+        top_p=first(request.top_p or None, defaults.top_p, 1.0),
+        min_p=first(request.min_p, defaults.min_p, 0.0),
         seed=request.seed,
         repetition_penalty=first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=first(request.presence_penalty, 0.0),

@@ -192,6 +192,7 @@ class Server:
             for server, _ in servers:
                 server.should_exit = True
             stopping.cancel()
+            await self._serving.grammars.close()
             await self._serving.engine.stop()
             life.cancel()
             for task in (watching, publishing):

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mamba_edge.errors import InvalidRequest, ModelNotFound, TooManyRequests
+from mamba_edge.errors import InvalidRequest, ModelNotFound, NotReady, TooManyRequests
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.grammar_checker import GrammarChecker, GrammarTokens
 from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_telemetry.tracing import OFF, Tracing
@@ -38,6 +39,7 @@ class Serving:
     on_strategy: Callable[[str], None] = lambda _: None
     """Told when the strategy was changed while serving."""
     encoders: EncoderPool = field(default_factory=EncoderPool)
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
     preparing: int = 0
     """Prompts that were admitted and are not with the engine yet."""
     tracing: Tracing = OFF
@@ -47,6 +49,15 @@ class Serving:
         """Raises NotReady."""
         ready = self.engine.require_ready()
         return ModelLimits(ready.vocab_size, ready.max_model_len, ready.eos_token_ids)
+
+    async def check_grammar(self, grammar: str, client: str) -> str:
+        """Why answers of this model cannot follow the grammar, "" = they can. Raises NotReady,
+        TooManyRequests."""
+        if self.text is None or self.text_files is None:
+            raise NotReady("the tokenizer is not loaded yet")
+        ready = self.engine.require_ready()
+        tokens = GrammarTokens(self.text_files / "tokenizer.json", ready.vocab_size, ready.eos_token_ids)
+        return await self.grammars.check(grammar, tokens, client)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound."""

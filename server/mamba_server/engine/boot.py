@@ -4,6 +4,7 @@ Called once by the engine process. What it builds is what the plan says: the sam
 and the operator, fed with the device's true memory and the files' true bytes.
 """
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class BootOverrides:
 
 
 NO_OVERRIDES = BootOverrides()
+SEED_BITS = 31
+"""Of a seed that an engine draws for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
         runner,
         overlap=made.overlap,
         eos_token_ids=frozenset(config.eos_token_ids),
-        seed=settings.seed,
+        seed=secrets.randbits(SEED_BITS) if settings.seed is None else settings.seed,
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
     )
@@ -280,9 +283,14 @@ def _cache(
 
 
 def ready_plan(engine: Engine) -> dict[str, Any]:
-    """The plan as the admin call and the API show it, with the threads and the kernels that compute, and what
-    of Triton's cannot be used."""
-    shown = {**engine.plan.to_json(), "threads": torch.get_num_threads(), "kernels": engine.kernels.name}
+    """The plan as the admin call and the API show it, with the threads and the kernels that compute, the seed
+    of requests that bring none, and what of Triton's cannot be used."""
+    shown = {
+        **engine.plan.to_json(),
+        "threads": torch.get_num_threads(),
+        "kernels": engine.kernels.name,
+        "seed": engine.core.seed,
+    }
     if engine.decode_steps:
         shown["decodeSteps"] = engine.decode_steps
     if left_out := engine.kernels.operators.left_out:

@@ -121,7 +121,8 @@ class EngineCore:
         self._stream = stream
         self._runner = runner
         self._eos = eos_token_ids
-        self._seed = seed
+        self.seed = seed
+        """Of requests that bring none."""
         self._max_waiting = max_waiting
         self.clock = clock
         self._pace = pace
@@ -169,20 +170,23 @@ class EngineCore:
             )  # fmt: skip
         params = request.params
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        base = params.seed if params.seed is not None else self._seed * 1_000_003 + self._next_order
+        base = params.seed if params.seed is not None else self.seed * 1_000_003 + self._next_order
         leader: Sequence | None = None
         group: list[Sequence] = []
         for index in range(request.n):
             sequence = Sequence(
                 request.request_id, index, token_ids, params,
                 order=self._next_order, priority=request.priority, salt=request.cache_salt,
+                client=request.client,
                 turn_boundary=request.turn_boundary, arrival=request.arrival,
                 seed=base + index, stop_token_ids=stops, leader=leader,
                 timeline=Timeline(request.traceparent) if request.traceparent else None,
-                grammar=grammar.fork() if grammar is not None else None,
+                grammar=grammar.fork(stops) if grammar is not None else None,
+                # One of them scores the prompt, and the others take its states.
+                scores_prompt=index == 0,
             )  # fmt: skip
             self._next_order += 1
-            if leader is None and self.cache.prefix_caching:
+            if leader is None and (self.cache.prefix_caching or params.prompt_logprobs >= 0):
                 leader = sequence
             group.append(sequence)
             self.scheduler.add(sequence)

@@ -33,6 +33,7 @@ from mamba_server.wire import (
     RequestRejected,
     Shutdown,
     StopSequence,
+    Taken,
     ToEngine,
 )
 
@@ -41,7 +42,7 @@ CHANGES_SECONDS = 0.05
 """Between two messages about checkpoints."""
 GRAMMAR_SECONDS = 0.001
 """Between two looks at grammars that are being made, where nothing else is to be done."""
-MOST_MESSAGES = 32
+MOST_MESSAGES = 64
 """Messages handled between two steps: a burst of thousands must not stall the running sequences."""
 
 
@@ -119,7 +120,8 @@ class EngineLoop:
             rest = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
             if self._grammars.pending:
                 rest = GRAMMAR_SECONDS
-            for message in self._port.receive(rest if resting else 0.001 if stalled else 0.0):
+            messages = self._port.receive(rest if resting else 0.001 if stalled else 0.0)
+            for message in self._without_aborted(messages):
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
@@ -134,6 +136,23 @@ class EngineLoop:
             if self._core.device_error:
                 raise DeviceLost(self._core.device_error)
             self._after_step()
+
+    def _without_aborted(self, messages: list[ToEngine]) -> list[ToEngine]:
+        """The messages, without requests that were given up before they could begin."""
+        asked = [message.request_id for message in messages if isinstance(message, AddRequest)]
+        if not asked:
+            return messages
+        self._port.send(Taken(asked))
+        aborted: set[str] = set()
+        kept: list[ToEngine] = []
+        for message in reversed(messages):
+            if isinstance(message, AbortRequest):
+                aborted.add(message.request_id)
+            elif isinstance(message, AddRequest) and message.request_id in aborted:
+                aborted.remove(message.request_id)
+                continue
+            kept.append(message)
+        return kept[::-1]
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, AdminCall) and message.verb == "ledger":

@@ -9,6 +9,7 @@ from pathlib import Path
 from mamba_api.quantization import Quantization
 
 SAMPLE_BYTES = 4096
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 READ_WHOLE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """Files that decide what a prompt becomes; of weights three samples tell two trainings apart."""
 
@@ -22,6 +23,9 @@ def fingerprint_of(directory: Path, dtype: str, state_dtype: str, quantization: 
 
     for part in (dtype, state_dtype, *(() if quantization == "none" else (quantization,))):
         add(part.encode())
+    if (of_tools := directory / TOOL_TEMPLATE).is_file():
+        add(TOOL_TEMPLATE.encode())
+        add(of_tools.read_bytes())
     for path in sorted(directory.iterdir()):
         if path.name in READ_WHOLE:
             add(path.name.encode())

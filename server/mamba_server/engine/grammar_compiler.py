@@ -1,29 +1,41 @@
 """`GrammarCompiler`: makes `OutputGrammar`s of requests beside the loop, which goes on meanwhile.
 
-The model's tokenizer is read for the first of them: 0.6 s, and 130 MB, where there are 131,072 tokens.
+The API process has had each made before, in a process that may die: what comes here is known to end. The
+model's tokenizer is read for the first of them: 0.6 s, and 130 MB, where there are 131,072 tokens.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
-from mamba_server.engine.output_grammar import OutputGrammar, token_masks
-from mamba_server.grammar_limits import LIMITS
+from mamba_server.engine.output_grammar import OutputGrammar
+from mamba_server.grammar_matcher import first_mask, make_matcher, make_tokenizer
 from mamba_server.wire import AddRequest, RequestRejected
+
+THREADS = 2
+"""A grammar that takes a second does not stand in front of all others."""
+STACK = 64 << 20
+"""Bytes of address space of such a thread: eight times what the grammar was checked with."""
+MOST_KEPT = 32
+"""Grammars that are kept at their beginning, since clients repeat them."""
 
 
 class GrammarCompiler:
-    """Of one model. Called by the loop's thread."""
+    """The grammars of one model. Called by the loop's thread."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """`directory`: of the model, with its tokenizer.json."""
         self._directory, self._vocab_size, self._eos = directory, vocab_size, list(eos_token_ids)
-        self._thread = ThreadPoolExecutor(1, "grammars")
-        self._pending: dict[str, tuple[AddRequest, Future[OutputGrammar]]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "grammars")
+        self._pending: dict[str, AddRequest] = {}
+        self._kept: OrderedDict[str, Future[OutputGrammar]] = OrderedDict()
+        """By text: the grammar, made or being made."""
+        self._reading = threading.Lock()
+        self._read: LLTokenizer | None = None
 
     @property
     def pending(self) -> bool:
@@ -32,38 +44,66 @@ class GrammarCompiler:
 
     def begin(self, request: AddRequest) -> None:
         """Make the grammar of the request; `take` has it later."""
-        self._pending[request.request_id] = request, self._thread.submit(self.compile, request.params.grammar)
+        text = request.params.grammar
+        self._pending[request.request_id] = request
+        if text in self._kept:
+            self._kept.move_to_end(text)
+            return
+        before = threading.stack_size(STACK)
+        try:
+            self._kept[text] = self._threads.submit(self.compile, text)
+        finally:
+            threading.stack_size(before)
+        self._drop_oldest()
 
     def cancel(self, request_id: str) -> None:
         """Nobody waits for the request any more; no effect if it is none of these."""
-        if found := self._pending.pop(request_id, None):
-            found[1].cancel()
+        request = self._pending.pop(request_id, None)
+        if request is None:
+            return
+        text = request.params.grammar
+        if all(each.params.grammar != text for each in self._pending.values()) and self._kept[text].cancel():
+            del self._kept[text]
 
     def take(self) -> list[tuple[AddRequest, OutputGrammar | RequestRejected]]:
-        """The requests whose grammars are made, each with it or with why there is none."""
-        # They are made in their order, and handed over in it.
-        done = takewhile(lambda each: each[1].done(), list(self._pending.values()))
-        return [(request, self._result(request)) for request, _ in done]
+        """The requests whose grammars are made, whatever is in front of them, each with it or with why there
+        is none."""
+        done = [each for each in self._pending.values() if self._kept[each.params.grammar].done()]
+        return [(request, self._result(request)) for request in done]
 
     def compile(self, text: str) -> OutputGrammar:
         """Raises ValueError with what is wrong with the grammar, or with the tokenizer."""
-        grammar = OutputGrammar(LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS))
+        tokenizer = self._tokenizer()
+        matcher = make_matcher(tokenizer, text)
         # What a grammar costs shows in its first mask, which the loop will find made.
-        first = token_masks([grammar], self._vocab_size)
-        assert first is not None
-        if grammar.error or not first.words.any():
-            raise ValueError(grammar.error or "no token may come first")
-        return grammar
+        words = first_mask(matcher, self._vocab_size)
+        if failure := str(matcher.get_error()):
+            raise ValueError(failure)
+        if not words.any():
+            raise ValueError("no token may come first")
+        known = frozenset(tokenizer.eos_tokens)
+        return OutputGrammar(matcher, known, known)
 
-    @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        text = (self._directory / "tokenizer.json").read_text(encoding="utf-8")
-        return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
+        with self._reading:
+            if self._read is None:
+                file = self._directory / "tokenizer.json"
+                self._read = make_tokenizer(file, self._vocab_size, self._eos)
+            return self._read
+
+    def _drop_oldest(self) -> None:
+        """Keep the newest, and those that are waited for."""
+        wanted = {each.params.grammar for each in self._pending.values()}
+        for text in list(self._kept):
+            if len(self._kept) <= MOST_KEPT:
+                return
+            if text not in wanted:
+                del self._kept[text]
 
     def _result(self, request: AddRequest) -> OutputGrammar | RequestRejected:
-        _, future = self._pending.pop(request.request_id)
+        del self._pending[request.request_id]
         try:
-            return future.result()
+            return self._kept[request.params.grammar].result()
         except (ValueError, OSError) as error:
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "invalid_output_grammar",

@@ -11,24 +11,26 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-WORD = 32
-"""Tokens of a word of a mask."""
-
-
-def mask_words(vocab_size: int) -> int:
-    """Words of one mask."""
-    return -(-vocab_size // WORD)
+from mamba_server.grammar_matcher import WORD, mask_words
 
 
 class OutputGrammar:
-    """The state of one answer. `error`: why no token may come any more, "" = all is well."""
+    """The state of one answer. `error`: why no token may come any more, "" = all is well. `ends`: the tokens
+    at which the answer would end without a grammar; `model_ends`: those that the matcher itself knows."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, matcher: LLMatcher, ends: frozenset[int] = frozenset(), model_ends: frozenset[int] = frozenset()
+    ) -> None:
+        self._matcher, self._ends, self._model_ends = matcher, ends, model_ends
+        self._extra_bits = [_bit(token) for token in sorted(ends - model_ends)]
+        self._ignored_bits = [_bit(token) for token in sorted(model_ends - ends)]
+        self._ended = False
 
-    def fork(self) -> "OutputGrammar":
-        """The same state for another sequence."""
-        return OutputGrammar(self._matcher.deep_copy())
+    def fork(self, ends: frozenset[int] | None = None) -> "OutputGrammar":
+        """The same state for another sequence, which may end at `ends`; None = at the same."""
+        return OutputGrammar(
+            self._matcher.deep_copy(), self._ends if ends is None else ends, self._model_ends
+        )
 
     @property
     def error(self) -> str:
@@ -37,16 +39,38 @@ class OutputGrammar:
     @property
     def complete(self) -> bool:
         """Nothing can follow."""
-        return bool(self._matcher.is_stopped())
+        return self._ended or bool(self._matcher.is_stopped())
 
     def consume(self, token: int) -> None:
         """The token was chosen. One that may not come is an `error` from now on."""
+        if token in self._ends and token not in self._model_ends and self._ends_here(token):
+            self._ended = True
+            return
         self._matcher.consume_token(token)
+
+    def _ends_here(self, token: int) -> bool:
+        """The token is none of the grammar's, and the answer is one without it."""
+        return bool(self._matcher.is_accepting()) and not self._matcher.validate_tokens([token])
 
     def allowed(self, out: npt.NDArray[np.int32]) -> None:
         """Write the mask of the next token to `out`, [words] and contiguous: bit i of word w is token
         32 w + i."""
         self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        if not (self._extra_bits or self._ignored_bits) or not self._matcher.is_accepting():
+            return
+        for word, bit in self._extra_bits:
+            out[word] |= bit
+        kept = out.copy()
+        for word, bit in self._ignored_bits:
+            kept[word] &= ~bit
+        # Where nothing else may come the answer ends, whatever the request ignores.
+        if kept.any():
+            out[:] = kept
+
+
+def _bit(token: int) -> tuple[int, np.int32]:
+    """Word and value of a token in a mask."""
+    return token // WORD, np.array([1 << (token % WORD)], np.uint32).view(np.int32)[0]
 
 
 @dataclass(frozen=True, slots=True)

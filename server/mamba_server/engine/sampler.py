@@ -22,7 +22,7 @@ from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, to
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS, Tokens
-from mamba_server.engine.output_grammar import WORD, TokenMasks
+from mamba_server.engine.output_grammar import TokenMasks
 from mamba_server.engine.sampling_batch import (
     Filter,
     Penalties,
@@ -32,6 +32,7 @@ from mamba_server.engine.sampling_batch import (
     penalized,
 )
 from mamba_server.engine.token_scores import block_rows, score_tokens
+from mamba_server.grammar_matcher import WORD
 from mamba_server.wire import SamplingParams
 
 Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -318,14 +319,17 @@ def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor)
 
 
 def _mask(logits: torch.Tensor, masks: TokenMasks) -> None:
-    """Only tokens that `masks` allow stay in their rows."""
+    """Only tokens that `masks` allow stay in their rows. Where none of them is left, since something else has
+    blocked them, all of them may come: the form wins."""
     rows = to_device(torch.from_numpy(masks.rows), logits.device)
     words = to_device(torch.from_numpy(masks.words), logits.device)
     bits = torch.arange(WORD, dtype=torch.int32, device=logits.device)
     size = block_rows(logits.shape[1])
     for some, of_some in zip(rows.split(size), words.split(size), strict=True):
         allowed = (of_some[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
-        logits[some] = logits[some].masked_fill_(~allowed, -torch.inf)
+        masked = logits[some].masked_fill_(~allowed, -torch.inf)
+        blocked = masked.amax(-1, keepdim=True) == -torch.inf
+        logits[some] = masked.masked_fill_(blocked & allowed, 0.0)
 
 
 def _apply(logits: torch.Tensor, users: Filter, keep: Truncation) -> None:

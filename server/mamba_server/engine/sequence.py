@@ -33,6 +33,7 @@ class Sequence:
         "allocation",
         "arrival",
         "cached_tokens",
+        "client",
         "deferred",
         "finish_reason",
         "grammar",
@@ -71,6 +72,7 @@ class Sequence:
         *,
         order: int,
         priority: int = 0,
+        client: str = "",
         salt: str = "",
         turn_boundary: int = 0,
         arrival: float = 0.0,
@@ -79,12 +81,15 @@ class Sequence:
         leader: Optional["Sequence"] = None,
         timeline: Timeline | None = None,
         grammar: OutputGrammar | None = None,
+        scores_prompt: bool = True,
     ) -> None:
         self.request_id = request_id
         self.index = index
         self.params = params
         self.order = order
         self.priority = priority
+        self.client = client
+        """Whose it is: clients take turns; "" = nobody knows."""
         self.salt = salt
         self.turn_boundary = turn_boundary
         self.arrival = arrival
@@ -121,7 +126,7 @@ class Sequence:
         self.reported = False
         """A first delta (with the cached tokens) has been sent."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
-            [None] if params.prompt_logprobs >= 0 else None
+            [None] if params.prompt_logprobs >= 0 and scores_prompt else None
         )
 
     @property
@@ -142,6 +147,7 @@ class Sequence:
         """Prompt and committed output."""
         return self.token_ids[: self.known]
 
-    def rank(self) -> tuple[int, int]:
-        """Who goes first; the last one is preempted first."""
-        return self.priority, self.order
+    def rank(self) -> int:
+        """Who goes on when memory is short: the last one is preempted first. Age alone: a priority decides
+        who of a client starts, and takes nothing from what runs."""
+        return self.order

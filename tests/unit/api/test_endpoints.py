@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asgi import Asked, ask
 from eventually import turns, until
+from mamba_edge.api_keys import KeyFile
 from mamba_server import wire
 from scripted_engine import READY, TOKENIZER, Api, ids_of
 
@@ -313,7 +315,7 @@ async def test_headers_decide_what_is_taken_for_a_body(headers: list[tuple[str, 
 
 
 async def test_the_engine_hears_of_priority_and_salt_and_of_no_trace_that_nobody_records() -> None:
-    api = Api()
+    api = Api(anonymous_priority=True)
     headers = [*JSON, ("Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
     asked = ask(api.app, "POST", CHAT, {**HELLO, "priority": -5, "cache_salt": "s"}, headers=headers)
     await told(api)
@@ -321,6 +323,52 @@ async def test_the_engine_hears_of_priority_and_salt_and_of_no_trace_that_nobody
     assert (request.priority, request.cache_salt) == (-5, "s")
     assert request.traceparent == ""
     assert request.turn_boundary > 0
+    await asked.leave().done()
+
+
+@pytest.mark.parametrize(("alternatives", "status"), [(20, 400), (0, 0)])
+async def test_scores_of_prompts_that_would_take_more_than_bodies_may_are_refused_before_the_engine_hears(
+    alternatives: int, status: int
+) -> None:
+    api = Api(max_held_body_bytes=64 * 1024, max_body_bytes=32 * 1024)
+    asked = post(api, prompt=[[5] * 100] * 4, echo=True, logprobs=alternatives, n=2, max_tokens=1)
+    await until(lambda: asked.status or api.engine.requests)
+    assert asked.status == status
+    assert len(api.engine.requests) == (0 if status else 4)
+    await asked.leave().done()
+
+
+KEY = "k" * 20
+NAMED = ("X-Mambaserve-Client", "one")
+
+
+@pytest.mark.parametrize(
+    ("key_name", "headers", "heard"),
+    [
+        (None, [], ("", 0)),
+        (None, [NAMED], ("one", -5)),
+        (None, [("X-Mambaserve-Client", "no name")], ("", 0)),
+        ("two", [], ("two", -5)),
+        ("two", [NAMED], ("two", -5)),
+        ("gateway", [NAMED], ("one", -5)),
+        ("gateway", [], ("gateway", -5)),
+    ],
+)
+async def test_a_priority_acts_among_the_requests_of_one_client(
+    key_name: str | None, headers: list[tuple[str, str]], heard: tuple[str, int], tmp_path: Path
+) -> None:
+    keys = None
+    if key_name is not None:
+        (tmp_path / "keys").write_text(f"{KEY} {key_name}\n")
+        keys, headers = (
+            KeyFile(tmp_path / "keys", "api_key_file"),
+            [*headers, ("Authorization", f"Bearer {KEY}")],
+        )
+    api = Api(keys=keys)
+    asked = ask(api.app, "POST", TEXT, {"prompt": "one", "priority": -5}, headers=[*JSON, *headers])
+    await told(api)
+    [request] = api.engine.requests
+    assert (request.client, request.priority) == heard
     await asked.leave().done()
 
 

@@ -7,7 +7,7 @@ import pytest
 from mamba_edge.errors import NotReady
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_server import wire
-from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.engine_client import MOST_UNREAD, EngineClient
 from mamba_server.api.errors import EngineLost, EngineRefused
 from mamba_server.api.inbox import Inbox
 
@@ -52,6 +52,32 @@ async def test_deltas_reach_the_inbox_of_their_request_and_no_other(client: Engi
     assert [item.request_id for item in await two.take()] == ["b"]
     assert client.waiting == 1
     assert client.open == 2
+
+
+class Wire:
+    """What was sent to the engine."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.sent: list[wire.ToEngine] = []
+        client._process = self  # type: ignore[assignment]
+
+    def send(self, message: wire.ToEngine) -> None:
+        self.sent.append(message)
+
+
+async def test_what_is_given_up_before_the_engine_reads_costs_it_little_and_counts(
+    client: EngineClient,
+) -> None:
+    sent = Wire(client)
+    for number in range(1000):
+        client.submit([add(str(number))], Inbox())
+        client.close(str(number), abort=True)
+    client.submit([add("live")], Inbox())
+    assert len(sent.sent) == 2 * MOST_UNREAD
+    assert (client.waiting, client.open) == (MOST_UNREAD + 1, 1)
+    client._route(wire.Taken([str(number) for number in range(MOST_UNREAD)]))
+    assert sent.sent[-1] == add("live")
+    assert (client.waiting, client.open) == (1, 1)
 
 
 def test_deltas_of_forgotten_requests_are_dropped(client: EngineClient) -> None:

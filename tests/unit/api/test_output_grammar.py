@@ -11,6 +11,7 @@ from byte_tokenizer import byte_tokenizer
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.output_grammar import MOST_CHARS, output_grammar
+from mamba_server.grammar_limits import LIMITS
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.prompt import TextProcessor
@@ -58,7 +59,11 @@ def thinking(*special: str) -> TextProcessor:
 
 def grammar(body: dict[str, Any], processor: TextProcessor | None = None, opening: str = "") -> str:
     kind = CompletionRequest if "prompt" in body else ChatCompletionRequest
-    return asyncio.run(output_grammar(kind.model_validate(body), processor or text(), opening))
+    return asyncio.run(output_grammar(kind.model_validate(body), processor or text(), check, opening))
+
+
+async def check(made: str) -> str:
+    return str(LLMatcher.validate_grammar(made, limits=LIMITS))
 
 
 def allows(grammar: str, written: str, *special: str) -> bool:
@@ -138,12 +143,39 @@ def test_a_form_that_cannot_be_followed_is_an_error_that_names_the_field(fields:
     assert str(caught.value).startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize("name", ["response_format", "structured_outputs"])
-def test_a_form_that_would_leave_no_room_for_tools_is_refused(name: str) -> None:
-    asked = {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}}[name]
-    with pytest.raises(InvalidRequest) as caught:
-        grammar(chat(tools=[ADD], **{name: asked}), text(HERMES))
-    assert caught.value.param == name
+@pytest.mark.parametrize("as_tokens", [True, False])
+@pytest.mark.parametrize(
+    ("form", "calls"),
+    [
+        (HERMES, [f"<tool_call>\n{CALL_ADD}\n</tool_call>", f"<tool_call>{CALL_ADD}</tool_call>" * 2]),
+        (NEMOTRON, [f"<TOOLCALL>[{CALL_ADD}, {CALL_GO}]</TOOLCALL>"]),
+        (GRANITE, [f"<|tool_call|>[{CALL_ADD}]"]),
+        (TAGGED, ["<tool_call>\n<function=add>\n</function>\n</tool_call>"]),
+    ],
+)
+@pytest.mark.parametrize(
+    "asked", [{"response_format": schema(POINT)}, {"structured_outputs": {"json": POINT}}]
+)
+def test_an_answer_is_calls_or_has_the_form(
+    asked: dict[str, Any], form: ToolCallFormat, calls: list[str], as_tokens: bool
+) -> None:
+    special = form.markers if as_tokens else ()
+    made = grammar(chat(tools=[ADD], **asked), text(form, *special))
+    assert all(allows(made, each, *special) for each in [*calls, '{"x": 1}'])
+    assert not any(allows(made, each, *special) for each in ("I talk.", "{}", '{"x": 1} and', ""))
+
+
+def test_an_answer_that_has_to_be_calls_is_whatever_form_is_asked_for() -> None:
+    asked = chat(tools=[ADD], tool_choice="required", response_format={"type": "json_object"})
+    made = grammar(asked, text(HERMES))
+    assert [allows(made, each) for each in (f"<tool_call>{CALL_ADD}</tool_call>", "{}")] == [True, False]
+
+
+def test_an_answer_behind_thoughts_is_calls_or_has_the_form() -> None:
+    made = grammar(chat(tools=[ADD], response_format=schema(POINT)), thinking(), "<think>")
+    for answer in (f"<tool_call>{CALL_ADD}</tool_call>", '{"x": 1}'):
+        assert allows(made, f"Hm.</think>\n\n{answer}")
+    assert not allows(made, "Hm.</think>no")
 
 
 def test_a_model_that_may_call_tools_is_not_forced_to() -> None:
@@ -331,3 +363,32 @@ def test_a_completion_has_no_thoughts() -> None:
     made = grammar({"prompt": "<think>", "structured_outputs": {"regex": "x+"}}, thinking())
     assert allows(made, "x")
     assert not allows(made, "Hm.</think>x")
+
+
+def test_a_json_object_follows_the_schema_that_stands_beside_it() -> None:
+    made = grammar(chat(response_format={"type": "json_object", "schema": POINT}))
+    assert [allows(made, each) for each in ('{"x": 1}', "{}")] == [True, False]
+
+
+def test_a_format_that_nobody_knows_asks_for_nothing_and_a_known_one_does() -> None:
+    def of(name: str) -> str:
+        properties = {"format": {"type": "string", "format": name}}
+        return grammar(chat(response_format=schema({"properties": properties, "required": ["format"]})))
+
+    assert allows(of("cuid2"), '{"format": "any"}')
+    assert [allows(of("date"), f'{{"format": "{each}"}}') for each in ("any", "2026-01-31")] == [False, True]
+
+
+def test_a_form_that_is_refused_names_no_option_of_a_library() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(chat(response_format=schema({"oneOf": [{"type": "integer"}, {"type": "number"}]})))
+    assert "coerce_one_of" not in caught.value.message
+    assert "anyOf" in caught.value.message
+
+
+def test_a_tool_template_of_its_own_says_how_calls_are_written() -> None:
+    of_tools = ChatTemplate(f"{{# {HERMES.begin} #}}{{{{ tools }}}}", {})
+    plain = ChatTemplate("{{ messages }}", {}, with_tools=of_tools)
+    processor = TextProcessor(Tokenizer(byte_tokenizer(), {}), plain, GenerationDefaults())
+    made = grammar(chat(tools=[ADD], tool_choice="required"), processor)
+    assert allows(made, f"<tool_call>{CALL_ADD}</tool_call>")

@@ -80,7 +80,7 @@ def test_a_stream_of_completions_says_what_the_whole_says(
     whole_answer, stream_answer = completion(**fields), completion(**fields)
     for one in updates:
         whole_answer.collect(one)
-    whole = json.loads(whole_answer.full(USAGE))
+    whole = json.loads(b"".join(whole_answer.full(USAGE)))
     chunks = [
         chunk for one in updates for chunk in data(stream_answer.chunk(one, None, with_usage=False) or b"")
     ]
@@ -97,6 +97,17 @@ def test_a_stream_of_completions_says_what_the_whole_says(
     assert all("usage" not in chunk for chunk in chunks)
 
 
+def test_the_choices_of_a_prompt_share_the_scores_that_one_of_them_brings() -> None:
+    builder = completion(n=3, echo=True, logprobs=1)
+    scores = [None, *scored(PROMPT[1:])]
+    for choice in range(3):
+        mine = scores if choice == 0 else None
+        builder.collect(update(choice, "a", first=True, finish="length", prompt_logprobs=mine))
+        builder.seal(choice)
+    choices = json.loads(b"".join(builder.full(USAGE)))["choices"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [len(PROMPT) + 1] * 3
+
+
 @settings(deadline=None, max_examples=60)
 @given(runs(), st.booleans(), st.booleans())
 def test_a_stream_of_a_chat_says_what_the_whole_says(
@@ -107,7 +118,7 @@ def test_a_stream_of_a_chat_says_what_the_whole_says(
     whole_answer, stream_answer = chat(**fields), chat(**fields)
     for one in updates:
         whole_answer.collect(one)
-    whole = json.loads(whole_answer.full(USAGE))
+    whole = json.loads(b"".join(whole_answer.full(USAGE)))
     chunks = [
         chunk for one in updates for chunk in data(stream_answer.chunk(one, None, with_usage=False) or b"")
     ]
@@ -170,7 +181,7 @@ def test_choices_of_several_prompts_echo_their_own_prompt() -> None:
     answer = CompletionResponseBuilder(request, TOKENIZER, prompts, **ABOUT)
     for choice in range(4):
         answer.collect(update(choice, f"c{choice}", first=True, finish="stop"))
-    texts = [choice["text"] for choice in json.loads(answer.full(USAGE))["choices"]]
+    texts = [choice["text"] for choice in json.loads(b"".join(answer.full(USAGE)))["choices"]]
     assert texts == ["one c0", "one c1", "two c2", "two c3"]
 
 
@@ -211,12 +222,28 @@ def test_offsets_are_places_in_the_text_whatever_its_characters_are_made_of(spec
     answer = completion(logprobs=0, skip_special_tokens=not special)
     shown = text[:-1] + ("</s>" if special else "") + "b"
     answer.collect(update(0, shown, first=True, finish="stop", ids=ids))
-    [choice] = json.loads(answer.full(USAGE))["choices"]
+    [choice] = json.loads(b"".join(answer.full(USAGE)))["choices"]
     logprobs = choice["logprobs"]
     whole = [
         (token, offset)
         for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
-        if "\ufffd" not in token and (special or token != "</s>")
+        if not token.startswith("bytes:") and (special or token != "</s>")
     ]
     assert {"a", "b"} <= {token for token, _ in whole}
     assert all(shown[offset:].startswith(token) for token, offset in whole)
+    # A part of a character lies where the character begins.
+    parts = zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
+    within = {shown[offset] for token, offset in parts if token.startswith("bytes:")}
+    assert within <= set("\u00e9\u4e16\U0001f389")
+
+
+def test_each_alternative_of_a_completion_has_a_key_of_its_own() -> None:
+    known = range(TOKENIZER.rust.get_vocab_size())
+    some = [token for token in known if "\ufffd" in TOKENIZER.piece(token).text][:20]
+    entry = TokenLogprobs(some[3], -1.0, some, [-1.0] * len(some))
+    answer = completion(logprobs=20)
+    answer.collect(ChoiceUpdate(0, "", [some[3]], [entry], "stop", first=True))
+    [choice] = json.loads(b"".join(answer.full(USAGE)))["choices"]
+    (top,), (token,) = choice["logprobs"]["top_logprobs"], choice["logprobs"]["tokens"]
+    assert len(top) == len(some) == 20
+    assert token in top

@@ -140,3 +140,14 @@ def test_a_prompt_must_have_tokens_of_the_model(ids: list[int]) -> None:
 
 def test_a_prompt_of_the_highest_id_is_fine() -> None:
     check_token_ids([0, 99], LIMITS, "prompt")
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 1e-40}, {"temperature": 1e-50}, {"top_p": 0}])
+def test_what_leaves_the_most_likely_token_alone_is_greedy(fields: dict[str, Any]) -> None:
+    made = params(text(**fields), GenerationDefaults(temperature=0.6))
+    assert (made.temperature, made.top_p) == (0.0, 1.0)
+
+
+def test_the_models_min_p_is_taken_unless_the_request_has_one() -> None:
+    defaults = GenerationDefaults(min_p=0.2)
+    assert [params(text(**fields), defaults).min_p for fields in ({}, {"min_p": 0})] == [0.2, 0]

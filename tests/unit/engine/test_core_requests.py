@@ -156,7 +156,7 @@ def test_the_engines_own_seed_changes_every_unseeded_request_and_no_seeded_one()
     found = []
     for own in (0, 1):
         engine = trial()
-        engine.core._seed = own
+        engine.core.seed = own
         engine.core.add(ask("free", [1], 1))
         engine.core.add(ask("fixed", [1], 1, seed=7))
         found.append((seeds(engine, "free"), seeds(engine, "fixed")))

@@ -42,6 +42,7 @@ from mamba_server.wire import (
     SequenceDelta,
     Shutdown,
     StopSequence,
+    Taken,
     ToEngine,
 )
 
@@ -271,6 +272,15 @@ def test_a_request_that_comes_in_the_middle_of_a_recount_is_served_before_it_goe
     # The first recount was cut short, the second one went to its end.
     assert 10 < slices < 20
     assert port.timeouts[-1] == STATS_SECONDS
+
+
+def test_a_request_that_was_given_up_before_it_was_read_is_not_begun() -> None:
+    port = ScriptedPort([add("gone", [5, 6, 7], 4), add("live", [5, 6], 1), AbortRequest("gone")], *idle(20))
+    engine = trial()
+    serve(port, engine)
+    assert [delta.request_id for delta in port.deltas()] == ["live"]
+    assert port.of(Taken) == [Taken(["gone", "live"])]
+    assert engine.core.finished["abort"] == 0
 
 
 class LateGrammar(GrammarCompiler):

@@ -106,30 +106,65 @@ def test_grammars_come_with_their_requests(compiler: GrammarCompiler) -> None:
     for each in requests:
         compiler.begin(each)
     found = made(compiler)
-    assert [each for each, _ in found] == requests
+    assert {each.request_id for each, _ in found} == {each.request_id for each in requests}
     assert all(isinstance(grammar, OutputGrammar) for _, grammar in found)
     assert compiler.take() == []
 
 
-def test_requests_are_handed_over_in_their_order(
+def test_a_grammar_that_takes_long_holds_up_its_own_request_alone(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     futures: list[Future[OutputGrammar]] = [Future(), Future()]
     given = iter(futures)
-    monkeypatch.setattr(compiler._thread, "submit", lambda *_: next(given))
-    for name in ("one", "two"):
-        compiler.begin(request(name, DIGITS))
-    # As it looks when both are made while somebody looks.
-    futures[1].set_result(compiler.compile(DIGITS))
-    assert compiler.take() == []
+    monkeypatch.setattr(compiler._threads, "submit", lambda *_: next(given))
+    compiler.begin(request("long", DIGITS))
+    compiler.begin(request("short", 'start: "a"'))
+    futures[1].set_result(compiler.compile('start: "a"'))
+    assert [each.request_id for each, _ in compiler.take()] == ["short"]
     futures[0].set_result(compiler.compile(DIGITS))
-    assert [each.request_id for each, _ in compiler.take()] == ["one", "two"]
+    assert [each.request_id for each, _ in compiler.take()] == ["long"]
+
+
+def test_a_grammar_that_comes_again_is_made_once(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    real = compiler.compile
+    monkeypatch.setattr(compiler, "compile", lambda text: (compiled.append(text), real(text))[1])
+    for name in ("one", "two", "three"):
+        compiler.begin(request(name, DIGITS))
+        if name != "one":
+            made(compiler)
+    assert compiled == [DIGITS]
+
+
+def test_an_answer_may_end_with_each_token_that_ends_a_plain_one(compiler: GrammarCompiler) -> None:
+    eos, other = ENCODE.token_to_id("<eos>"), 299
+    grammar = compiler.compile(DIGITS).fork(frozenset({eos, other}))
+    digits = set(ids("0123456789"))
+    for written, expected in (("", digits), ("1", digits), ("2", {*digits, eos, other})):
+        for token in ids(written):
+            grammar.consume(token)
+        masks = token_masks([grammar], VOCAB)
+        assert masks is not None
+        assert allowed(masks, 0) == expected
+    grammar.consume(other)
+    assert (grammar.complete, grammar.error) == (True, "")
+
+
+def test_an_end_that_is_ignored_comes_only_where_nothing_else_may(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile('start: "a" "b"?').fork(frozenset())
+    grammar.consume(ids("a")[0])
+    masks = token_masks([grammar], VOCAB)
+    assert masks is not None
+    assert allowed(masks, 0) == set(ids("b"))
 
 
 def test_a_grammar_that_cannot_be_made_rejects_its_request_alone(compiler: GrammarCompiler) -> None:
     compiler.begin(request("bad", "start: nowhere"))
     compiler.begin(request("good", DIGITS))
-    (_, bad), (_, good) = made(compiler)
+    found = {each.request_id: grammar for each, grammar in made(compiler)}
+    bad, good = found["bad"], found["good"]
     assert isinstance(bad, RequestRejected)
     assert (bad.request_id, bad.status, bad.code) == ("bad", 400, "invalid_output_grammar")
     assert "nowhere" in bad.message

@@ -14,10 +14,10 @@ from mamba_server.engine.shared_prefix import AwaitedCheckpoint
 from mamba_server.wire import SamplingParams
 
 
-def make(order: int, salt: str = "", priority: int = 0, prompt: int = 100) -> Sequence:
+def make(order: int, salt: str = "", priority: int = 0, prompt: int = 100, client: str = "") -> Sequence:
     return Sequence(
         f"r{order}", 0, np.ones(prompt, np.int32), SamplingParams(max_tokens=1),
-        order=order, salt=salt, priority=priority,
+        order=order, salt=salt, priority=priority, client=client,
     )  # fmt: skip
 
 
@@ -50,6 +50,28 @@ def test_a_salt_that_sends_a_hundred_does_not_hold_up_one_that_sends_two() -> No
         queue.push(make(order, salt="quiet"))
     first = [start(queue).salt for _ in range(5)]
     assert first.count("quiet") == 2
+
+
+@pytest.mark.parametrize("priority", [-8, 0, 8])
+@pytest.mark.parametrize("salted", [False, True])
+def test_neither_priorities_nor_salts_of_a_client_take_anything_from_another(
+    priority: int, salted: bool
+) -> None:
+    queue = WaitingQueue()
+    for order in range(100):
+        queue.push(make(order, salt=f"s{order}" if salted else "", priority=priority, client="loud"))
+    for order in range(100, 120):
+        queue.push(make(order, client="quiet"))
+    first = [start(queue).client for _ in range(20)]
+    assert first.count("quiet") == 10
+
+
+def test_clients_seen_once_are_forgotten() -> None:
+    queue = WaitingQueue()
+    for order in range(5000):
+        queue.push(make(order, client=f"c{order}", prompt=1))
+        start(queue)
+    assert len(queue._clients.members) < 200
 
 
 def test_computed_tokens_are_what_is_shared_fairly() -> None:
@@ -140,7 +162,7 @@ def test_salts_seen_once_are_forgotten() -> None:
     for order in range(5000):
         queue.push(make(order, salt=f"s{order}", prompt=1))
         start(queue)
-    assert len(queue._flows) < 200
+    assert len(queue._clients.of("").flows.members) < 200
 
 
 def test_a_salt_in_debt_is_remembered_however_many_others_come() -> None:

@@ -13,10 +13,11 @@ from mamba_kernels.no_sync import no_sync
 from mamba_kernels.sample import reference as sample_reference
 from mamba_kernels.sample.reference import sample, top_p
 from mamba_server.engine import token_scores
-from mamba_server.engine.output_grammar import WORD, TokenMasks, mask_words
+from mamba_server.engine.output_grammar import TokenMasks
 from mamba_server.engine.sampler import SampledTokens, Sampler
 from mamba_server.engine.sampling_batch import SamplingRow
 from mamba_server.engine.token_scores import score_tokens
+from mamba_server.grammar_matcher import WORD, mask_words
 from mamba_server.wire import SamplingParams
 
 CPU = torch.device("cpu")
@@ -498,3 +499,13 @@ def test_the_reference_chooses_the_same_in_blocks_and_counts_each_token_once(
     for rows in (1, 5):
         monkeypatch.setattr(sample_reference, "BLOCK_LOGITS", rows * VOCAB)
         assert chosen() == whole
+
+
+def test_where_everything_that_a_form_allows_is_blocked_the_form_wins(sampler: Sampler) -> None:
+    rows = [admit(sampler, params(temperature=0, min_tokens=4), 0, [1, 2, 3]) for _ in range(2)]
+    positions = torch.full((2,), 3, dtype=torch.int32)
+    chosen = sampler.sample(
+        torch.zeros(2, VOCAB), sampler.batch(rows), positions, masks((0, {EOS}), (1, {EOS, 9}))
+    )
+    assert chosen.ids.tolist() == [EOS, 9]
+    assert chosen.finite is None or chosen.finite.all()

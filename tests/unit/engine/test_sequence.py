@@ -37,9 +37,9 @@ def test_siblings_of_one_prompt_do_not_write_into_each_other() -> None:
     assert (one.key, two.key) == (("r", 0), ("r", 1))
 
 
-def test_the_more_urgent_goes_first_and_of_equals_the_older() -> None:
+def test_where_memory_is_short_the_older_goes_on_whatever_the_priorities() -> None:
     young, old, urgent = sequence([1], order=9), sequence([1], order=2), sequence([1], order=50, priority=-1)
-    assert sorted([young, old, urgent], key=Sequence.rank) == [urgent, old, young]
+    assert sorted([young, old, urgent], key=Sequence.rank) == [old, young, urgent]
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(-1, None), (0, [None]), (5, [None])])

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mamba_edge.errors import ApiError
+from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.relay.engine_response import ResponseTruncated
+from mamba_gateway.upstream.request import UpstreamRequest
 from raw_engine import OK, SSE, RawEngine, says
 
 Harnesses = Callable[..., Any]
@@ -87,6 +90,29 @@ async def test_what_the_gateway_or_the_client_ends_says_nothing_of_the_engine(
             await asking
         assert made.in_flight == [0]
         assert counts(made, engine.url) == (0, 0)
+
+
+FORMED = UpstreamRequest("/v1/completions", "", [], b"{}", "m", has_form=True)
+ENGINE_LOST = b'{"error": {"message": "killed by signal 11", "code": "engine_lost"}}'
+
+
+@pytest.mark.parametrize("speech", [says(), says(answer(b"503 No", ENGINE_LOST))], ids=["api", "engine"])
+async def test_a_form_on_which_an_engine_ended_goes_to_no_other_one_also_when_it_comes_again(
+    speech: Any, harness: Harnesses
+) -> None:
+    async with RawEngine(speech) as first, RawEngine(says(OK)) as second:
+        made = harness()
+        made.engines(first.url, second.url)
+        for _ in range(3):
+            with contextlib.suppress(UpstreamLost):
+                await made.run(dataclasses.replace(FORMED))
+        assert made.status != 200
+        assert counts(made, second.url) == (0, 0)
+        other = dataclasses.replace(FORMED, body=b'{"another": 1}')
+        made.engines(second.url)
+        made.sent.clear()
+        await made.run(other)
+        assert made.status == 200
 
 
 async def test_the_counts_go_with_the_endpoint(harness: Harnesses) -> None:

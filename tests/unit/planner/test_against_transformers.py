@@ -48,6 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "linear_key_head_dim": 8,
         "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "num_experts": 4,
+        "num_experts_per_tok": 2,
         "mlp_only_layers": [1],
     },
 }  # fmt: skip

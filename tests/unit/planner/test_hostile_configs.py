@@ -205,3 +205,23 @@ def test_a_directory_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(UnreadableConfig, match=r"config\.json: cannot be read: .*Is a directory"):
         load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"),
+    [
+        ("nemotron-3-nano-30b-a3b", {"num_experts_per_tok": 129}, "num_experts_per_tok"),
+        ("nemotron-3-nano-30b-a3b", {"n_group": 3}, "n_group"),
+        ("nemotron-3-nano-30b-a3b", {"n_group": 2, "topk_group": 3}, "topk_group"),
+        ("qwen3-next-80b-a3b", {"num_experts_per_tok": 513}, "num_experts_per_tok"),
+        ("granite-4.0-h-small", {"num_experts_per_tok": 73}, "num_experts_per_tok"),
+        ("qwen3-next-80b-a3b", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("qwen3-next-80b-a3b", {"partial_rotary_factor": -0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_experts_and_rotary_shares_that_no_kernel_can_serve_are_refused_by_their_field(
+    name: str, changes: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(WrongField) as caught:
+        model_config_from_hf(published(name, **changes))
+    assert caught.value.field == field

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from mamba_text.chat_template import ChatTemplate
+from mamba_text.chat_template import TOOL_TEMPLATE, ChatTemplate
 from mamba_text.errors import BadTemplate, TemplateRefused
 from mamba_text.prompt import encoded_chat
+from mamba_text.reasoning import THINK, ReasoningStart
+from mamba_text.text_archive import TextArchive, load_text_side
 from mamba_text.tokenizer import Tokenizer
 from tiny_model import TEMPLATE, write_model
 
@@ -232,10 +234,27 @@ class TestWhereItComesFrom:
         with pytest.raises(BadTemplate, match=r"tokenizer_config\.json: .*list of named templates"):
             self.load(directory)
 
-    def test_several_without_a_default_are_no_template(self, tmp_path: Path) -> None:
-        several = [{"name": "tool_use", "template": "tools"}]
+    def test_several_without_a_known_name_are_no_template(self, tmp_path: Path) -> None:
+        several = [{"name": "rag", "template": "documents"}]
         directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": several})
         assert self.load(directory) is None
+
+    @pytest.mark.parametrize("as_file", [False, True])
+    def test_a_template_for_tools_is_taken_where_there_are_some(self, as_file: bool, tmp_path: Path) -> None:
+        named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+        several = named[:1] if as_file else named
+        directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": several})
+        if as_file:
+            (directory / TOOL_TEMPLATE).parent.mkdir()
+            (directory / TOOL_TEMPLATE).write_text("tools")
+        loaded = load_text_side(TextArchive.pack(directory).data).template
+        assert loaded is not None
+        assert [loaded.of(tools=tools).render(USER) for tools in (False, True)] == ["plain", "tools"]
+
+    def test_a_template_for_tools_alone_serves_all(self, tmp_path: Path) -> None:
+        several = [{"name": "tool_use", "template": "tools"}]
+        directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": several})
+        assert self.rendered(directory) == "tools"
 
     def test_a_file_that_is_not_utf_8_is_named(self, tmp_path: Path) -> None:
         directory = write_model(tmp_path)
@@ -287,3 +306,29 @@ def test_a_prompt_that_is_refused_for_its_text_is_never_encoded(
     monkeypatch.setattr(tokenizer, "encoding", None)
     with pytest.raises(ValueError, match="characters"):
         encoded_chat(template(TEMPLATE), tokenizer, USER, check=refuse)
+
+
+ENDING = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+
+
+@pytest.mark.parametrize("said", ["e", "end", "<", "|", "d", "<|end", "I said <", ""])
+def test_a_continued_message_that_also_stands_in_the_end_marker_ends_the_prompt(said: str) -> None:
+    messages = [*USER, {"role": "assistant", "content": said}]
+    assert template(ENDING).text(messages, continue_final=True) == f"<|user|>hello<|end|><|assistant|>{said}"
+
+
+OPENING = (
+    "{% for m in messages %}{% if not (loop.last and m.role == 'assistant') %}<|user|>{{ m.content }}<|end|>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt or messages[-1].role == 'assistant' %}<|assistant|>"
+    "<think>\n"
+    "{% if messages[-1].role == 'assistant' %}{{ messages[-1].content }}{% endif %}{% endif %}{# </think> #}"
+)
+
+
+@pytest.mark.parametrize("continued", [True, False])
+def test_thoughts_that_the_template_opens_in_front_of_the_last_message_are_what_the_answer_begins_with(
+    tokenizer: Tokenizer, continued: bool
+) -> None:
+    messages = [*USER, {"role": "assistant", "content": "Well"}]
+    made = encoded_chat(template(OPENING), tokenizer, messages, continue_final=continued)
+    assert ReasoningStart.of(THINK, made.opening) is ReasoningStart.OPEN

@@ -20,9 +20,15 @@ def test_without_the_file_nothing_is_set(tmp_path: Path) -> None:
 
 def test_all_that_is_in_the_file_is_read(tmp_path: Path) -> None:
     defaults = load(
-        tmp_path, temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.05, eos_token_id=[2, 11]
+        tmp_path,
+        temperature=0.6,
+        top_p=0.95,
+        top_k=20,
+        repetition_penalty=1.05,
+        eos_token_id=[2, 11],
+        min_p=0.1,
     )
-    assert defaults == GenerationDefaults(0.6, 0.95, 20, 1.05, (2, 11))
+    assert defaults == GenerationDefaults(0.6, 0.95, 20, 1.05, (2, 11), 0.1)
 
 
 def test_a_single_end_token_is_a_list_of_one(tmp_path: Path) -> None:

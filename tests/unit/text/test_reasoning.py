@@ -1,5 +1,7 @@
 """What a model thinks is told from what it answers, however the text is cut into pieces."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from mamba_text.reasoning import (
     ReasoningStart,
     reasoning_format_of,
 )
+from mamba_text.tool_calls import HERMES, ToolCallReader
 
 OPEN, CLOSED, UNSAID = ReasoningStart.OPEN, ReasoningStart.CLOSED, ReasoningStart.UNSAID
 
@@ -97,3 +100,36 @@ def test_the_prompt_tells_how_the_answer_begins(opening: str, start: ReasoningSt
 def test_a_template_that_knows_the_end_marker_is_of_a_model_that_thinks() -> None:
     assert reasoning_format_of("{{ content.split('</think>')[-1] }}") is THINK
     assert reasoning_format_of("{{ messages }}") is None
+
+
+PLAIN = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+OTHER = PLAIN.replace('"f"', '"g"')
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("text", "reasoning", "answer"),
+    [
+        (f"I look. {PLAIN}", "I look.", PLAIN),
+        (f"I look.\n{PLAIN} and", "I look.", f"{PLAIN} and"),
+        (f"as {OTHER}", f"as {OTHER}", ""),
+        (f"as {PLAIN} or so</think>no", f"as {PLAIN} or so", "no"),
+        ("I write <tool_call> first.</think>\n\nyes", "I write <tool_call> first.", "yes"),
+        ("<tool_call>{}</tool_call> is none</think>yes", "<tool_call>{}</tool_call> is none", "yes"),
+        ("It ends in <tool_call>{", "It ends in <tool_call>{", ""),
+    ],
+)
+def test_a_call_of_an_offered_tool_ends_thoughts_that_have_no_end(
+    text: str, reasoning: str, answer: str, size: int
+) -> None:
+    offered = partial(ToolCallReader, HERMES, None, {"f": {}}, offered_alone=True)
+    reader = ReasoningReader(THINK, ReasoningStart.OPEN, offered)
+    parts = [text[place : place + size] for place in range(0, len(text), size)]
+    outputs = [reader.feed(part, [part], last=False) for part in parts] + [reader.feed("", [], last=True)]
+    assert "".join(output.reasoning for output in outputs) == reasoning
+    assert "".join(output.answer for output in outputs) == answer
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_begin_marker_that_the_model_repeats_is_no_thought(size: int) -> None:
+    assert read(OPEN, "<think>\nHm <think>.</think>\nyes", size)[0] == ParsedReasoning("Hm <think>.", "yes")

@@ -84,10 +84,10 @@ def test_what_cannot_be_read_stays_text_to_the_letter(text: str, pieces: int) ->
     assert read(HERMES, f"a {text} b", pieces) == ParsedOutput(f"a {text} b", ())
 
 
-def test_half_a_character_in_arguments_stays_escaped() -> None:
+def test_half_a_character_in_arguments_is_replaced() -> None:
     call = '{"name": "f", "arguments": {"a": "\\ud83d", "b": "é"}}'
     (got,) = read(HERMES, f"<tool_call>{call}</tool_call>").calls
-    assert json.loads(got.arguments.encode()) == {"a": "\ud83d", "b": "é"}
+    assert json.loads(got.arguments.encode()) == {"a": "\ufffd", "b": "é"}
 
 
 def test_of_several_calls_the_first_alone_is_given_where_one_was_asked_for() -> None:
@@ -142,3 +142,81 @@ def test_no_call_is_lost_whatever_stands_around_it(parts: list[Any], size: int) 
 )
 def test_the_template_tells_the_format(source: str, form: ToolCallFormat | None) -> None:
     assert format_of(source) is form
+
+
+NOW = {"now": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}}
+IN_A_STRING = {"code": 'a</tool_call>"</tool_call>b'}
+
+
+def tags(*lines: str, begin: str = "<tool_call>\n", end: str = "\n</tool_call>") -> str:
+    return begin + "\n".join(("<function=now>", *lines, "</function>")) + end
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("form", "text", "said", "calls"),
+    [
+        (
+            HERMES, f"<tool_call>{json.dumps({'name': 'now', 'arguments': IN_A_STRING})}</tool_call>",
+            "", [IN_A_STRING],
+        ),
+        (HERMES, 'x <tool_call>{"name": "now", "parameters": {"a": "b"}}</tool_call>', "x", [{"a": "b"}]),
+        (
+            HERMES, '<tool_call>{"name": "now", "a": "b"}</tool_call>',
+            '<tool_call>{"name": "now", "a": "b"}</tool_call>', [],
+        ),
+        (
+            HERMES, '<tool_call>{"name": "now"}\n{"name": "now", "arguments": {"n": 2}}</tool_call>',
+            "", [{}, {"n": 2}],
+        ),
+        (
+            HERMES, '<tool_call>{"name": "no</tool_call> <tool_call>{"name": "now"}</tool_call>',
+            '<tool_call>{"name": "no</tool_call>', [{}],
+        ),
+        (TAGGED, "Let me look.\n\n" + tags(begin=""), "Let me look.", [{}]),
+        (
+            TAGGED, tags("<parameter=n>\n5\n</parameter>", begin="", end="\nDone."),
+            "\nDone.", [{"n": 5}],
+        ),
+        (TAGGED, "Write <function=f> in front.", "Write <function=f> in front.", []),
+        (TAGGED, "<function=now>\n<parameter=a>", "<function=now>\n<parameter=a>", []),
+        (
+            TAGGED, tags("<parameter=a>\n'</tool_call>'\n</parameter>"), "", [{"a": "'</tool_call>'"}],
+        ),
+        (
+            TAGGED, tags("<parameter=a>\nx", "<parameter=n>\n5\n</parameter>"), "", [{"a": "x", "n": 5}],
+        ),
+        (
+            TAGGED, tags("<parameter=a>\nx", "<parameter=b>", "</parameter>"),
+            "", [{"a": "x\n<parameter=b>"}],
+        ),
+    ],
+)  # fmt: skip
+def test_calls_are_read_as_models_write_them(
+    form: ToolCallFormat, text: str, said: str, calls: list[dict[str, Any]], size: int
+) -> None:
+    reader = Reader(form, parameters=NOW)
+    parts = [text[place : place + size] for place in range(0, len(text), size)]
+    outputs = [reader.feed(part, last=False) for part in parts] + [reader.feed("", last=True)]
+    assert "".join(output.text for output in outputs) == said
+    found = [call for output in outputs for call in output.calls]
+    assert [json.loads(call.arguments) for call in found] == calls
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"allOf": [{"$ref": "#/$defs/N"}], "description": "d"}, 5),
+        ({"$ref": "#/$defs/a~1b%20c"}, 5),
+        ({"const": 5}, 5),
+        ({"allOf": [{"type": ["integer", "string"]}, {"type": "string"}]}, "5"),
+    ],
+)
+def test_a_tagged_value_has_the_type_that_its_schema_names_in_one_of_many_ways(
+    schema: Any, value: Any
+) -> None:
+    root = {"properties": {"n": schema}, "$defs": {"N": {"type": "integer"}, "a/b c": {"type": "integer"}}}
+    reader = Reader(TAGGED, parameters={"f": root})
+    text = "<tool_call><function=f><parameter=n>5</parameter></function></tool_call>"
+    (call,) = reader.feed(text, last=True).calls
+    assert json.loads(call.arguments) == {"n": value}

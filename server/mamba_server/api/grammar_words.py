@@ -1,0 +1,21 @@
+"""What llguidance says of a form, in words that tell what to change. Pure."""
+
+_WORDS = (
+    ("coerce_one_of", "oneOf: its branches overlap, or cannot be told apart; use anyOf"),
+    (
+        "lexer precomputation failed",
+        "the expression takes too long to be prepared; make it simpler, with fewer repetitions",
+    ),
+    ("increase limits", "it is too large to be followed; make it smaller"),
+    ("initial_lexer_fuel", "an expression of it is too complex; make it simpler"),
+    ("max_grammar_size", "it is too large to be followed; make it smaller"),
+)
+"""A part of the library's words, and ours: it names options that no client can give."""
+
+
+def in_our_words(failure: str) -> str:
+    """The failure, without advice that nobody can take."""
+    for part, words in _WORDS:
+        if part in failure:
+            return words
+    return failure
