@@ -14,6 +14,7 @@ import structlog
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
+from mamba_edge.content_coding import require_plain
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
 from mamba_gateway.admission.admission import PermitRequest
 from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
@@ -95,6 +96,8 @@ class EndpointPicker:
 
     async def _process(self, exchange: Exchange, key: str, incoming: Messages, write: Write) -> None:
         head = exchange.head
+        if head.path in (COMPLETIONS, CHAT_COMPLETIONS) and (coding := head.find(b"content-encoding")):
+            require_plain(coding.decode("latin-1"))
         if head.body_mode == "buffered":
             await write(messages.unchanged("request_headers"))
         if head.body_mode != "unseen":

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.asgi_responses import USAGE_HEADER, DisconnectWatch
+from mamba_edge.content_coding import require_plain
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, read_body, whole_body
@@ -75,6 +76,8 @@ class ProxyEndpoint:
             if self._keys:
                 key = self._keys.check(scope["header_values"].get(b"authorization"))
                 scope["log_fields"]["key"] = key
+            if (coding := scope["header_values"].get(b"content-encoding")) is not None:
+                require_plain(coding.decode("latin-1"))
             self._admission.enter(key)
             try:
                 limits, body = self._limiter.limits_of(key), None
