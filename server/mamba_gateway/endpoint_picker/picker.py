@@ -16,7 +16,7 @@ from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
 from mamba_edge.content_coding import require_plain
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
-from mamba_gateway.admission.admission import PermitRequest
+from mamba_gateway.admission.admission import Permit, PermitRequest
 from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.clock import Clock
 from mamba_gateway.endpoint_picker import messages
@@ -101,7 +101,7 @@ class EndpointPicker:
         if head.body_mode == "buffered":
             await write(messages.unchanged("request_headers"))
         if head.body_mode != "unseen":
-            await self._read_body(exchange, incoming)
+            await self._admitted_body(exchange, key, incoming)
             if head.path in (COMPLETIONS, CHAT_COMPLETIONS):
                 exchange.fields = routing_fields(bytes(exchange.body))
         exchange.model = self._metrics.label(exchange.fields.model)
@@ -114,7 +114,7 @@ class EndpointPicker:
             self._admission.permit(claim) as permit,
         ):
             exchange.trace.route()
-            await self._choose(exchange)
+            await self._choose(exchange, permit)
             permit.sent()
             try:
                 await self._send_choice(exchange, write)
@@ -134,6 +134,18 @@ class EndpointPicker:
         )
         with exchange.trace.request.span(names.GATEWAY_READ_PROMPT):
             exchange.prompt = await self._prompts.read(request)
+
+    async def _admitted_body(self, exchange: Exchange, key: str, incoming: Messages) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with self._admission.body_arrives(key, task.cancel) as arriving:
+            try:
+                await self._read_body(exchange, incoming)
+            except asyncio.CancelledError:
+                if arriving.refusal is None:
+                    raise
+                task.uncancel()
+                raise arriving.refusal from None
 
     async def _read_body(self, exchange: Exchange, incoming: Messages) -> None:
         limit, share = self._max_body_bytes, exchange.share
@@ -161,7 +173,7 @@ class EndpointPicker:
             raise RequestTimeout(f"the body did not arrive within {self._body_timeout:g} s") from error
         raise StreamEnded
 
-    async def _choose(self, exchange: Exchange) -> None:
+    async def _choose(self, exchange: Exchange, permit: Permit) -> None:
         head, started, size = exchange.head, self._clock(), len(exchange.body)
         model = exchange.fields.model
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
@@ -175,6 +187,7 @@ class EndpointPicker:
             ),
             model,
             deadline,
+            permit,
         )
         exchange.cost = exchange.record.decision.cost
         exchange.ticket = self._router.sent(exchange.record, exchange.prompt)

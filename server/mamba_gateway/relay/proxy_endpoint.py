@@ -84,7 +84,7 @@ class ProxyEndpoint:
                 if direct is not None:
                     body = whole_body(self._max_body_bytes, scope["body_share"], direct)
                 if body is None:
-                    body = await self._body(scope, receive)
+                    body = await self._body(scope, receive, key)
                 fields = routing_fields(body)
                 request = self._request(scope, body, fields, limits)
                 del body  # the request lets go of it once an engine answers
@@ -95,7 +95,7 @@ class ProxyEndpoint:
                 else:
                     await self._relayed(request, fields, key, limits, scope, receive, response)
             finally:
-                self._admission.leave()
+                self._admission.leave(key)
         except ClientGone:
             self._metrics.cancelled.inc()
             response.status = CLIENT_GONE
@@ -146,25 +146,26 @@ class ProxyEndpoint:
             trace=scope["trace"],
         )
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive, key: str) -> bytes:
         limit = self._max_body_bytes
         task = self._started()
-        try:
-            return await read_body(
-                scope["headers"],
-                receive,
-                limit,
-                self._body_timeout,
-                discard=DISCARDED_LIMITS * limit,
-                share=scope.get("body_share"),
-            )
-        except asyncio.CancelledError:
-            if task not in self._cut:
-                raise
-            task.uncancel()
-            raise GatewayDraining(DRAINING) from None
-        finally:
-            self._ended(task)
+        with self._admission.body_arrives(key, task.cancel) as arriving:
+            try:
+                return await read_body(
+                    scope["headers"],
+                    receive,
+                    limit,
+                    self._body_timeout,
+                    discard=DISCARDED_LIMITS * limit,
+                    share=scope.get("body_share"),
+                )
+            except asyncio.CancelledError:
+                if arriving.refusal is None and task not in self._cut:
+                    raise
+                task.uncancel()
+                raise (arriving.refusal or GatewayDraining(DRAINING)) from None
+            finally:
+                self._ended(task)
 
     async def _relayed(
         self,

@@ -125,7 +125,7 @@ class Relay:
                 record = self._hold.decided(decided)
                 if record is None:
                     decide = functools.partial(self._decide, request, lost_engines)
-                    record = await self._hold.wait(decided, decide, request.model, deadline)
+                    record = await self._hold.wait(decided, decide, request.model, deadline, request.permit)
                 if recording:
                     record.describe(routing)
             last = number == self._max_attempts or not self._budget.available

@@ -51,6 +51,7 @@ class FakeEngine:
     reason: str = "loading"
     running: int = 0
     waiting: int = 0
+    max_running: int | None = None
     delay: float = 0.0
     handler: Handler | None = None
     seen: list[web.Request] = field(default_factory=list)
@@ -126,6 +127,8 @@ class FakeEngine:
             f'mambaserve_requests_running{{model="m"}} {self.running}\n'
             f'mambaserve_requests_waiting{{model="m"}} {self.waiting}\n'
         )
+        if self.max_running is not None:
+            text += f'mambaserve_max_running_requests{{model="m"}} {self.max_running}\n'
         return web.Response(text=text)
 
     async def _openapi(self, _request: web.Request) -> web.Response:

@@ -1,0 +1,126 @@
+"""Many requests and few places: who is held, who is refused, and who goes first when an engine comes."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from mamba_gateway.endpoints.engine_capacity import ENGINE_QUEUE
+
+BODY = {"model": "m", "prompt": "x"}
+
+
+async def status(client: aiohttp.ClientSession, url: str, key: str = "", **body: Any) -> int:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with client.post(f"{url}/v1/completions", json={**BODY, **body}, headers=headers) as response:
+        await response.read()
+        return response.status
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    path = tmp_path / "keys"
+    path.write_text("sk-a team-a\nsk-b team-b\n")
+    return str(path)
+
+
+async def held(gateway, client, count: int) -> None:
+    async with asyncio.timeout(10):
+        while (await gateway.metrics(client))["mambaserve_gateway_held"] != count:
+            await asyncio.sleep(0.01)
+
+
+async def test_requests_that_were_held_reach_the_engine_that_comes_as_fast_as_it_has_places(
+    engine, gateway, client
+) -> None:
+    fake = await engine(ready=False, max_running=4, delay=0.2)
+
+    async def crowded(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=429 if fake.active > 4 + ENGINE_QUEUE else 200)
+
+    fake.handler = crowded
+    through = await gateway(fake, hold_timeout=60)
+    asking = [asyncio.create_task(status(client, through.url)) for _ in range(100)]
+    await held(through, client, 100)
+    fake.ready = True
+    assert await asyncio.gather(*asking) == [200] * 100
+    assert (await through.metrics(client))["mambaserve_gateway_held"] == 0
+
+
+async def test_keys_take_turns_also_among_requests_that_were_held(engine, gateway, client, keys) -> None:
+    fake = await engine(ready=False, max_running=1, delay=0.2)
+    through = await gateway(fake, hold_timeout=60, api_key_file=keys)
+    ends: list[str] = []
+
+    async def ask(key: str) -> None:
+        assert await status(client, through.url, key) == 200
+        ends.append(key)
+
+    many = [asyncio.create_task(ask("sk-a")) for _ in range(60)]
+    await held(through, client, 60)
+    few = [asyncio.create_task(ask("sk-b")) for _ in range(3)]
+    await held(through, client, 63)
+    fake.ready = True
+    await asyncio.gather(*many, *few)
+    # What the engine was given at once came first; from then on each key has every other turn.
+    assert max(at for at, key in enumerate(ends) if key == "sk-b") < 2 * (1 + ENGINE_QUEUE) + 8
+
+
+async def test_a_model_without_an_engine_does_not_keep_another_waiting(engine, gateway, client) -> None:
+    dead = await engine("a", models=("a",), ready=False)
+    well = await engine("b", models=("b",), delay=0.2, max_running=4)
+    through = await gateway(dead, well, hold_timeout=30)
+    asking = [asyncio.create_task(status(client, through.url, model="a")) for _ in range(40)]
+    await held(through, client, 40)
+    begin = asyncio.get_running_loop().time()
+    assert await asyncio.gather(*(status(client, through.url, model="b") for _ in range(5))) == [200] * 5
+    assert asyncio.get_running_loop().time() - begin < 1
+    dead.ready = True
+    assert await asyncio.gather(*asking) == [200] * 40
+
+
+FULL = {"max_in_flight": 8, "max_queue": 4}
+
+
+async def test_a_key_that_takes_all_admissions_loses_one_to_another_key(
+    engine, gateway, client, keys
+) -> None:
+    fake = await engine(delay=1.0, max_running=64)
+    through = await gateway(fake, api_key_file=keys, **FULL)
+    greedy = [asyncio.create_task(status(client, through.url, "sk-a")) for _ in range(12)]
+    while fake.active < 8:
+        await asyncio.sleep(0.01)
+    assert await status(client, through.url, "sk-b") == 200
+    assert sorted(await asyncio.gather(*greedy)) == [200] * 11 + [429]
+    assert await status(client, through.url, "sk-a") == 200
+
+
+async def test_bodies_that_do_not_come_keep_no_other_key_out(engine, gateway, client, keys) -> None:
+    fake = await engine()
+    through = await gateway(fake, api_key_file=keys, body_timeout=600, **FULL)
+    readers = [await unfinished(through.url, "sk-a") for _ in range(12)]
+    await asyncio.sleep(0.1)
+    assert [await status(client, through.url, "sk-b") for _ in range(3)] == [200] * 3
+    # Requests of its own key wait until those have been coming for a while.
+    assert await status(client, through.url, "sk-a") in (200, 429)
+    await asyncio.sleep(6)
+    assert [await status(client, through.url, "sk-a") for _ in range(3)] == [200] * 3
+    answers = [await reader.readline() for reader, _ in readers[-1:]]
+    assert b" 429 " in answers[0]
+    for _, writer in readers:
+        writer.close()
+
+
+async def unfinished(url: str, key: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname or "", parts.port or 0)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    body = json.dumps(BODY).encode()
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:1])
+    await writer.drain()
+    return reader, writer
