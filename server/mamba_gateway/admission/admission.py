@@ -63,7 +63,7 @@ ANONYMOUS = PermitRequest()
 class Permit:
     """The right of one request to be relayed."""
 
-    __slots__ = ("_acquired_at", "_admission", "_claim", "_held", "_number", "_sent", "waited")
+    __slots__ = ("_acquired_at", "_admission", "_claim", "_held", "_number", "_sent", "waited", "was_held")
 
     def __init__(self, admission: "Admission", claim: PermitRequest, number: int) -> None:
         self._admission, self._claim, self._number = admission, claim, number
@@ -72,6 +72,8 @@ class Permit:
         self._sent = False
         self._held = False
         """It was given back, and is not needed now."""
+        self.was_held = False
+        """It was given back at some time."""
 
     def try_acquire(self) -> bool:
         """Acquire without waiting; True: `release` must follow. False: none is free or others wait,
@@ -96,7 +98,7 @@ class Permit:
         """Give the permit back while the request waits for an engine to be there; `resume` follows, or
         `release`."""
         if not self._held:
-            self._held = True
+            self._held = self.was_held = True
             self._admission.give_back(self._claim, sent=self._sent)
 
     async def resume(self, seconds: float) -> None:

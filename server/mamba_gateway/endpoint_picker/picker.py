@@ -29,7 +29,7 @@ from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.relay.proxy_endpoint import LOGGED_MODEL
-from mamba_gateway.relay.relay import RETRIED_STATUSES
+from mamba_gateway.relay.relay import FULL, RETRIED_STATUSES
 from mamba_gateway.relay.shared_parts import SharedParts
 from mamba_gateway.routing.routing_fields import routing_fields
 from mamba_gateway.routing.routing_record import REQUEST_HEADER, RESPONSE_HEADER
@@ -269,7 +269,9 @@ class EndpointPicker:
             exchange.cost = other
             exchange.ticket = self._router.sent(exchange.record, exchange.prompt, other)
         url = exchange.cost.endpoint.url
-        self._pool.response_started(url, exchange.ticket)
+        self._pool.response_started(url, exchange.ticket, well=exchange.status < 400)
+        if 400 <= exchange.status < 500:
+            self._pool.reject(url, full=exchange.status == FULL)
         if exchange.status in RETRIED_STATUSES:
             self._pool.suspect(url, f"it answered {exchange.status}")
         now, trace = self._clock(), exchange.trace
