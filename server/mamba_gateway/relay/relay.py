@@ -203,7 +203,7 @@ class Relay:
                 reason, detail, failed = "unreachable", str(error), True
                 self.doubt(endpoint.url, sent_at)
                 span.fail(reason)
-                if last:
+                if number >= self._max_attempts:
                     raise NoEndpoint("no engine could be reached", retry_after=2) from error
             except ConnectionLost as error:
                 reason, detail, failed = "died", str(error), True
@@ -243,7 +243,8 @@ class Relay:
                 self._comparisons.record_retry()
             else:
                 self._pool.suspect(endpoint.url, detail)
-                self._budget.record_retry()
+                if reason != "unreachable":  # which is no load for anybody
+                    self._budget.record_retry()
             self._metrics.retries.labels(reason).inc()
             log.warning(
                 "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
