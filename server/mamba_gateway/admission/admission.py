@@ -94,6 +94,11 @@ class Permit:
             self._sent = True
             self._admission.count_sent(self._claim.model)
 
+    @property
+    def reached_engine(self) -> bool:
+        """The request was sent to an engine, and is there as far as is known."""
+        return self._sent and not self._held
+
     def hold(self) -> None:
         """Give the permit back while the request waits for an engine to be there; `resume` follows, or
         `release`."""

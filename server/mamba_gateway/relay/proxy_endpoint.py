@@ -262,10 +262,15 @@ class ProxyEndpoint:
         try:
             self._metrics.queue_wait.observe(permit.waited)
             request.permit = permit
+            given_up = False
             try:
                 await self._relay.run(request, response)
+            except asyncio.CancelledError:
+                # The engine has begun with the prompt, which is most of the work, and nobody reads the answer.
+                given_up = permit.reached_engine
+                raise
             finally:
-                used = meter.used(tokens)
+                used = meter.used(tokens) or (tokens if given_up else 0.0)
                 permit.used(used)
                 if entry is not None:
                     entry.used = used

@@ -87,6 +87,20 @@ async def test_a_model_without_an_engine_does_not_keep_another_waiting(engine, g
     assert await asyncio.gather(*asking) == [200] * 40
 
 
+async def test_a_prompt_whose_client_leaves_before_the_answer_is_paid_for(
+    engine, gateway, client, eventually
+) -> None:
+    fake = await engine(delay=60)
+    through = await gateway(fake, tokens_per_minute=1000)
+    for number in (1, 2):
+        asking = asyncio.create_task(status(client, through.url, prompt="word " * 450, max_tokens=1))
+        await eventually(lambda number=number: len(fake.seen) == number)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: fake.active == 0)
+    assert await status(client, through.url, prompt="word " * 450, max_tokens=1) == 429
+
+
 FULL = {"max_in_flight": 8, "max_queue": 4}
 
 
