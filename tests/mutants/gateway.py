@@ -78,7 +78,7 @@ MUTANTS = (
     ),
     Mutant(
         "requests that are held keep their permits", GATEWAY + "routing/endpoint_wait.py",
-        "                    permit.hold()\n", "                    pass\n",
+        "changed if permit is None else permit.while_held(changed)", "changed",
         (HELD,),
     ),
     Mutant(

@@ -62,10 +62,16 @@ def test_of_an_engine_that_calls_every_request_wrong_few_clients_hear(well, burs
 
 
 @budget
-@given(st.lists(WELL, min_size=1, max_size=2), st.lists(ILL, max_size=1), st.integers(40, 200), BURSTS)
+@given(
+    st.tuples(st.just([]), st.lists(WELL, min_size=1, max_size=2))
+    | st.tuples(st.lists(ILL, max_size=1), st.lists(HERE, min_size=1, max_size=2)),
+    st.integers(40, 200), BURSTS,
+)  # fmt: skip
 def test_a_key_that_floods_the_gateway_fails_alone_and_only_while_engines_are_busy(
-    well, ill, flood, bursts
+    engines, flood, bursts
 ) -> None:
+    ill, well = engines
+
     @in_virtual_time
     async def run() -> None:
         fleet = Fleet([*ill, *well], max_in_flight=len(well) * (PLACES + QUEUE), max_queue=12)

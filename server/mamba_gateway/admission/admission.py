@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, Self
 
 import msgspec
 
 from mamba_edge.errors import TooManyRequests
 from mamba_edge.request_arrivals import RequestArrivals
-from mamba_gateway.admission.admitted_requests import AdmittedRequests, ArrivingBody
+from mamba_gateway.admission.admitted_requests import AdmittedRequests, Dismissable
 from mamba_gateway.admission.fair_queue import FairQueue, WaitingRequest
 from mamba_gateway.clock import Clock
 from mamba_gateway.errors import GatewayDraining
@@ -105,6 +105,21 @@ class Permit:
         if not self._held:
             self._held = self.was_held = True
             self._admission.give_back(self._claim, sent=self._sent)
+
+    async def while_held(self, waiting: Awaitable[None]) -> None:
+        """Wait for an engine, without the permit. Raises `TooManyRequests` when the request has to go in
+        favour of another key."""
+        self.hold()
+        task = asyncio.current_task()
+        assert task is not None
+        with self._admission.holds(self._claim.key, task.cancel) as held:
+            try:
+                await waiting
+            except asyncio.CancelledError:
+                if held.refusal is None:
+                    raise
+                task.uncancel()
+                raise held.refusal from None
 
     async def resume(self, seconds: float) -> None:
         """Wait for the permit again, in the place that the request had, for `seconds` at most. Raises
@@ -206,14 +221,23 @@ class Admission:
             self._idle.set()
 
     @contextlib.contextmanager
-    def body_arrives(self, key: str, cut: Callable[[], object]) -> Iterator[ArrivingBody]:
+    def body_arrives(self, key: str, cut: Callable[[], object]) -> Iterator[Dismissable]:
         """Read the body of an admitted request in the block. `cut` is called when the request has to go, and
         what its client is to be told is in `refusal` then."""
         body = self._admitted.begin_body(key, self.clock(), cut)
         try:
             yield body
         finally:
-            self._admitted.end_body(body)
+            self._admitted.end(body)
+
+    @contextlib.contextmanager
+    def holds(self, key: str, cut: Callable[[], object]) -> Iterator[Dismissable]:
+        """Wait in the block with a request that gave its permit back; `cut` as in `body_arrives`."""
+        request = self._admitted.begin_hold(key, self.clock(), cut)
+        try:
+            yield request
+        finally:
+            self._admitted.end(request)
 
     def permit(self, claim: PermitRequest = ANONYMOUS) -> Permit:
         """To hold while a request is relayed. Entering it raises `TooManyRequests` when none came free in
@@ -315,7 +339,7 @@ class Admission:
         one to go."""
         admitted = self._admitted
         key = admitted.greediest(newcomer)
-        if key != newcomer and (body := admitted.last_arriving(key)) is not None:
+        if key != newcomer and (body := admitted.last_dismissable(key)) is not None:
             self._cut(body)
         elif key != newcomer and (entry := self._queue.last_of(key)) is not None:
             admitted.dismiss(key)
@@ -326,8 +350,8 @@ class Admission:
             self._on_refused("full", newcomer)
             raise self._full()
 
-    def _cut(self, body: ArrivingBody) -> None:
-        self._admitted.end_body(body)
+    def _cut(self, body: Dismissable) -> None:
+        self._admitted.end(body)
         self._admitted.dismiss(body.key)
         self._on_refused("full", body.key)
         body.refusal = self._full()

@@ -13,8 +13,9 @@ SLOW_BODY_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class ArrivingBody:
-    """One admitted request whose body has not arrived whole."""
+class Dismissable:
+    """One admitted request that can be told to go: its body has not arrived whole, or it waits for an engine
+    to be there."""
 
     key: str
     since: float
@@ -35,8 +36,10 @@ class AdmittedRequests:
         self._relayed: Counter[str] = Counter()
         self._going: Counter[str] = Counter()
         """Requests that were told to go and have not left yet."""
-        self._arriving: dict[ArrivingBody, None] = {}
+        self._arriving: dict[Dismissable, None] = {}
         """The oldest first."""
+        self._held: dict[Dismissable, None] = {}
+        """Those that wait for an engine to be there."""
 
     def enter(self, key: str) -> None:
         """Count a request of the key."""
@@ -58,15 +61,22 @@ class AdmittedRequests:
         """Count one of them as waiting again, or at its end."""
         _less(self._relayed, key)
 
-    def begin_body(self, key: str, now: float, cut: Callable[[], object]) -> ArrivingBody:
-        """Note that the body of a request arrives; `end_body` follows."""
-        body = ArrivingBody(key, now, cut)
+    def begin_body(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
+        """Note that the body of a request arrives; `end` follows."""
+        body = Dismissable(key, now, cut)
         self._arriving[body] = None
         return body
 
-    def end_body(self, body: ArrivingBody) -> None:
-        """Note that the body has arrived, or never will."""
-        self._arriving.pop(body, None)
+    def begin_hold(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
+        """Note that a request waits for an engine; `end` follows."""
+        request = Dismissable(key, now, cut)
+        self._held[request] = None
+        return request
+
+    def end(self, request: Dismissable) -> None:
+        """Note that a request cannot be told to go any more."""
+        self._arriving.pop(request, None)
+        self._held.pop(request, None)
 
     def greediest(self, newcomer: str) -> str:
         """The key with the most requests that are not relayed, with one more of `newcomer`; of several keys
@@ -78,11 +88,12 @@ class AdmittedRequests:
 
         return max({newcomer, *self._by_key}, key=held)
 
-    def last_arriving(self, key: str) -> ArrivingBody | None:
-        """The request of the key that came last, of those whose body arrives."""
-        return next((body for body in reversed(self._arriving) if body.key == key), None)
+    def last_dismissable(self, key: str) -> Dismissable | None:
+        """The request of the key that came last, of those whose body arrives, else of those that are held."""
+        requests = (*reversed(self._arriving), *reversed(self._held))
+        return next((one for one in requests if one.key == key), None)
 
-    def slow_body(self, now: float) -> ArrivingBody | None:
+    def slow_body(self, now: float) -> Dismissable | None:
         """The oldest body, if it has been arriving for too long."""
         oldest = next(iter(self._arriving), None)
         return oldest if oldest is not None and now - oldest.since >= SLOW_BODY_SECONDS else None

@@ -266,7 +266,7 @@ class ProxyEndpoint:
             try:
                 await self._relay.run(request, response)
             except asyncio.CancelledError:
-                # The engine has begun with the prompt, which is most of the work, and nobody reads the answer.
+                # The engine has begun with the prompt, which is most of the work.
                 given_up = permit.reached_engine
                 raise
             finally:

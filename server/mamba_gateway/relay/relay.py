@@ -271,10 +271,9 @@ class Relay:
 
     async def _wait_for_place(self, request: UpstreamRequest, deadline: float) -> None:
         assert request.permit is not None
-        request.permit.hold()
         try:
             async with asyncio.timeout_at(deadline):
-                await self._pool.changed()
+                await request.permit.while_held(self._pool.changed())
         except TimeoutError:
             message = "every engine has as many requests as it takes; retry later"
             raise TooManyRequests(message, retry_after=2) from None

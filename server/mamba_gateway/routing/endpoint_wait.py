@@ -76,11 +76,10 @@ class EndpointWait:
                     raise UpstreamLost(NO_ANSWER)
                 if found is NoCandidate.NONE_ASKED_FOR:
                     raise self._none(found)
-                if permit is not None:
-                    permit.hold()
+                changed = self._pool.changed()
                 try:
                     async with asyncio.timeout_at(deadline):
-                        await self._pool.changed()
+                        await (changed if permit is None else permit.while_held(changed))
                 except TimeoutError:
                     raise self._none(found) from None
                 found = decide()
