@@ -22,7 +22,8 @@ class HttpLimits(BaseModel):
     read_nothing_timeout: float = Field(60.0, gt=0)
     """Seconds a client may read nothing of an answer that waits for it; then its connection is cut."""
     max_connections: int = Field(4096, ge=1)
-    """Most open connections; one more gets 503 and is closed."""
+    """Most connections with a request under way; one more gets 503, unless it asks for a probe or metrics. Of
+    more connections the one that has been idle longest is closed."""
     drain_quiet: float = Field(0.0, ge=0)
     """After SIGTERM, requests are taken until none has come and none was under way for so many seconds, and
     each answer closes its connection: for balancers that learn elsewhere that this process goes, as those of

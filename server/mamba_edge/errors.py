@@ -9,6 +9,7 @@ ApiError
 ├── MethodNotAllowed      405 method_not_allowed
 ├── RequestTimeout        408 request_timeout       (the connection is closed)
 ├── BodyTooLarge          413 request_too_large
+├── UnsupportedMediaType  415 unsupported_media_type
 ├── TooManyRequests       429 rate_limit_exceeded   (Retry-After)
 ├── HeadersTooLarge       431 headers_too_large     (the connection is closed)
 ├── InternalError         500 internal_error
@@ -116,6 +117,12 @@ class BodyTooLarge(ApiError):
     """The body is over the limit. With `close` its rest is not read, so nothing can follow it."""
 
     status, kind, code = 413, "invalid_request_error", "request_too_large"
+
+
+class UnsupportedMediaType(ApiError):
+    """The body is not declared as JSON, or is coded."""
+
+    status, kind, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
 class TooManyRequests(ApiError):

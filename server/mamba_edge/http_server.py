@@ -8,7 +8,9 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from mamba_edge.connection_room import ConnectionRoom
 from mamba_edge.limited_protocol import LimitedProtocol
+from mamba_edge.open_files import connections_allowed
 from mamba_planner.http_limits import HttpLimits
 
 _CLOSE = (b"connection", b"close")
@@ -18,14 +20,23 @@ class HttpServer(uvicorn.Server):
     """A server of one application. It leaves signals alone: the process drains before it stops."""
 
     def __init__(
-        self, app: ASGIApp, *, last_bytes_seconds: int | None, limits: HttpLimits | None = None
+        self,
+        app: ASGIApp,
+        *,
+        last_bytes_seconds: int | None,
+        limits: HttpLimits | None = None,
+        more_files: int = 0,
     ) -> None:
-        """`last_bytes_seconds`: how long connections may take to close at the end; None: for ever."""
+        """`last_bytes_seconds`: how long connections may take to close at the end; None: for ever.
+        `more_files`: those that the application opens for its requests."""
         limits = limits or HttpLimits()
+        most = limits.max_connections
+        both = most + ConnectionRoom.spare_of(most)
+        room = ConnectionRoom(max(1, most * connections_allowed(both, more_files) // both))
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast("Any", functools.partial(LimitedProtocol, limits=limits)),
+                http=cast("Any", functools.partial(LimitedProtocol, limits=limits, room=room)),
                 lifespan="off",
                 ws="none",
                 log_config=None,

@@ -4,9 +4,9 @@ What each request passes through stands here whole: of uvicorn's are the answer'
 connection, and the account of connections and tasks.
 
 The parser has no limit of its own on the size of headers, takes requests without a Host, and trailers for
-headers; uvicorn waits for ever for the end of a head and for clients that read nothing, takes any number of
-connections, and sends chunks to clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the
-envelope, too.
+headers, and it stops at an offer of another protocol; uvicorn waits for ever for the end of a head and for
+clients that read nothing, takes any number of connections, and sends chunks to clients of HTTP/1.0. All that
+is mended here, and what is no HTTP gets the envelope, too.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from mamba_edge.close_delimited import CloseDelimitedResponses
+from mamba_edge.connection_room import ConnectionRoom
 from mamba_edge.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import (
     ApiError,
@@ -29,6 +30,7 @@ from mamba_edge.errors import (
     TooManyConnections,
 )
 from mamba_edge.request_target import targets
+from mamba_edge.upgrade_offer import head_without_offer
 from mamba_planner.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
@@ -59,27 +61,36 @@ class LimitedProtocol(HttpToolsProtocol):
     _unread: asyncio.TimerHandle | None = None
     _idle_since: float | None = None
     """By the loop's clock; None = a request is under way."""
+    _offer = b""
+    """The head of the request that offered another protocol, without the offer."""
     _leave: Callable[[], None] | None = None
     """What to call when the client leaves."""
 
-    def __init__(self, *, limits: HttpLimits, **more: Any) -> None:
+    def __init__(self, *, limits: HttpLimits, room: ConnectionRoom, **more: Any) -> None:
         super().__init__(**more)
-        self._limits = limits
+        self._limits, self._room = limits, room
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            self._refusal = TooManyConnections(
-                f"{self._limits.max_connections} connections are open, more are not taken; try again later"
-            )
+        self._watch()
+        self._room.enter(self)
+
+    def evict(self) -> None:
+        """Close the connection, so that another one has room; a request that has begun to come is refused."""
+        answered = self.cycle is None or self.cycle.response_complete
+        if self._in_head or (self._in_body and not answered):
+            self._refusal = self._no_room()
             self.send_400_response("")
+        elif self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait for a client that does not read
         else:
-            self._watch()
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         super().connection_lost(exc)
+        self._room.leave(self)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
@@ -98,10 +109,22 @@ class LimitedProtocol(HttpToolsProtocol):
         """It has read most of that."""
         super().resume_writing()
         self._on_read()
+        if self.transport.is_closing():
+            self._limit_closing()
 
     def _wait_for_reader(self, unread: int) -> None:
         seconds = self._limits.read_nothing_timeout
         self._unread = self.loop.call_later(seconds, self._on_unread, unread)
+
+    def _limit_closing(self) -> None:
+        """A connection is closed when its client has read the rest: one that reads nothing is cut."""
+        unread = self.transport.get_write_buffer_size()
+        if unread and self._unread is None:
+            self._wait_for_reader(unread)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._limit_closing()
 
     def _on_read(self) -> None:
         if self._unread is not None:
@@ -120,19 +143,31 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes came in."""
         self._head_began, self._idle_since = False, None
+        rest: bytes | memoryview = data
         try:
-            self.parser.feed_data(data)
+            while rest:
+                try:
+                    self.parser.feed_data(rest)
+                    break
+                except httptools.HttpParserUpgrade as offer:
+                    rest = memoryview(rest)[offer.args[0] :]
+                    self._pass_over_offer()
         except httptools.HttpParserError:
             self.logger.warning("Invalid HTTP request received.")
             self.send_400_response("")
-        except httptools.HttpParserUpgrade:
-            self._unsupported_upgrade_warning()
         self._watch()
         if self._in_head and not self._head_began and self._refusal is None:
             self._pending_bytes += len(data)
             if self._pending_bytes > HEADER_BYTES:
                 self._refusal = _too_large()
                 self.send_400_response("")
+
+    def _pass_over_offer(self) -> None:
+        """Begin the request again, at a parser that is not told of the protocol that the client offers."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(self._offer)
+        self._offer = b""
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -161,12 +196,20 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
+        parser = self.parser
+        if parser.should_upgrade():
+            method, version = parser.get_method(), parser.get_http_version()
+            if method == b"CONNECT":
+                self._refuse(InvalidRequest("this is no proxy: CONNECT is not taken", code="invalid_http"))
+            self._offer = head_without_offer(method, self.url, version, self.headers)
+            return
         self._in_head, self._in_body = False, True
         if self._hosts != 1 and not (self._hosts == 0 and self.parser.get_http_version() == "1.0"):
             self._refuse(InvalidRequest("a request names its host once", code="invalid_http"))
-        parser = self.parser
         version = parser.get_http_version()
         path, raw_path, query = targets[self.url]
+        if not self._room.admit(self, path, self.loop.time()):
+            self._refuse(self._no_room())
         self.scope = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -205,7 +248,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
+        if self.parser.should_upgrade():
+            return  # the parser takes what follows the offer for another protocol
         self._in_body = False
+        self._room.body_complete(self)
         cycle = self.cycle
         if not cycle.response_complete:
             cycle.more_body = False
@@ -219,10 +265,13 @@ class LimitedProtocol(HttpToolsProtocol):
         """
         if self.pipeline or self.transport.is_closing():
             _NO_CONTEXT.copy().run(super().on_response_complete)
+            if self.transport.is_closing():
+                self._limit_closing()
         else:
             self.server_state.total_requests += 1
             self.flow.resume_reading()
             self._wait_for_request()
+            self._room.wait(self)
         if not self.pipeline and self.cycle.response_complete and not (self._in_head or self._in_body):
             self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
 
@@ -249,7 +298,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if left > 0:
             self._wind_idle(left)
         else:
-            super().timeout_keep_alive_handler()
+            self._close()
 
     def _watch(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete
@@ -278,12 +327,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refusal = RequestTimeout(f"the request's headers did not arrive within {seconds:g} s")
             self.send_400_response("")
         else:
-            self.transport.close()
+            self._close()
 
     def _count(self, size: int) -> None:
         self._parsed_bytes += size
         if self._parsed_bytes > HEADER_BYTES:
             self._refuse(_too_large())
+
+    def _no_room(self) -> TooManyConnections:
+        most = self._room.limit
+        return TooManyConnections(f"{most} connections have requests under way, more may not; try later")
 
     def _refuse(self, refusal: ApiError) -> None:
         self._refusal = refusal
@@ -317,7 +370,7 @@ class LimitedProtocol(HttpToolsProtocol):
         head += f"content-length: {len(body)}\r\n\r\n"
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
-        self.transport.close()
+        self._close()
 
 
 def _too_large() -> HeadersTooLarge:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mamba_edge.asgi_responses import send_error
 from mamba_edge.body_budget import BodyBudget, BodyShare
+from mamba_edge.connection_room import PROBES
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, first_values
@@ -33,7 +34,7 @@ CLIENT_GONE = 499
 FAILED_FROM = 500
 """Statuses from here on are the server's failures; those below are the client's."""
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]")
-_QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics", "/v1/status"})
+_QUIET = PROBES | {"/v1/status"}
 
 
 _DRAWN = 64

@@ -22,6 +22,10 @@ _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """What a MambaDeployment says too has its default there alone."""
 
 
+REFUSED_AT_ONCE = 512
+"""Requests beyond those that a gateway takes which it can refuse at the same time."""
+
+
 def _is_plain_address(url: str) -> bool:
     parts = urlsplit(url)
     try:
@@ -152,6 +156,22 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     def index_scope(self) -> str:
         """Under what gateways and engines of one deployment find each other in Redis."""
         return self.prefix_index_scope or f"{self.namespace}/{self.deployment}"
+
+    @property
+    def connections(self) -> int:
+        """Most connections with a request: as given, else enough for all requests that are taken."""
+        if "max_connections" in self.model_fields_set:
+            return self.max_connections
+        return max(self.max_connections, self.max_in_flight + self.max_queue + REFUSED_AT_ONCE)
+
+    @model_validator(mode="after")
+    def _a_connection_for_each_request(self) -> Self:
+        if self.connections < self.max_in_flight:
+            raise ValueError(
+                f"--max-in-flight {self.max_in_flight} cannot be reached with --max-connections "
+                f"{self.max_connections}: each request takes a connection; raise the latter or leave it out"
+            )
+        return self
 
     @property
     def key_limits(self) -> KeyLimitTable:

@@ -141,7 +141,9 @@ class Follower:
             if not self._index.matches(beat):
                 self._unsynced.add(engine)
         await self._resync(beats)
-        whole = not self._unsynced and all(each.fresh for each in self._index.engines().values())
+        # One engine more than the index has places for makes what is known of the others no worse.
+        unsynced = any(self._index.admits(engine) for engine in self._unsynced)
+        whole = not unsynced and all(each.fresh for each in self._index.engines().values())
         self._index.state = "following" if whole else "stale"
 
     async def _forget(self, engine: str) -> None:

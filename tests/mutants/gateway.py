@@ -6,6 +6,7 @@ GATEWAY, KUBE = "server/mamba_gateway/", "operator/mamba_kube/"
 UNIT = "tests/unit/gateway/"
 RELAY = (UNIT + "test_relay.py",)
 PROXY = (UNIT + "test_proxy_endpoint.py",)
+FAILURES, HELD = (f"tests/integration/gateway/test_{name}.py" for name in ("failures", "held_requests"))
 PICKER = ("tests/integration/gateway/test_endpoint_picker.py",)
 
 MUTANTS = (
@@ -66,9 +67,34 @@ MUTANTS = (
         RELAY,
     ),
     Mutant(
-        "a busy engine's 429 goes elsewhere", GATEWAY + "relay/relay.py",
-        "frozenset((502, 503))", "frozenset((429, 502, 503))",
-        RELAY,
+        "what one engine alone refuses goes to the client", GATEWAY + "relay/relay.py",
+        "frozenset((401, 403, 404, 429))", "frozenset()",
+        (FAILURES,),
+    ),
+    Mutant(
+        "an engine that rejects everything keeps drawing the traffic", GATEWAY + "endpoints/pool.py",
+        'self.fail(url, "it rejected', 'str("it rejected',
+        (FAILURES,),
+    ),
+    Mutant(
+        "requests that are held keep their permits", GATEWAY + "routing/endpoint_wait.py",
+        "changed if permit is None else permit.while_held(changed)", "changed",
+        (HELD,),
+    ),
+    Mutant(
+        "whoever comes last is refused, whoever has all admissions", GATEWAY + "admission/admission.py",
+        "key = admitted.greediest(newcomer)", "key = newcomer",
+        (HELD,),
+    ),
+    Mutant(
+        "idle connections keep a new one out", "server/mamba_edge/connection_room.py",
+        "            self._evict(next(iter(self._waiting)))\n", "            self._evict(connection)\n",
+        ("tests/unit/edge/test_connections.py",),
+    ),
+    Mutant(
+        "probes are refused beside as many requests as may be", "server/mamba_edge/connection_room.py",
+        "if path in PROBES:", "if not path:",
+        ("tests/unit/edge/test_connections.py",),
     ),
     Mutant(
         "a stream keeps its declared length and has no room for an error", GATEWAY + "relay/relay.py",
@@ -93,13 +119,13 @@ MUTANTS = (
     ),
     Mutant(
         "the queue has one place too many", GATEWAY + "admission/admission.py",
-        "if self.admitted >= self.max_in_flight", "if self.admitted > self.max_in_flight",
+        "if self._admitted.count >= self.max_in", "if self._admitted.count > self.max_in",
         (UNIT + "test_admission.py",),
     ),
     Mutant(
         "a drain does not reach clients that still send", GATEWAY + "relay/proxy_endpoint.py",
-        "        task = self._started()\n        try:\n            return ",
-        "        task = asyncio.current_task()\n        try:\n            return ",
+        "        task = self._started()\n        with self._admission.body_arrives(key, task.cancel)",
+        "        task = asyncio.current_task()\n        with self._admission.body_arrives(key, task.cancel)",
         PROXY,
     ),
     Mutant(
@@ -111,7 +137,7 @@ MUTANTS = (
     Mutant(
         "keys are asked for after the body", GATEWAY + "relay/proxy_endpoint.py",
         "            if self._keys:\n",
-        "            if self._keys and (await self._body(scope, receive)):\n",
+        "            if self._keys and (await self._body(scope, receive, key)):\n",
         PROXY,
     ),
     Mutant(

@@ -8,6 +8,7 @@ from mamba_operator.render.access import (
     gateway_role,
     gateway_role_binding,
     network_policy,
+    picker_policy,
     service_account,
     wake_request,
 )
@@ -30,6 +31,7 @@ def render(context: Context) -> list[Manifest]:
         InvalidPatch: a pod template of the spec cannot be merged.
     """
     cache, pool = model_cache(context), inference_pool(context)
+    picker = picker_policy(context)
     budgets = disruption_budget(context), gateway_disruption_budget(context)
     return [
         sealed(manifest)
@@ -43,6 +45,7 @@ def render(context: Context) -> list[Manifest]:
             engine_service(context),
             gateway_service(context),
             network_policy(context),
+            *([picker] if picker else []),
             *(budget for budget in budgets if budget is not None),
             *([pool] if pool else []),
             engine_deployment(context),

@@ -15,6 +15,8 @@ from mamba_operator.objects.kinds import (
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, child
 
+LAST_PORT = 65535
+
 
 def service_account(context: Context) -> Manifest:
     """One account per deployment, so that RBAC and image pull secrets can be told apart."""
@@ -86,11 +88,7 @@ def network_policy(context: Context) -> Manifest:
     gateway = {"podSelector": {"matchLabels": names.selector(owner, "gateway")}}
     operator = context.operator.peer()
     scrapers = [scraper.peer() for scraper in context.scrapers]
-    pool = context.deployment.spec.gateway.inference_pool
-    proxies: list[dict[str, Any]] = []
-    if pool is not None:
-        named = {"kubernetes.io/metadata.name": pool.proxy_namespace}
-        proxies.append({"namespaceSelector": {"matchLabels": named}})
+    proxies = _proxies(context)
     return {
         **child(context, NETWORK_POLICY, context.children.engine, "engine"),
         "spec": {
@@ -102,6 +100,39 @@ def network_policy(context: Context) -> Manifest:
             ],
         },
     }
+
+
+def picker_policy(context: Context) -> Manifest | None:
+    """Let the proxy's namespace alone reach the endpoint picker, which tells the engines' own key to whoever
+    speaks its protocol with a client's key. All other ports are open to everybody, as without the policy.
+    None without an InferencePool."""
+    if not (proxies := _proxies(context)):
+        return None
+    picker = names.ENDPOINT_PICKER_PORT
+    others = [
+        _port(names.HTTP_PORT_NAME),  # alone too, for a network that knows no ranges
+        {"protocol": "TCP", "port": 1, "endPort": picker - 1},
+        {"protocol": "TCP", "port": picker + 1, "endPort": LAST_PORT},
+        {"protocol": "UDP", "port": 1, "endPort": LAST_PORT},
+    ]
+    return {
+        **child(context, NETWORK_POLICY, context.children.gateway, "gateway"),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(context.deployment.name, "gateway")},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"ports": others},
+                {"from": proxies, "ports": [{"protocol": "TCP", "port": picker}]},
+            ],
+        },
+    }
+
+
+def _proxies(context: Context) -> list[dict[str, Any]]:
+    pool = context.deployment.spec.gateway.inference_pool
+    if pool is None:
+        return []
+    return [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": pool.proxy_namespace}}}]
 
 
 def _port(name: str) -> dict[str, Any]:

@@ -1,18 +1,22 @@
 """Admission: bounds how many requests the gateway has, and says when it is whose turn to be relayed.
 
 A request is admitted before its body is read, so that memory is bounded. Then it waits until an engine has a
-place for it; `fair_queue` says who is next. The proxy endpoint calls it; it knows nothing of HTTP.
+place for it; `fair_queue` says who is next. One that finds no engine gives its permit back while it waits for
+one. The proxy endpoint calls it; it knows nothing of HTTP.
 """
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, Self
 
 import msgspec
 
 from mamba_edge.errors import TooManyRequests
 from mamba_edge.request_arrivals import RequestArrivals
+from mamba_gateway.admission.admitted_requests import AdmittedRequests, Dismissable
 from mamba_gateway.admission.fair_queue import FairQueue, WaitingRequest
 from mamba_gateway.clock import Clock
 from mamba_gateway.errors import GatewayDraining
@@ -59,13 +63,17 @@ ANONYMOUS = PermitRequest()
 class Permit:
     """The right of one request to be relayed."""
 
-    __slots__ = ("_acquired_at", "_admission", "_claim", "_sent", "waited")
+    __slots__ = ("_acquired_at", "_admission", "_claim", "_held", "_number", "_sent", "waited", "was_held")
 
-    def __init__(self, admission: "Admission", claim: PermitRequest) -> None:
-        self._admission, self._claim = admission, claim
+    def __init__(self, admission: "Admission", claim: PermitRequest, number: int) -> None:
+        self._admission, self._claim, self._number = admission, claim, number
         self.waited = self._acquired_at = 0.0
         """Seconds until its turn came."""
         self._sent = False
+        self._held = False
+        """It was given back, and is not needed now."""
+        self.was_held = False
+        """It was given back at some time."""
 
     def try_acquire(self) -> bool:
         """Acquire without waiting; True: `release` must follow. False: none is free or others wait,
@@ -76,7 +84,7 @@ class Permit:
     async def acquire(self) -> None:
         """Wait for the permit after `try_acquire` failed; `release` must follow, unless this raises."""
         requested_at = self._acquired_at
-        await self._admission.acquire(self._claim)
+        await self._admission.acquire(self._claim, self._number)
         self._acquired_at = self._admission.clock()
         self.waited = self._acquired_at - requested_at
 
@@ -84,13 +92,51 @@ class Permit:
         """The request was sent to an engine and is counted in that engine's load from now on."""
         if not self._sent:
             self._sent = True
-            self._admission.unsent -= 1
+            self._admission.count_sent(self._claim.model)
+
+    @property
+    def reached_engine(self) -> bool:
+        """The request was sent to an engine, and is there as far as is known."""
+        return self._sent and not self._held
+
+    def hold(self) -> None:
+        """Give the permit back while the request waits for an engine to be there; `resume` follows, or
+        `release`."""
+        if not self._held:
+            self._held = self.was_held = True
+            self._admission.give_back(self._claim, sent=self._sent)
+
+    async def while_held(self, waiting: Awaitable[None]) -> None:
+        """Wait for an engine, without the permit. Raises `TooManyRequests` when the request has to go in
+        favour of another key."""
+        self.hold()
+        task = asyncio.current_task()
+        assert task is not None
+        with self._admission.holds(self._claim.key, task.cancel) as held:
+            try:
+                await waiting
+            except asyncio.CancelledError:
+                if held.refusal is None:
+                    raise
+                task.uncancel()
+                raise held.refusal from None
+
+    async def resume(self, seconds: float) -> None:
+        """Wait for the permit again, in the place that the request had, for `seconds` at most. Raises
+        `TooManyRequests`."""
+        if not self._held:
+            return
+        if not self._admission.try_acquire(self._claim):
+            await self._admission.acquire(self._claim, self._number, seconds, shed=False)
+        self._held, self._sent = False, False
+        self._acquired_at = self._admission.clock()
 
     def release(self) -> None:
         """The request has ended: free the permit."""
-        if not self._sent:
-            self.sent()
-        self._admission.release(self._acquired_at)
+        if self._held:
+            return
+        self.sent()
+        self._admission.release(self._claim.key, self._acquired_at)
 
     async def __aenter__(self) -> Self:
         if not self.try_acquire():
@@ -102,7 +148,8 @@ class Permit:
 
     def used(self, tokens: float) -> None:
         """Tokens that the request really used; the difference to its estimate is charged to its key."""
-        self._admission.charge(self._claim.key, tokens - self._claim.cost)
+        paid = 0.0 if self._held else self._claim.cost
+        self._admission.charge(self._claim.key, tokens - paid)
 
 
 class Admission:
@@ -125,8 +172,9 @@ class Admission:
         self.admitted = 0
         """Requests admitted and not finished: in flight, waiting, or still sending their body."""
         self.in_flight = 0
-        self.unsent = 0
-        """Of those in flight, the ones that are at no engine yet."""
+        self._admitted = AdmittedRequests()
+        self._unsent: Counter[str | None] = Counter()
+        """By model."""
         self._queue = FairQueue(weight)
         self._capacity, self._on_refused = capacity, on_refused
         self.clock = clock
@@ -138,6 +186,11 @@ class Admission:
     def queued(self) -> int:
         """Requests admitted and not relayed yet."""
         return self.admitted - self.in_flight
+
+    @property
+    def unsent(self) -> int:
+        """Of those in flight, the ones that are at no engine yet."""
+        return self._unsent.total()
 
     def waiting(self) -> dict[str, int]:
         """Requests that wait for their turn, by name of their key."""
@@ -153,46 +206,81 @@ class Admission:
         self.arrivals.record()
         if self.draining:
             raise GatewayDraining(DRAINING)
-        if self.admitted >= self.max_in_flight + self.max_queue:
-            self._on_refused("full", key)
-            raise self._full()
+        if self._admitted.count >= self.max_in_flight + self.max_queue:
+            self._make_room(key)
+        self._admitted.enter(key)
         self.admitted += 1
         if self.admitted == 1:
             self._idle.clear()
 
-    def leave(self) -> None:
+    def leave(self, key: str) -> None:
         """It is over."""
+        self._admitted.leave(key)
         self.admitted -= 1
         if self.admitted == 0:
             self._idle.set()
 
+    @contextlib.contextmanager
+    def body_arrives(self, key: str, cut: Callable[[], object]) -> Iterator[Dismissable]:
+        """Read the body of an admitted request in the block. `cut` is called when the request has to go, and
+        what its client is to be told is in `refusal` then."""
+        body = self._admitted.begin_body(key, self.clock(), cut)
+        try:
+            yield body
+        finally:
+            self._admitted.end(body)
+
+    @contextlib.contextmanager
+    def holds(self, key: str, cut: Callable[[], object]) -> Iterator[Dismissable]:
+        """Wait in the block with a request that gave its permit back; `cut` as in `body_arrives`."""
+        request = self._admitted.begin_hold(key, self.clock(), cut)
+        try:
+            yield request
+        finally:
+            self._admitted.end(request)
+
     def permit(self, claim: PermitRequest = ANONYMOUS) -> Permit:
         """To hold while a request is relayed. Entering it raises `TooManyRequests` when none came free in
         time, or when the queue is full and this key has the most in it."""
-        return Permit(self, claim)
+        return Permit(self, claim, self._queue.next_number())
 
     def try_acquire(self, claim: PermitRequest) -> bool:
         """Take a permit without waiting; True: `release` must follow. False: none is free, or others wait."""
         if self._queue or self.in_flight >= self.max_in_flight or not self._has_capacity(claim.model):
             return False
         self._queue.serve(claim.key, claim.cost)
-        self.in_flight += 1
-        self.unsent += 1
+        self._grant(claim.key, claim.model)
         return True
 
-    async def acquire(self, claim: PermitRequest) -> None:
-        """Wait for a permit; `release` must follow, unless this raises."""
+    async def acquire(
+        self, claim: PermitRequest, number: int = 0, seconds: float | None = None, *, shed: bool = True
+    ) -> None:
+        """Wait for a permit, at most `seconds`; `release` must follow, unless this raises. `number`: place
+        among requests of its key; `shed`: where too many wait, one of them has to go."""
         turn = asyncio.get_running_loop().create_future()
-        entry = WaitingRequest(claim.key, claim.priority, claim.cost, claim.model, turn)
+        entry = WaitingRequest(claim.key, claim.priority, claim.cost, claim.model, turn, number)
         self._queue.add(entry)
         self.dispatch()
-        if len(self._queue) > self.max_queue:
+        if shed and len(self._queue) > self.max_queue:
             self._shed()
-        await self._wait_for_turn(entry)
+        await self._wait_for_turn(entry, self.queue_timeout if seconds is None else seconds)
 
-    def release(self, begin: float) -> None:
+    def count_sent(self, model: str | None) -> None:
+        """A request for the model that has a permit is counted in its engine's load from now on."""
+        self._unsent[model] -= 1
+        if not self._unsent[model]:
+            del self._unsent[model]
+
+    def give_back(self, claim: PermitRequest, *, sent: bool) -> None:
+        """Free the permit of a request that goes on waiting; what its key paid for it is paid back."""
+        if not sent:
+            self.count_sent(claim.model)
+        self._queue.charge(claim.key, -claim.cost)
+        self._release(claim.key)
+
+    def release(self, key: str, begin: float) -> None:
         """Free a permit. `begin`: clock time at which it was acquired, in seconds."""
-        self._release()
+        self._release(key)
         self._service_seconds += 0.1 * (self.clock() - begin - self._service_seconds)
 
     def dispatch(self) -> None:
@@ -200,8 +288,7 @@ class Admission:
         while (
             self.in_flight < self.max_in_flight and (entry := self._queue.pop(self._has_capacity)) is not None
         ):
-            self.in_flight += 1
-            self.unsent += 1
+            self._grant(entry.flow, entry.model)
             entry.turn.set_result(None)
 
     def charge(self, key: str, tokens: float) -> None:
@@ -213,18 +300,26 @@ class Admission:
         await self._idle.wait()
 
     def _has_capacity(self, model: str | None) -> bool:
-        return self._capacity(model) - self.unsent >= 1
+        unsent = self._unsent
+        # Those that name no model may go to any engine.
+        before = unsent.total() if model is None else unsent[model] + unsent[None]
+        return self._capacity(model) - before >= 1
 
-    async def _wait_for_turn(self, entry: WaitingRequest) -> None:
+    def _grant(self, key: str, model: str | None) -> None:
+        self.in_flight += 1
+        self._unsent[model] += 1
+        self._admitted.relay(key)
+
+    async def _wait_for_turn(self, entry: WaitingRequest, seconds: float) -> None:
         try:
             if not entry.turn.done():
-                async with asyncio.timeout(self.queue_timeout):
+                async with asyncio.timeout(seconds):
                     await entry.turn
             entry.turn.result()
         except TimeoutError:
             self._abandon(entry)
             self._on_refused("timeout", entry.flow)
-            message = f"the request waited {self.queue_timeout:g} s for its turn; retry later"
+            message = f"the request waited {seconds:.3g} s for its turn; retry later"
             raise TooManyRequests(message, retry_after=self._retry_after()) from None
         except asyncio.CancelledError:
             self._abandon(entry)
@@ -234,21 +329,48 @@ class Admission:
         turn = entry.turn
         if turn.done() and not turn.cancelled() and turn.exception() is None:
             # Its turn came at the same moment.
-            self.unsent -= 1
-            self._release()
+            self.count_sent(entry.model)
+            self._release(entry.flow)
         else:
             self._queue.remove(entry)
+
+    def _make_room(self, newcomer: str) -> None:
+        """Send a request away in favour of one of the key `newcomer`. Raises TooManyRequests if that is the
+        one to go."""
+        admitted = self._admitted
+        key = admitted.greediest(newcomer)
+        if key != newcomer and (body := admitted.last_dismissable(key)) is not None:
+            self._cut(body)
+        elif key != newcomer and (entry := self._queue.last_of(key)) is not None:
+            admitted.dismiss(key)
+            self._refuse(entry)
+        elif (body := admitted.slow_body(self.clock())) is not None:
+            self._cut(body)
+        else:
+            self._on_refused("full", newcomer)
+            raise self._full()
+
+    def _cut(self, body: Dismissable) -> None:
+        self._admitted.end(body)
+        self._admitted.dismiss(body.key)
+        self._on_refused("full", body.key)
+        body.refusal = self._full()
+        body.cut()
 
     def _shed(self) -> None:
         # The key with the longest queue loses a request: no key can fill the queue for the others.
         entry = self._queue.last_of_longest_flow()
         if entry is not None:
-            self._queue.remove(entry)
-            self._on_refused("full", entry.flow)
-            entry.turn.set_exception(self._full())
+            self._refuse(entry)
 
-    def _release(self) -> None:
+    def _refuse(self, entry: WaitingRequest) -> None:
+        self._queue.remove(entry)
+        self._on_refused("full", entry.flow)
+        entry.turn.set_exception(self._full())
+
+    def _release(self, key: str) -> None:
         self.in_flight -= 1
+        self._admitted.end_relay(key)
         if self._queue:
             self.dispatch()
 
@@ -273,4 +395,4 @@ class _AdmissionScope:
         self._admission.enter(self._key)
 
     def __exit__(self, *_: object) -> None:
-        self._admission.leave()
+        self._admission.leave(self._key)

@@ -22,6 +22,8 @@ class WaitingRequest:
     model: str | None
     turn: asyncio.Future[None]
     """Done when it is its turn; with an error when it will never be."""
+    number: int = 0
+    """Its place among those of its flow and priority: the lower goes first; 0 = behind those that wait."""
     removed: bool = False
     """It was removed from the queue."""
 
@@ -57,6 +59,11 @@ class FairQueue:
     def __len__(self) -> int:
         return self._size
 
+    def next_number(self) -> int:
+        """A place behind all that were given before."""
+        self._number += 1
+        return self._number
+
     def waiting(self) -> Mapping[str, int]:
         """Requests that wait, by flow."""
         return {name: flow.waiting for name, flow in self._flows.items() if flow.waiting}
@@ -66,8 +73,8 @@ class FairQueue:
         flow = self._flow(entry.flow)
         if not flow.waiting:
             flow.tag = max(flow.tag, self._virtual_time)
-        self._number += 1
-        heapq.heappush(flow.heap, (entry.priority, self._number, entry))
+        entry.number = entry.number or self.next_number()
+        heapq.heappush(flow.heap, (entry.priority, entry.number, entry))
         flow.waiting += 1
         self._size += 1
 
@@ -120,9 +127,12 @@ class FairQueue:
         """The request that would be served last in the longest flow: the one to shed when the queue is
         full."""
         name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
-        if name is None:
-            return None
-        entries = [entry for entry in self._flows[name].heap if not entry[2].gone]
+        return None if name is None else self.last_of(name)
+
+    def last_of(self, name: str) -> WaitingRequest | None:
+        """The request that would be served last in a flow."""
+        flow = self._flows.get(name)
+        entries = [entry for entry in flow.heap if not entry[2].gone] if flow is not None else []
         return max(entries)[2] if entries else None
 
     def _first_servable(

@@ -15,8 +15,9 @@ import structlog
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
 from mamba_edge.client_name import CLIENT_HEADER
+from mamba_edge.content_coding import require_plain
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
-from mamba_gateway.admission.admission import PermitRequest
+from mamba_gateway.admission.admission import Permit, PermitRequest
 from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.clock import Clock
 from mamba_gateway.endpoint_picker import messages
@@ -29,7 +30,7 @@ from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.relay.proxy_endpoint import LOGGED_MODEL
-from mamba_gateway.relay.relay import RETRIED_STATUSES
+from mamba_gateway.relay.relay import FULL, RETRIED_STATUSES
 from mamba_gateway.relay.shared_parts import SharedParts
 from mamba_gateway.routing.routing_fields import routing_fields
 from mamba_gateway.routing.routing_record import REQUEST_HEADER, RESPONSE_HEADER
@@ -97,10 +98,12 @@ class EndpointPicker:
 
     async def _process(self, exchange: Exchange, key: str, incoming: Messages, write: Write) -> None:
         head = exchange.head
+        if head.path in (COMPLETIONS, CHAT_COMPLETIONS) and (coding := head.find(b"content-encoding")):
+            require_plain(coding.decode("latin-1"))
         if head.body_mode == "buffered":
             await write(messages.unchanged("request_headers"))
         if head.body_mode != "unseen":
-            await self._read_body(exchange, incoming)
+            await self._admitted_body(exchange, key, incoming)
             if head.path in (COMPLETIONS, CHAT_COMPLETIONS):
                 exchange.fields = routing_fields(bytes(exchange.body))
         exchange.model = self._metrics.label(exchange.fields.model)
@@ -113,7 +116,7 @@ class EndpointPicker:
             self._admission.permit(claim) as permit,
         ):
             exchange.trace.route()
-            await self._choose(exchange)
+            await self._choose(exchange, permit)
             permit.sent()
             try:
                 await self._send_choice(exchange, write)
@@ -133,6 +136,18 @@ class EndpointPicker:
         )
         with exchange.trace.request.span(names.GATEWAY_READ_PROMPT):
             exchange.prompt = await self._prompts.read(request)
+
+    async def _admitted_body(self, exchange: Exchange, key: str, incoming: Messages) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with self._admission.body_arrives(key, task.cancel) as arriving:
+            try:
+                await self._read_body(exchange, incoming)
+            except asyncio.CancelledError:
+                if arriving.refusal is None:
+                    raise
+                task.uncancel()
+                raise arriving.refusal from None
 
     async def _read_body(self, exchange: Exchange, incoming: Messages) -> None:
         limit, share = self._max_body_bytes, exchange.share
@@ -160,7 +175,7 @@ class EndpointPicker:
             raise RequestTimeout(f"the body did not arrive within {self._body_timeout:g} s") from error
         raise StreamEnded
 
-    async def _choose(self, exchange: Exchange) -> None:
+    async def _choose(self, exchange: Exchange, permit: Permit) -> None:
         head, started, size = exchange.head, self._clock(), len(exchange.body)
         model = exchange.fields.model
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
@@ -174,6 +189,7 @@ class EndpointPicker:
             ),
             model,
             deadline,
+            permit,
         )
         exchange.cost = exchange.record.decision.cost
         exchange.ticket = self._router.sent(exchange.record, exchange.prompt)
@@ -259,7 +275,9 @@ class EndpointPicker:
             exchange.cost = other
             exchange.ticket = self._router.sent(exchange.record, exchange.prompt, other)
         url = exchange.cost.endpoint.url
-        self._pool.response_started(url, exchange.ticket)
+        self._pool.response_started(url, exchange.ticket, well=exchange.status < 400)
+        if 400 <= exchange.status < 500:
+            self._pool.reject(url, full=exchange.status == FULL)
         if exchange.status in RETRIED_STATUSES:
             self._pool.suspect(url, f"it answered {exchange.status}")
         now, trace = self._clock(), exchange.trace

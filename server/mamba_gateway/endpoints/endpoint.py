@@ -49,6 +49,12 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     """Attempts of this gateway that it answered whole, the mistakes of clients (4xx) aside."""
     failed: int = 0
     """Attempts of this gateway that failed there: 5xx, not reached, broken off, silent."""
+    rejected: int = 0
+    """Attempts of this gateway that it rejected as mistakes of clients: 4xx."""
+    full: bool = False
+    """It has told a request since its last report that it has too many."""
+    avoided: bool = False
+    """It has told so lately: others are asked first."""
     cost_terms: tuple[float, float, float, float] | None = None
     """(tokens per second, attention ratio, queued prompt tokens, seconds of decoding per prompt), for
     `CostComparison.totals`; None = not all of them are known. Derived from the other fields."""

@@ -24,6 +24,8 @@ def engine_capacity(endpoints: Iterable[Endpoint], model: str | None) -> float:
 
 
 def _places(endpoint: Endpoint) -> float:
+    if endpoint.full:
+        return 0.0
     most = endpoint.max_running
     if most is None:
         return math.inf

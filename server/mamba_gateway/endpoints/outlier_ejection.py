@@ -1,13 +1,16 @@
 """What is thought of one engine by how requests fared there: in a row of failures it is left out for a while.
 
 Beside what it says of itself, which may be wrong. When its time is over one request is sent; if that is
-answered the engine is as good as any, else it is left out for longer. Pure.
+answered the engine is as good as any, else it is left out for longer. A request that it alone rejects, while
+another engine takes it, counts as a failure; until the other has answered it gets no further request. Pure.
 """
 
 from dataclasses import dataclass
 
 FAILURES = 3
 """In a row, until an engine is left out."""
+SUSPICIOUS = 3
+"""Rejections in a row from which on each is compared with what another engine says."""
 FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
 """How long it is left out the first time, doubled each time; at most."""
 
@@ -22,6 +25,10 @@ class OutlierEjection:
     until: float = 0.0
     """Left out until then."""
     reason: str = ""
+    rejections: int = 0
+    """Requests that it rejected, as mistakes of clients are, since the last one that it took."""
+    comparisons: int = 0
+    """Requests that it rejected and that are at another engine now."""
     trial: int | None = None
     """Ticket of the request that is to tell whether it is well again."""
 
@@ -30,8 +37,15 @@ class OutlierEjection:
         """It was left out and has not answered since."""
         return self.ejections > 0
 
+    @property
+    def uncertain(self) -> bool:
+        """It is left out, or may be before long: its state is to be looked at each time."""
+        return self.doubted or self.comparisons > 0
+
     def excludes(self, now: float) -> bool:
         """No request is sent to it now."""
+        if self.comparisons > 0:
+            return True
         return self.doubted and (now < self.until or self.trial is not None)
 
     def fail(self, reason: str, now: float, *, may_eject: bool) -> None:
@@ -45,5 +59,5 @@ class OutlierEjection:
 
     def answer(self) -> None:
         """It has answered a request well."""
-        self.failures = self.ejections = 0
+        self.failures = self.ejections = self.rejections = 0
         self.until, self.trial = 0.0, None

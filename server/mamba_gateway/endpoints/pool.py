@@ -59,6 +59,9 @@ class ProbeReport:
 
 
 UNKNOWN = ProbeReport(ready=False, reason="not probed yet")
+AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS = 0.5, 30.0
+"""How long an engine that said that it is full is asked last, doubled each time until it takes a request; at
+most."""
 SERVICE_SHARE = 0.1
 """A request moves the mean time of an endpoint's requests by so much of the difference."""
 
@@ -79,6 +82,13 @@ class _EndpointRecord:
     service_seconds: float = 1.0
     answered: int = 0
     failed: int = 0
+    rejected: int = 0
+    full: bool = False
+    """It said so to a request since the last report."""
+    avoided: bool = False
+    """It said so lately, and others are to be asked first."""
+    avoided_until: float = 0.0
+    """When the next report ends that."""
     names: frozenset[str] | None = None
     """Of the models it serves; None = unknown."""
     speed: EngineSpeed | None = None
@@ -136,6 +146,7 @@ class Pool:
         if report.models is None:  # what it serves does not change while it is busy or restarting
             report = replace(report, models=record.report.models)
         record.report, record.suspect, record.names = report, "", _names(report)
+        record.full, record.avoided = False, record.avoided and self._clock() < record.avoided_until
         record.speed = self._pooled_speed(record)
         self._names = None
         # Its numbers are of some moment since the last report. What ended since then would else pass for the
@@ -161,6 +172,38 @@ class Pool:
             self._update_doubts()
             self._invalidate(record)
 
+    def reject(self, url: str, *, full: bool) -> int:
+        """The endpoint rejected a request as it does mistakes of clients. Returns how many it did in a row.
+        `full`: it said that it has too many; then it gets none before its next report, and after each further
+        one for longer, as long as there are others."""
+        if (record := self._records.get(url)) is None:
+            return 0
+        record.outlier.rejections += 1
+        record.rejected += 1
+        if full:
+            record.full = record.avoided = True
+            seconds = AVOIDED_SECONDS * 2.0 ** (record.outlier.rejections - 1)
+            record.avoided_until = self._clock() + min(LONGEST_AVOIDED_SECONDS, seconds)
+        self._invalidate(record)
+        return record.outlier.rejections
+
+    def begin_comparison(self, url: str) -> None:
+        """A request that the endpoint rejected goes to another one; `end_comparison` follows."""
+        if record := self._records.get(url):
+            record.outlier.comparisons += 1
+            self._update_doubts()
+            self._invalidate(record)
+
+    def end_comparison(self, url: str, *, took: bool | None) -> None:
+        """`took`: whether the other endpoint took the request; None = nobody knows."""
+        if record := self._records.get(url):
+            record.outlier.comparisons = max(0, record.outlier.comparisons - 1)
+            if took:
+                self.fail(url, "it rejected a request that another engine took")
+            self._update_doubts()
+            self._invalidate(record)
+            self._notify()
+
     def begin(self, url: str, tokens: float = 0.0) -> int:
         """A request with `tokens` prompt tokens to compute is sent to the endpoint. Returns its ticket."""
         ticket = next(self._tickets)
@@ -179,7 +222,8 @@ class Pool:
         """The first byte of the response has arrived, so the prompt is computed. `well`: it is no failure."""
         if record := self._records.get(url):
             record.queue.answer(ticket)
-            if well and (record.outlier.failures or record.outlier.doubted):
+            outlier = record.outlier
+            if well and (outlier.failures or outlier.rejections or outlier.doubted):
                 record.outlier.answer()
                 self._update_doubts()
                 self._invalidate(record)
@@ -259,7 +303,7 @@ class Pool:
         return pooled_speed(record.report.speed, [speed for speed in alike if speed is not None])
 
     def _update_doubts(self) -> None:
-        self._doubts = any(one.outlier.doubted for one in self._records.values())
+        self._doubts = any(one.outlier.uncertain for one in self._records.values())
 
     def _invalidate(self, record: _EndpointRecord) -> None:
         record.frozen = record.base = self._snapshot = None
@@ -282,6 +326,8 @@ def _ready(record: _EndpointRecord) -> bool:
 
 
 def _reason(record: _EndpointRecord) -> str:
+    if record.report.ready and record.outlier.comparisons:
+        return "it rejected a request, which another engine is asked"
     if record.report.ready and record.outlier.doubted:
         return f"{record.outlier.failures} requests failed in a row: {record.outlier.reason}"
     return record.report.reason or "not ready"
@@ -295,7 +341,7 @@ def _freeze(record: _EndpointRecord, now: float) -> Endpoint:
         return made
     made = _make_endpoint(record, now)
     # Of one that is left out, time alone may change the picture.
-    record.frozen = record.base = None if record.outlier.doubted else made
+    record.frozen = record.base = None if record.outlier.uncertain else made
     return made
 
 
@@ -312,6 +358,7 @@ def _with_counts(record: _EndpointRecord, base: Endpoint) -> Endpoint:
     force_setattr(made, "service_seconds", record.service_seconds)
     force_setattr(made, "answered", record.answered)
     force_setattr(made, "failed", record.failed)
+    force_setattr(made, "rejected", record.rejected)
     if base.queued_tokens is not None:
         force_setattr(made, "queued_tokens", record.queue.tokens)
     made.__post_init__()
@@ -340,4 +387,7 @@ def _make_endpoint(record: _EndpointRecord, now: float) -> Endpoint:
         service_seconds=record.service_seconds,
         answered=record.answered,
         failed=record.failed,
+        rejected=record.rejected,
+        full=record.full,
+        avoided=record.avoided,
     )

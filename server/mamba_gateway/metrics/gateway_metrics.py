@@ -19,7 +19,7 @@ from mamba_telemetry.gathering_histogram import GatheringHistogram
 from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.tracing import OFF, Tracing
 
-RetryReason = Literal["refused", "unreachable", "died", "silent"]
+RetryReason = Literal["refused", "unreachable", "died", "silent", "rejected"]
 UNKNOWN_MODEL = "unknown"
 """Label of what no endpoint reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -56,12 +56,13 @@ class _EndpointCollector(Collector):
         )
         attempts = CounterMetricFamily(
             "mambaserve_gateway_endpoint_attempts",
-            "Attempts at the endpoint, by outcome; mistakes of clients and what was given up are in neither.",
+            "Attempts at the endpoint, by outcome; what was given up is in none.",
             labels=["endpoint", "outcome"],
         )
         for endpoint in self._snapshot():
             attempts.add_metric([endpoint.name, "answered"], endpoint.answered)
             attempts.add_metric([endpoint.name, "failed"], endpoint.failed)
+            attempts.add_metric([endpoint.name, "rejected"], endpoint.rejected)
             ready.add_metric([endpoint.name], float(endpoint.ready and not endpoint.draining))
             draining.add_metric([endpoint.name], float(endpoint.draining))
             ejected.add_metric([endpoint.name], float(endpoint.ejected))

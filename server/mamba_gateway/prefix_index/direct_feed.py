@@ -32,7 +32,7 @@ UNSUPPORTED_SECONDS = 60.0
 
 
 class FeedUnavailable(Exception):
-    """The engine answers, but not this."""
+    """The engine answers, but not this; or the index has no place for it."""
 
 
 class DirectFeed:
@@ -85,7 +85,9 @@ class DirectFeed:
     def _update_state(self) -> None:
         fresh = all(each.fresh for each in self._index.engines().values())
         none_polled = bool(self._tasks) and not self._polled
-        if none_polled or (self._healthy and not any(self._healthy.values())):
+        if self._tasks and not self._healthy and self._polled >= self._tasks.keys():
+            self._index.state = "off"  # nothing is known of anybody, and nobody fails to tell it
+        elif none_polled or (self._healthy and not any(self._healthy.values())):
             self._index.state = "unavailable"
         else:
             self._index.state = "following" if fresh and all(self._healthy.values()) else "stale"
@@ -128,6 +130,8 @@ class DirectFeed:
         self._index.doubt(name, again=True)
 
     async def _fetch(self, url: str, name: str) -> Feed:
+        if not self._index.admits(name):
+            raise FeedUnavailable("the index is full of other engines")
         view = self._index.engines().get(name)
         query = {"wait": f"{WAIT_SECONDS:g}"}
         if view is not None and view.fresh:
@@ -147,8 +151,6 @@ class DirectFeed:
 
     def _apply(self, name: str, feed: Feed) -> None:
         """Apply a feed to the index. Raises ForeignMessage if a batch is missing."""
-        if not self._index.admits(name):
-            return
         if feed.snapshot is not None:
             self._index.take_snapshot(msgspec.structs.replace(feed.snapshot, engine=name))
         for change in feed.changes:

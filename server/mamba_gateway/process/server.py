@@ -232,7 +232,12 @@ async def _serve_until_drained(
     stop: asyncio.Event,
 ) -> int:
     # At the end idle connections are closed at once; answers that are out need a moment to leave the buffers.
-    server = HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS, limits=limits)
+    server = HttpServer(
+        app,
+        last_bytes_seconds=LAST_BYTES_SECONDS,
+        limits=limits.model_copy(update={"max_connections": limits.connections}),
+        more_files=limits.max_in_flight,
+    )
     loop = asyncio.get_running_loop()
     forced = asyncio.Event()
 

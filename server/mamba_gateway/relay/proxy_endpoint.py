@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.asgi_responses import USAGE_HEADER, DisconnectWatch
 from mamba_edge.client_name import CLIENT_HEADER
+from mamba_edge.content_coding import require_plain
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, read_body, whole_body
@@ -76,13 +77,15 @@ class ProxyEndpoint:
             if self._keys:
                 key = self._keys.check(scope["header_values"].get(b"authorization"))
                 scope["log_fields"]["key"] = key
+            if (coding := scope["header_values"].get(b"content-encoding")) is not None:
+                require_plain(coding.decode("latin-1"))
             self._admission.enter(key)
             try:
                 limits, body = self._limiter.limits_of(key), None
                 if direct is not None:
                     body = whole_body(self._max_body_bytes, scope["body_share"], direct)
                 if body is None:
-                    body = await self._body(scope, receive)
+                    body = await self._body(scope, receive, key)
                 fields = routing_fields(body)
                 request = self._request(scope, body, fields, limits, key)
                 del body  # the request lets go of it once an engine answers
@@ -93,7 +96,7 @@ class ProxyEndpoint:
                 else:
                     await self._relayed(request, fields, key, limits, scope, receive, response)
             finally:
-                self._admission.leave()
+                self._admission.leave(key)
         except ClientGone:
             self._metrics.cancelled.inc()
             response.status = CLIENT_GONE
@@ -147,25 +150,26 @@ class ProxyEndpoint:
             has_form=fields.has_form,
         )
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive, key: str) -> bytes:
         limit = self._max_body_bytes
         task = self._started()
-        try:
-            return await read_body(
-                scope["headers"],
-                receive,
-                limit,
-                self._body_timeout,
-                discard=DISCARDED_LIMITS * limit,
-                share=scope.get("body_share"),
-            )
-        except asyncio.CancelledError:
-            if task not in self._cut:
-                raise
-            task.uncancel()
-            raise GatewayDraining(DRAINING) from None
-        finally:
-            self._ended(task)
+        with self._admission.body_arrives(key, task.cancel) as arriving:
+            try:
+                return await read_body(
+                    scope["headers"],
+                    receive,
+                    limit,
+                    self._body_timeout,
+                    discard=DISCARDED_LIMITS * limit,
+                    share=scope.get("body_share"),
+                )
+            except asyncio.CancelledError:
+                if arriving.refusal is None and task not in self._cut:
+                    raise
+                task.uncancel()
+                raise (arriving.refusal or GatewayDraining(DRAINING)) from None
+            finally:
+                self._ended(task)
 
     async def _relayed(
         self,
@@ -262,10 +266,15 @@ class ProxyEndpoint:
         try:
             self._metrics.queue_wait.observe(permit.waited)
             request.permit = permit
+            given_up = False
             try:
                 await self._relay.run(request, response)
+            except asyncio.CancelledError:
+                # The engine has begun with the prompt, which is most of the work.
+                given_up = permit.reached_engine
+                raise
             finally:
-                used = meter.used(tokens)
+                used = meter.used(tokens) or (tokens if given_up else 0.0)
                 permit.used(used)
                 if entry is not None:
                     entry.used = used

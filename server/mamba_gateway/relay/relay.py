@@ -14,7 +14,9 @@ import structlog
 from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
+from mamba_edge.errors import TooManyRequests
 from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.outlier_ejection import SUSPICIOUS
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import (
     ENDED_AN_ENGINE,
@@ -28,6 +30,7 @@ from mamba_gateway.errors import (
 )
 from mamba_gateway.headers import is_event_stream, to_client
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, RetryReason
+from mamba_gateway.relay.comparison import Comparison
 from mamba_gateway.relay.engine_response import (
     ResponseTruncated,
     end_broken_stream,
@@ -58,6 +61,9 @@ RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
 ENGINE_LOST = b'"engine_lost"'
 """What the answer of an engine has whose own process ended on a request."""
+REFUSED_HERE = frozenset((401, 403, 404, 429))
+"""Statuses that rather speak of the engine than of the request, and are compared with another engine's."""
+FULL = 429
 
 
 class Relay:
@@ -85,6 +91,8 @@ class Relay:
         self._liveness = LivenessChecks(connector, probe_timeout, silence_timeout)
         self._budget = RetryBudget(time.monotonic)
         self._lost_forms = LostForms(time.monotonic)
+        # Apart, or clients that make mistakes would leave nothing for requests that an engine failed.
+        self._comparisons = RetryBudget(time.monotonic)
         self._hold = EndpointWait(pool, metrics, wake)
         self.cancelling = False
         """The drain's time is over: a cancelled stream still ends with an error event."""
@@ -110,32 +118,42 @@ class Relay:
         lifetime = Interrupt(task)
         self._deadlines.begin(lifetime)
         try:
-            with lifetime:
-                await self._attempts(request, send, lifetime, task)
+            with lifetime, Comparison(self._pool) as comparison:
+                await self._attempts(request, send, lifetime, task, comparison)
         except TimeoutError:
             raise self._timed_out() from None
         finally:
             self._deadlines.end(lifetime)
 
     async def _attempts(
-        self, request: UpstreamRequest, send: Send, lifetime: Interrupt, task: asyncio.Task[Any]
+        self,
+        request: UpstreamRequest,
+        send: Send,
+        lifetime: Interrupt,
+        task: asyncio.Task[Any],
+        comparison: Comparison,
     ) -> None:
         lost_engines: tuple[str, ...] = ()
+        rejected: tuple[str, ...] = ()
         if request.has_form and request.body in self._lost_forms:
             raise UpstreamLost(ENDED_AN_ENGINE)
         recording = request.trace.recording
         self._budget.record_request()
+        self._comparisons.record_request()
         deadline = self.loop.time() + self._hold_timeout
-        for number in range(1, self._max_attempts + 1):
+        number = 0
+        while True:
+            number += 1
+            tried = lost_engines + rejected
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
-                decided = self._decide(request, lost_engines)
+                decided = self._decide(request, tried)
                 record = self._hold.decided(decided)
                 if record is None:
-                    decide = functools.partial(self._decide, request, lost_engines)
-                    record = await self._hold.wait(decided, decide, request.model, deadline)
+                    decide = functools.partial(self._decide, request, tried)
+                    record = await self._hold.wait(decided, decide, request.model, deadline, request.permit)
                 if recording:
                     record.describe(routing)
-            last = number == self._max_attempts or not self._budget.available
+            last = number >= self._max_attempts or not self._budget.available
             endpoint = record.decision.endpoint
             sent_at = self.loop.time()
             ticket = self._router.sent(record, request.prompt)
@@ -144,6 +162,7 @@ class Relay:
             begun = False
             failed: bool | None = None
             reason: RetryReason
+            put_back = False
             span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
             if recording:
                 span.set(names.ENDPOINT, endpoint.name)
@@ -154,11 +173,20 @@ class Relay:
                     response, first = await ask(self._connector, endpoint.url, request, span)
                     try:
                         span.set(names.HTTP_STATUS, response.status)
+                        status = response.status
+                        another = False
+                        if 400 <= status < 500:
+                            another = self._another_may_take(request, endpoint, status, tried, number)
+                            put_back = not another and self._may_wait(request, status, deadline)
+                        if another and status != FULL:
+                            comparison.begin(endpoint.url)
                         ended = request.has_form and ENGINE_LOST in first
                         if ended:
                             self._lost_forms.add(request.body)
-                        if response.status not in RETRIED_STATUSES or last or ended:
-                            self._pool.response_started(endpoint.url, ticket, well=response.status < 500)
+                        is_final = status not in RETRIED_STATUSES or last or ended
+                        if is_final and not (another or put_back):
+                            self._pool.response_started(endpoint.url, ticket, well=status < 400)
+                            comparison.end(took=status < 400 if status < 500 else None)
                             request.release_body()
                             begun = True
                             added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
@@ -176,13 +204,17 @@ class Relay:
                             return
                     finally:
                         response.close()
-                reason, detail, failed = "refused", f"it answered {response.status}", True
+                detail = f"it answered {response.status}"
+                if another or put_back:
+                    reason, failed = "rejected", None
+                else:
+                    reason, failed = "refused", True
                 span.fail(reason)
             except EngineUnreachable as error:
                 reason, detail, failed = "unreachable", str(error), True
                 self.doubt(endpoint.url, sent_at)
                 span.fail(reason)
-                if last:
+                if number >= self._max_attempts:
                     raise NoEndpoint("no engine could be reached", retry_after=2) from error
             except ConnectionLost as error:
                 reason, detail, failed = "died", str(error), True
@@ -218,12 +250,49 @@ class Relay:
             finally:
                 self._pool.end(endpoint.url, ticket, failed=failed)
                 request.trace.end(span)
-            self._pool.suspect(endpoint.url, detail)
-            self._budget.record_retry()
+            if put_back:
+                number, rejected = 0, ()
+                await self._wait_for_place(request, deadline)
+            elif reason == "rejected":
+                rejected = (*rejected, endpoint.url)
+                self._comparisons.record_retry()
+            else:
+                self._pool.suspect(endpoint.url, detail)
+                if reason != "unreachable":  # which is no load for anybody
+                    self._budget.record_retry()
             self._metrics.retries.labels(reason).inc()
             log.warning(
                 "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
             )
+
+    def _another_may_take(
+        self, request: UpstreamRequest, endpoint: Endpoint, status: int, tried: tuple[str, ...], number: int
+    ) -> bool:
+        """Whether a request that the engine rejected with this status is to go to another one, which is
+        there. Most rejections are mistakes of clients, so all engines would say the same: those are compared
+        from an engine that has rejected several in a row."""
+        in_a_row = self._pool.reject(endpoint.url, full=status == FULL)
+        if status not in REFUSED_HERE and in_a_row < SUSPICIOUS:
+            return False
+        if number >= self._max_attempts or not self._comparisons.available:
+            return False
+        other = self._decide(request, (*tried, endpoint.url))
+        return isinstance(other, RoutingRecord) and not other.decision.endpoint.full
+
+    def _may_wait(self, request: UpstreamRequest, status: int, deadline: float) -> bool:
+        """Whether a request that waited for an engine, which is full, goes on waiting."""
+        permit = request.permit
+        return status == FULL and permit is not None and permit.was_held and self.loop.time() < deadline
+
+    async def _wait_for_place(self, request: UpstreamRequest, deadline: float) -> None:
+        assert request.permit is not None
+        try:
+            async with asyncio.timeout_at(deadline):
+                await request.permit.while_held(self._pool.changed())
+        except TimeoutError:
+            message = "every engine has as many requests as it takes; retry later"
+            raise TooManyRequests(message, retry_after=2) from None
+        await request.permit.resume(max(0.0, deadline - self.loop.time()))
 
     def _decide(self, request: UpstreamRequest, tried: tuple[str, ...]) -> RoutingRecord | NoCandidate:
         return self._router.decide(

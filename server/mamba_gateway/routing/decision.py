@@ -136,6 +136,8 @@ def choose(
     if not candidates:
         going = available(serving(known, model))
         candidates = [one for one in going if one.draining and one.url not in tried]
+    # One that said that it is full gets a request only where all have.
+    candidates = [one for one in candidates if not one.avoided] or candidates
     if addresses is not None:
         candidates = list(allowed(candidates, addresses))
     if not candidates:

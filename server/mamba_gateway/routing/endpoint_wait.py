@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 from mamba_edge.errors import ModelNotFound
+from mamba_gateway.admission.admission import Permit
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import NO_ANSWER, NoEndpoint, UpstreamLost
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
@@ -22,13 +23,16 @@ class EndpointWait:
     def __init__(self, pool: Pool, metrics: GatewayMetrics, wake: Callable[[], None]) -> None:
         self._pool, self._metrics, self._wake = pool, metrics, wake
 
-    async def until_decided(self, decide: Decide, model: str | None, deadline: float) -> RoutingRecord:
+    async def until_decided(
+        self, decide: Decide, model: str | None, deadline: float, permit: Permit | None = None
+    ) -> RoutingRecord:
         """The first decision for an engine, by `deadline` in the loop's time.
 
-        Raises ModelNotFound, UpstreamLost when each was tried, NoEndpoint.
+        Raises ModelNotFound, UpstreamLost when each was tried, NoEndpoint, and TooManyRequests when engines
+        came and none had a place in time.
         """
         found = decide()
-        return self.decided(found) or await self.wait(found, decide, model, deadline)
+        return self.decided(found) or await self.wait(found, decide, model, deadline, permit)
 
     def decided(self, found: RoutingRecord | NoCandidate) -> RoutingRecord | None:
         """What was decided, if that was an engine; else somebody has to wait."""
@@ -39,9 +43,30 @@ class EndpointWait:
         return found
 
     async def wait(
-        self, found: RoutingRecord | NoCandidate, decide: Decide, model: str | None, deadline: float
+        self,
+        found: RoutingRecord | NoCandidate,
+        decide: Decide,
+        model: str | None,
+        deadline: float,
+        permit: Permit | None = None,
     ) -> RoutingRecord:
-        """What `until_decided` gives, where `found` was no engine."""
+        """What `until_decided` gives, where `found` was no engine. The request has no permit meanwhile: many
+        that waited together go to an engine that comes as fast as it has places, and the keys take turns."""
+        while not isinstance(found, RoutingRecord):
+            found = await self._engine(found, decide, model, deadline, permit)
+            if permit is not None:
+                await permit.resume(max(0.0, deadline - asyncio.get_running_loop().time()))
+                found = decide()
+        return found
+
+    async def _engine(
+        self,
+        found: RoutingRecord | NoCandidate,
+        decide: Decide,
+        model: str | None,
+        deadline: float,
+        permit: Permit | None,
+    ) -> RoutingRecord | NoCandidate:
         with self._metrics.held.track_inprogress():
             while not isinstance(found, RoutingRecord):
                 self._wake()
@@ -51,9 +76,10 @@ class EndpointWait:
                     raise UpstreamLost(NO_ANSWER)
                 if found is NoCandidate.NONE_ASKED_FOR:
                     raise self._none(found)
+                changed = self._pool.changed()
                 try:
                     async with asyncio.timeout_at(deadline):
-                        await self._pool.changed()
+                        await (changed if permit is None else permit.while_held(changed))
                 except TimeoutError:
                     raise self._none(found) from None
                 found = decide()

@@ -5,7 +5,6 @@ ApiError
 ├── InvalidRequest
 │   └── ContextTooLong    400 context_length_exceeded
 ├── Forbidden             403 forbidden
-├── UnsupportedMediaType  415 unsupported_media_type
 ├── EngineRefused         as the engine says
 ├── AdminRefused          as the engine says: 400 invalid_value, 404 not_found, 409 refused
 ├── EngineLost            503 engine_lost           (Retry-After)
@@ -30,12 +29,6 @@ class Forbidden(ApiError):
     """Not from here."""
 
     status, kind, code = 403, "permission_error", "forbidden"
-
-
-class UnsupportedMediaType(ApiError):
-    """The body is not declared as JSON."""
-
-    status, kind, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
 class EngineRefused(ApiError):

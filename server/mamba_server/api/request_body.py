@@ -18,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai_fields import NOT_SUPPORTED
 from mamba_edge.application import Guard
+from mamba_edge.content_coding import require_plain
+from mamba_edge.errors import UnsupportedMediaType
 from mamba_edge.request_body import BODY_SECONDS, read_body
-from mamba_server.api.errors import UnsupportedMediaType
 from mamba_server.api.json_fields import JsonFields
 from mamba_telemetry.logs import get_logger
 
@@ -100,10 +101,7 @@ def limited_route(
 
 def require_json(content_type: str | None, encoding: str | None = None) -> None:
     """Raises UnsupportedMediaType unless the type is JSON or missing, and the body as it is."""
-    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
-        raise UnsupportedMediaType(
-            f"a body with Content-Encoding {encoding[:80]!r} is not read; send it plain"
-        )
+    require_plain(encoding)
     kind = ("application/json" if content_type is None else content_type).partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaType(f"the body must be application/json, not {kind[:80]!r}")

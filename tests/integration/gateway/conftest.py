@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -14,6 +16,7 @@ from aiohttp import web
 from eventually import until
 from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
+from prefork import FORK_SERVER, ForkedProcess
 from virtual_loop import loop_factories
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -48,6 +51,7 @@ class FakeEngine:
     reason: str = "loading"
     running: int = 0
     waiting: int = 0
+    max_running: int | None = None
     delay: float = 0.0
     handler: Handler | None = None
     seen: list[web.Request] = field(default_factory=list)
@@ -123,6 +127,8 @@ class FakeEngine:
             f'mambaserve_requests_running{{model="m"}} {self.running}\n'
             f'mambaserve_requests_waiting{{model="m"}} {self.waiting}\n'
         )
+        if self.max_running is not None:
+            text += f'mambaserve_max_running_requests{{model="m"}} {self.max_running}\n'
         return web.Response(text=text)
 
     async def _openapi(self, _request: web.Request) -> web.Response:
@@ -174,7 +180,11 @@ class Gateway:
         return {name: float(value) for name, value in pairs}
 
 
+COMMAND = ("-m", "mamba_cli", "gateway")
+PATIENCE = 30.0
+"""Longest wait for a real process, in seconds."""
 EngineFactory = Callable[..., Awaitable[FakeEngine]]
+Spawn = Callable[..., Awaitable[tuple[ForkedProcess, str]]]
 GatewayFactory = Callable[..., Awaitable[Gateway]]
 
 
@@ -244,6 +254,28 @@ async def seen_ready(client: aiohttp.ClientSession, gateway: Gateway, count: int
             if body.get("endpoints", {}).get("ready") == count:
                 return
             await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def spawn() -> AsyncIterator[Spawn]:
+    """Start the command with options; returns the process and the URL of its ready line."""
+    processes: list[ForkedProcess] = []
+
+    async def start(*options: str) -> tuple[ForkedProcess, str]:
+        process = FORK_SERVER.start(*COMMAND, "--port", "0", *options, env=os.environ)
+        processes.append(process)
+        assert process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            while line := await asyncio.to_thread(process.stderr.readline):
+                if found := re.search(r"mambaserve gateway ready at (http://\S+)", line):
+                    return process, found[1]
+        raise AssertionError(f"ended with {process.wait(PATIENCE)} before it was ready")
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait(PATIENCE)
+        process.close()
 
 
 @pytest.fixture

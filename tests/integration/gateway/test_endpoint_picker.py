@@ -269,6 +269,12 @@ async def test_what_no_engine_would_take_is_refused_in_the_envelope(
         assert errors == 1
 
 
+async def test_a_coded_body_is_refused_before_it_is_read(picker: PickerHarness) -> None:
+    stream = picker.stream()
+    await stream.headers(("content-encoding", "gzip"))
+    assert refused(await stream.read())[:2] == (415, "unsupported_media_type")
+
+
 async def test_a_body_that_is_announced_as_too_large_is_not_waited_for(picker: PickerHarness) -> None:
     stream = picker.stream()
     await stream.headers(("content-length", str(1 << 40)))

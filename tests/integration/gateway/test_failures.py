@@ -106,7 +106,7 @@ async def test_an_engine_that_refuses_is_passed_over(status, engine, gateway, cl
     assert (len(one.seen), len(two.seen)) == (1, 1)
 
 
-@pytest.mark.parametrize("status", [400, 429, 500])
+@pytest.mark.parametrize("status", [400, 422, 500])
 async def test_other_statuses_are_the_answer_and_not_retried(status, engine, gateway, client) -> None:
     async def refuse(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.Response(status=status, text="said")
@@ -117,6 +117,67 @@ async def test_other_statuses_are_the_answer_and_not_retried(status, engine, gat
         assert response.status == status
         assert await response.text() == "said"
     assert (len(one.seen), len(two.seen)) == (1, 0)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429])
+async def test_what_one_engine_alone_refuses_another_one_answers(status, engine, gateway, client) -> None:
+    one, two = await engine("a", handler=refusing(status)), await engine("b", running=5)
+    through = await gateway(one, two)
+    async with client.post(f"{through.url}/v1/completions", json=BODY) as response:
+        assert response.status == 200
+    assert (len(one.seen), len(two.seen)) == (1, 1)
+
+
+@pytest.mark.parametrize("status", [401, 404, 429])
+async def test_what_all_engines_refuse_goes_to_the_client(status, engine, gateway, client) -> None:
+    engines = [await engine(str(n), handler=refusing(status)) for n in range(2)]
+    through = await gateway(*engines)
+    async with client.post(f"{through.url}/v1/completions", json=BODY) as response:
+        assert response.status == status
+        assert await response.text() == "said"
+    assert [len(one.seen) for one in engines] == [1, 1]
+
+
+def refusing(status: int) -> Any:
+    async def refuse(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=status, text="said")
+
+    return refuse
+
+
+@pytest.mark.parametrize(("status", "most_refused"), [(429, 0), (404, 0), (400, 10)])
+async def test_an_engine_that_rejects_everything_at_once_does_not_draw_the_traffic(
+    status, most_refused, engine, gateway, client
+) -> None:
+    bad = await engine("a", handler=refusing(status))
+    through = await gateway(bad, await engine("b", delay=0.1), await engine("c", delay=0.1))
+    statuses: list[int] = []
+
+    async def clients_of_one() -> None:
+        for _ in range(12):
+            async with client.post(f"{through.url}/v1/completions", json=BODY) as response:
+                statuses.append(response.status)
+
+    await asyncio.gather(*(clients_of_one() for _ in range(8)))
+    assert len(statuses) - statuses.count(200) <= most_refused
+    seen = await through.metrics(client)
+    name = bad.url.removeprefix("http://")
+    labels = f'endpoint="{name}",outcome="rejected"'
+    assert seen[f"mambaserve_gateway_endpoint_attempts_total{{{labels}}}"] == len(bad.seen) > 0
+
+
+async def test_a_client_that_makes_mistakes_takes_no_engine_away_from_others(engine, gateway, client) -> None:
+    async def judge(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=400 if body["prompt"] == "wrong" else 200)
+
+    engines = [await engine(str(n), handler=judge) for n in range(3)]
+    through = await gateway(*engines)
+    for number in range(40):
+        body = {**BODY, "prompt": "wrong" if number % 10 else "right"}
+        async with client.post(f"{through.url}/v1/completions", json=body) as response:
+            assert response.status == (400 if number % 10 else 200)
+    seen = await through.metrics(client)
+    assert all(value == 0 for name, value in seen.items() if "endpoint_ejected" in name)
 
 
 async def test_an_engine_that_dies_before_the_first_byte_is_replaced(engine, gateway, client) -> None:

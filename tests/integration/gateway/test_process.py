@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -13,40 +11,17 @@ import openai
 import pytest
 from aiohttp import web
 
-from prefork import FORK_SERVER, ForkedProcess
+from prefork import FORK_SERVER
 
 REAL_TIME = True
+COMMAND = ("-m", "mamba_cli", "gateway")
 PATIENCE = 30.0
 """Longest wait for a real process, in seconds."""
-COMMAND = ("-m", "mamba_cli", "gateway")
-Spawn = Callable[..., Awaitable[tuple[ForkedProcess, str]]]
 
 
 async def drain(stream: openai.AsyncStream[Any]) -> None:
     async for _ in stream:
         pass
-
-
-@pytest.fixture
-async def spawn() -> AsyncIterator[Spawn]:
-    """Start the command with options; returns the process and the URL of its ready line."""
-    processes: list[ForkedProcess] = []
-
-    async def start(*options: str) -> tuple[ForkedProcess, str]:
-        process = FORK_SERVER.start(*COMMAND, "--port", "0", *options, env=os.environ)
-        processes.append(process)
-        assert process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
-            while line := await asyncio.to_thread(process.stderr.readline):
-                if found := re.search(r"mambaserve gateway ready at (http://\S+)", line):
-                    return process, found[1]
-        raise AssertionError(f"ended with {process.wait(PATIENCE)} before it was ready")
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait(PATIENCE)
-        process.close()
 
 
 async def test_the_openai_client_works_through_the_gateway(engine, spawn) -> None:

@@ -203,6 +203,21 @@ async def test_a_body_that_is_no_request_gets_400(raw, param, engine, gateway, c
     assert fake.seen == []
 
 
+async def test_a_coded_body_is_refused_as_an_engine_refuses_it(engine, gateway, client) -> None:
+    fake = await engine()
+    through = await gateway(fake)
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    packed = gzip.compress(b'{"model": "m", "prompt": "x"}')
+    async with client.post(f"{through.url}/v1/completions", data=packed, headers=headers) as refused:
+        assert refused.status == 415
+        assert (await refused.json())["error"]["code"] == "unsupported_media_type"
+    plain = {**headers, "Content-Encoding": "identity"}
+    body = b'{"model": "m", "prompt": "x"}'
+    async with client.post(f"{through.url}/v1/completions", data=body, headers=plain) as taken:
+        assert taken.status == 200
+    assert len(fake.seen) == 1
+
+
 async def test_other_routes_get_the_404_envelope_and_admin_is_never_relayed(engine, gateway, client) -> None:
     fake = await engine()
     through = await gateway(fake)

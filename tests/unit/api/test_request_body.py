@@ -5,8 +5,7 @@ import gc
 
 import pytest
 
-from mamba_edge.errors import InvalidRequest
-from mamba_server.api.errors import UnsupportedMediaType
+from mamba_edge.errors import InvalidRequest, UnsupportedMediaType
 from mamba_server.api.json_fields import parse_json_object
 from mamba_server.api.request_body import require_json
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from eventually import turns, until
+from mamba_edge import connection_room
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen
 from scripted_engine import Api
@@ -319,24 +320,104 @@ async def beyond_the_short_limits() -> None:
     await later
 
 
-@pytest.mark.parametrize("limits", [{"max_connections": 2}], ids=["two"])
-async def test_one_connection_too_many_is_told_to_come_back(served: Served) -> None:
-    first = [await served.connect() for _ in range(2)]
-    await turns()
-    answer = await served.says()
+TWO = pytest.mark.parametrize("limits", [{"max_connections": 2}], ids=["two"])
+PROBE = GET[:-2] + b"Connection: close\r\n\r\n"
+
+
+@TWO
+async def test_beside_as_many_requests_as_may_be_probes_pass_and_others_are_told_to_come_back(
+    served: Served,
+) -> None:
+    under_way = [await served.connect(request(prompt("a"))) for _ in range(2)]
+    await until(lambda: served.api.engine.has_requests(2))
+    for _ in range(20):
+        await served.connect(GET)  # probes that stay
+    for path in (b"/livez", b"/readyz", b"/metrics"):
+        assert b" 200 " in (await served.says(PROBE.replace(b"/livez", path)))[:20]
+    answer = await served.says(request(prompt("b")))
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 2\r\n" in answer
     assert b'"code":"overloaded"' in answer
-    first[0][1].close()
-
-    async def taken() -> bool:
-        with contextlib.suppress(ConnectionError):
-            return b"alive" in await served.says(GET[:-2] + b"Connection: close\r\n\r\n")
-        return False
-
+    finishing = asyncio.create_task(finish_all(served.api, 3))
     async with asyncio.timeout(5):
-        while not await taken():
-            await turns()
+        assert b" 200 " in await under_way[0][0].readline()
+    assert b" 200 " in await served.says(request(prompt("c"), "Connection: close"))
+    await finishing
+
+
+@TWO
+async def test_idle_connections_give_way_to_whoever_comes_and_the_oldest_goes_first(served: Served) -> None:
+    busy, _ = await served.connect(request(prompt("a", stream=True)))
+    await until(lambda: served.api.engine.has_requests(1))
+    idle = []
+    for _ in range(12):
+        idle.append((await served.connect(GET))[0])
+        assert b"alive" in await idle[-1].readuntil(b"}")
+    async with asyncio.timeout(5):
+        assert await idle[0].read() == b""
+        assert b"alive" in await served.says(PROBE)
+    assert not idle[-1].at_eof()
+    served.api.engine.delta("word", finish_reason="length")
+    async with asyncio.timeout(5):
+        assert b"[DONE]" in await busy.readuntil(b"[DONE]")
+
+
+@TWO
+async def test_bodies_that_have_been_coming_for_long_give_way_to_a_request(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_room, "SLOW_BODY_SECONDS", 0.0)
+    slow = [await served.connect(request(b"{", length=1000)) for _ in range(2)]
+    await until(lambda: served.api.serving.drain.under_way == 2)
+    finishing = asyncio.create_task(finish_all(served.api, 1))
+    assert b" 200 " in await served.says(request(prompt("c"), "Connection: close"))
+    await finishing
+    async with asyncio.timeout(5):
+        assert (await slow[0][0].read()).startswith(b"HTTP/1.1 503 ")
+
+
+OFFERS = {
+    "HTTP/2": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"),
+    "WebSocket": ("Connection: keep-alive, Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
+    "TLS": ("Connection: Upgrade", "Upgrade: TLS/1.0"),
+}
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in one piece", "body apart"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunks"])
+@pytest.mark.parametrize("offer", OFFERS)
+async def test_an_offer_of_another_protocol_is_passed_over(
+    offer: str, chunked: bool, apart: bool, served: Served
+) -> None:
+    body = prompt("one")
+    if chunked:
+        sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        whole = request(sent, "Transfer-Encoding: chunked", *OFFERS[offer])
+    else:
+        sent, whole = body, request(body, *OFFERS[offer])
+    head = whole[: -len(sent)]
+    finishing = asyncio.create_task(finish_all(served.api, 2))
+    reader, writer = await served.connect(*((head, sent) if apart else (whole,)))
+    async with asyncio.timeout(5):
+        assert b" 200 " in await reader.readline()
+        assert b"answer0" in await reader.readuntil(b"answer0")
+        # The connection goes on, with another offer and behind one without a body.
+        writer.write(request(b"", *OFFERS[offer], path="/livez").replace(b"POST", b"GET") + whole + PROBE)
+        rest = await reader.read()
+    await finishing
+    assert rest.index(b"alive") < rest.index(b"answer1") < rest.rindex(b"alive")
+
+
+async def test_a_client_that_takes_the_server_for_a_proxy_is_refused(served: Served) -> None:
+    answer = await served.says(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n" + GET)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"alive" not in answer
+
+
+async def test_thousands_of_offers_in_one_segment_are_all_answered(served: Served) -> None:
+    offered = request(b"", *OFFERS["TLS"], path="/livez").replace(b"POST", b"GET")
+    answer = await served.says(offered * 1500 + PROBE, seconds=30)
+    assert answer.count(b"alive") == 1501
 
 
 @pytest.mark.parametrize("limits", [{"max_held_body_bytes": 3000}], ids=["3000"])

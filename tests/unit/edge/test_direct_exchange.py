@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eventually import turns
+from mamba_edge.connection_room import ConnectionRoom
 from mamba_edge.cors import with_cors
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.http_server import HttpServer
@@ -60,8 +61,9 @@ def connected(app: Any) -> tuple[LimitedProtocol, Client]:
     server = HttpServer(app, last_bytes_seconds=1, limits=limits)
     server.config.load()
     protocol = LimitedProtocol(
-        limits=limits, config=server.config, server_state=server.server_state, app_state={}
-    )
+        limits=limits, room=ConnectionRoom(9), config=server.config, server_state=server.server_state,
+        app_state={},
+    )  # fmt: skip
     client = Client()
     protocol.connection_made(client)
     return protocol, client

@@ -5,6 +5,7 @@ import asyncio
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.asgi_responses import send_json
+from mamba_edge.connection_room import ConnectionRoom
 from mamba_edge.http_server import HttpServer
 from mamba_edge.limited_protocol import LimitedProtocol
 from mamba_planner.http_limits import HttpLimits
@@ -28,6 +29,9 @@ class Transport(asyncio.Transport):
     def close(self) -> None:
         self.closed_at = self.closed_at or asyncio.get_running_loop().time()
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.closed_at is not None
 
@@ -41,6 +45,7 @@ def connected(takes: float = 0.0) -> tuple[LimitedProtocol, Transport]:
     server.config.load()
     protocol = LimitedProtocol(
         limits=HttpLimits(keep_alive_timeout=SECONDS),
+        room=ConnectionRoom(9),
         config=server.config,
         server_state=server.server_state,
         app_state={},

@@ -4,6 +4,7 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
+from mamba_edge.connection_room import ConnectionRoom
 from mamba_edge.http_server import HttpServer
 from mamba_edge.limited_protocol import LimitedProtocol
 from mamba_planner.http_limits import HttpLimits
@@ -18,19 +19,22 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.unread = 0
-        self.aborted = False
+        self.closing = self.aborted = False
 
     def get_write_buffer_size(self) -> int:
         return self.unread
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.unread += len(data)
 
     def abort(self) -> None:
         self.aborted = True
 
     def close(self) -> None:
-        pass
+        self.closing = True
 
     def is_closing(self) -> bool:
-        return self.aborted
+        return self.closing or self.aborted
 
 
 def connected() -> tuple[LimitedProtocol, Transport]:
@@ -41,7 +45,9 @@ def connected() -> tuple[LimitedProtocol, Transport]:
     config = HttpServer(app, last_bytes_seconds=1, limits=limits).config
     config.load()
     server_state = HttpServer(app, last_bytes_seconds=1, limits=limits).server_state
-    protocol = LimitedProtocol(limits=limits, config=config, server_state=server_state, app_state={})
+    protocol = LimitedProtocol(
+        limits=limits, room=ConnectionRoom(9), config=config, server_state=server_state, app_state={}
+    )
     transport = Transport()
     protocol.connection_made(transport)
     transport.unread = 100_000
@@ -80,3 +86,14 @@ async def test_who_has_read_it_all_is_watched_no_more() -> None:
     protocol.connection_lost(None)
     await asyncio.sleep(10 * SECONDS)
     assert not transport.aborted
+
+
+@in_virtual_time
+async def test_a_connection_that_is_to_be_closed_is_cut_if_its_last_bytes_are_not_read() -> None:
+    protocol, transport = connected()
+    protocol.resume_writing()
+    transport.unread = 0
+    protocol.data_received(b"no HTTP at all\r\n\r\n")
+    assert transport.closing
+    await asyncio.sleep(SECONDS + 0.1)
+    assert transport.aborted

@@ -14,10 +14,11 @@ from mamba_gateway.endpoints.pool import Target
 from mamba_gateway.prefix_index.direct_feed import FORGET_SECONDS, UNSUPPORTED_SECONDS, DirectFeed
 from mamba_prefix.backoff import LONGEST_PAUSE
 from mamba_prefix.change_log import ChangeLog
-from mamba_prefix.messages import pack_entries, pack_hashes
+from mamba_prefix.messages import Snapshot, pack_entries, pack_hashes
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.prefix_table import MOST_ENGINES
 from mamba_server.api.prefix_feed import PrefixFeed
 
 
@@ -215,7 +216,25 @@ async def test_an_engine_of_another_make_is_asked_once_a_minute(
     following.feed.set_targets([Target(engine.url, "pod")])
     await asyncio.sleep(UNSUPPORTED_SECONDS * 2.5)
     assert engine.requests == 3
-    assert following.index.state == "following"
+    # Guesses are not to be taken for what engines tell.
+    assert following.index.state == "off"
+
+
+async def test_an_engine_more_than_there_are_places_for_is_no_trouble_for_the_others(
+    engine: Engine, following: Following
+) -> None:
+    engine.change({7: 1})
+    for number in range(MOST_ENGINES - 1):
+        following.index.take_snapshot(Snapshot(f"e{number}", "i", 1, 1, "f", 4, pack_entries({1: 1})))
+    following.feed.set_targets([Target(engine.url, "pod")])
+    await until(lambda: following.has(engine))
+    one_more = Engine()
+    await one_more.start()
+    following.feed.set_targets([Target(engine.url, "pod"), Target(one_more.url, "more")])
+    await asyncio.sleep(5)
+    assert one_more.requests == 0
+    assert following.has(engine)
+    await one_more.stop()
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\x95"])

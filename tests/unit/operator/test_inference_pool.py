@@ -46,6 +46,26 @@ def test_without_the_field_there_is_no_pool_no_picker_and_no_way_past_the_gatewa
     assert len(made["NetworkPolicy", "nano-engine"]["spec"]["ingress"][0]["from"]) == 3
 
 
+def test_only_the_proxy_s_namespace_reaches_the_picker_which_tells_the_engines_key() -> None:
+    rules = children(POOLED)["NetworkPolicy", "nano"]["spec"]["ingress"]
+
+    def reach(port: int) -> list[object]:
+        """Who reaches the port of a gateway pod; None = everybody."""
+        named = {"http": 8000}
+        return [
+            rule.get("from")
+            for rule in rules
+            for one in rule["ports"]
+            if one["protocol"] == "TCP"
+            and (first := named.get(one["port"], one["port"])) <= port <= one.get("endPort", first)
+        ]
+
+    assert reach(9002) == [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "envoy"}}}]]
+    for port in (1, 8000, 9001, 9003, 65535):
+        assert None in reach(port)
+    assert ("NetworkPolicy", "nano") not in children(fitting_owner())
+
+
 @pytest.mark.parametrize(
     "error",
     [NotFound("there is no such thing", status=404), Forbidden("may not list inferencepools", status=403)],
@@ -77,4 +97,4 @@ async def test_a_pool_that_nobody_asks_for_any_more_goes() -> None:
     seen = await observe(cluster, KEY)
     assert POOL in seen.children
     removed = planned(fitting_owner(), seen.children.values()).deletes
-    assert [one.ref for one in removed] == [POOL]
+    assert {one.ref for one in removed} == {POOL, Ref("NetworkPolicy", "nano")}

@@ -200,6 +200,7 @@ async def test_with_more_engines_than_there_are_bits_those_that_fit_are_followed
         snapshots = made.index.snapshots
         await asyncio.sleep(20)
         assert made.index.snapshots == snapshots
+        assert made.index.state == "following"  # what is known of those that fit is no worse
         gone = next(iter(made.index.engines()))
         await made.engines.pop(gone).kill()
         await until(lambda: not made.index.refused_engines or len(made.index.engines()) == 64, 15)
