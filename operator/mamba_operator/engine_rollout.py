@@ -51,10 +51,13 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
     revision = engine_revision(context)
     choice = RevisionChoice(recorded) if loading else choose_revision(
         revision, recorded, engine, snapshot.pods,
-        attempts=snapshot.attempts, paused=rollout.pause, now=now,
+        attempts=snapshot.attempts, times=snapshot.engine_times, paused=rollout.pause, now=now,
     )  # fmt: skip
     revision = choice.instead or revision
-    in_place = in_place_rollout(engine, snapshot.pods, revision.label, rollout, now)
+    in_place = in_place_rollout(
+        engine, snapshot.pods, revision.label, rollout, context.replicas,
+        snapshot.engine_times.still_since, now, back=choice.failed is not None,
+    )  # fmt: skip
     tuned = _tuned(context, snapshot, revision, now)
     return EngineRollout(
         replace(
@@ -62,6 +65,8 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
             revision=revision,
             failed=choice.failed.annotation() if choice.failed else None,
             in_place=in_place.now,
+            missing=in_place.missing,
+            retry=in_place.retry,
             tuned=tuned.annotation() if tuned is not None else None,
         ),
         revision,

@@ -154,6 +154,7 @@ def _rollout_plan(
         scaling=decisions.scaling,
         up_to_date={**compared.up_to_date, **record.up_to_date},
         in_place=engines.in_place.now,
+        in_place_soon=engines.in_place.waits,
         load=loading,
         key_blocked=decisions.key.blocked,
         cache_kept=compared.cache_kept,

@@ -15,6 +15,7 @@ PODS, SCALE, TROUBLE = (
     UNIT + "test_pod_trouble.py",
 )
 
+ROLLOUTS = "tests/properties/test_rollouts.py"
 OWN_CLAIM = "tests/unit/operator/test_own_claim.py"
 
 MUTANTS = (
@@ -167,6 +168,45 @@ MUTANTS = (
         "the record of an evicted engine keeps roll-outs in place", OPERATOR + "rollout/in_place_rollout.py",
         "is_engine(pod) and not has_ended(pod)]", "is_engine(pod)]",
         (UNIT + "test_in_place_rollout.py",),
+    ),
+    Mutant(
+        "one engine that fails takes all of its revision back", OPERATOR + "rollout/outcome.py",
+        "return bad >= started or (2 * bad > started and len(nodes) > 1)", "return bad > 0", (ROLLOUTS,),
+    ),
+    Mutant(
+        "what serves is taken back at the deadline", OPERATOR + "rollout/outcome.py",
+        "facts.serving == 0 or", "facts.serving >= 0 or", (ROLLOUTS,),
+    ),
+    Mutant(
+        "an engine counts as failing for longer than it was seen to", OPERATOR + "rollout/engine_history.py",
+        "self._failing.get(name, now)", "datetime.min.replace(tzinfo=now.tzinfo)",
+        (UNIT + "test_rollback.py",),
+    ),
+    Mutant(
+        "in place one engine may be missing, also where others have no room", OPERATOR
+        + "rollout/in_place_rollout.py", "max(replicas - places, 0) + 1", "1", (ROLLOUTS,),
+    ),
+    Mutant(
+        "a quota keeps a roll-out from ever being in place", OPERATOR + "rollout/in_place_rollout.py",
+        "        yield _refused_since(engine)", "        yield None", (ROLLOUTS,),
+    ),
+    Mutant(
+        "a place that is empty for a moment lets one more engine go",
+        OPERATOR + "rollout/in_place_rollout.py", "places = counted if left > 0 else places", "places = places", (ROLLOUTS,),
+    ),
+    Mutant(
+        "a quota is asked again when the cluster likes", OPERATOR + "render/engine.py",
+        "        names.ANNOTATION_RETRY: context.retry,\n", "", (ROLLOUTS,),
+    ),
+    Mutant(
+        "a roll-back is not told while engines are missing", OPERATOR + "findings.py",
+        """        return Finding("False", Reason.ROLLED_BACK, _rolled_back(view.plan))
+    if (stuck""", """        pass
+    if (stuck""", (ROLLOUTS,),
+    ),
+    Mutant(
+        "one engine that fails requests speaks for its revision", OPERATOR + "rollout/attempts.py",
+        "return worst if engines[worst].failed else None", "return None", (UNIT + "test_attempts.py",),
     ),
     Mutant(
         "the engines that hold most go", OPERATOR + "deletion_cost.py", "[:fewer])", "[-fewer:])", (COST,),

@@ -159,7 +159,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: (
         "Pods made no progress within spec.rollout.progressDeadline, and there is no ready revision to go "
-        "back to; those that serve keep serving. The message names what is stuck."
+        "back to, or most engines of the new one serve; those that serve keep serving. The message names "
+        "what is stuck."
     ),
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled; check spec.engine.image and pull secrets.",
@@ -173,7 +174,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.PODS_REFUSED: (
         "The cluster refuses to make pods: a quota, pod security or an admission webhook; the message is its "
-        "own. Raise the quota, or meet the rule with spec.podTemplate."
+        "own. Raise the quota, or meet the rule with spec.podTemplate; where a roll-out has no quota for one "
+        "engine more, an older one goes first after spec.rollout.inPlaceAfter."
     ),
     Reason.DOWNLOAD_FAILED: (
         "The model cannot be downloaded to the volume of spec.model.cache; the message has the loader's last "
