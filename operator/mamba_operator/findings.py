@@ -177,13 +177,26 @@ def _available(view: ConditionInputs) -> Finding:
         return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is created")
     if view.plan.replicas == 0:
         if gateway.ready:
-            return Finding("True", Reason.SCALED_TO_ZERO, "no engine runs; the first request wakes one")
+            said = f"no engine runs; the first request wakes one{_too_late(view)}"
+            return Finding("True", Reason.SCALED_TO_ZERO, said)
         return Finding("False", Reason.GATEWAY_NOT_READY, "no gateway answers yet that could wake an engine")
     if engine.ready:
         return Finding(
             "False", Reason.BELOW_MINIMUM, f"{engine.ready} of at least {view.minimum} engines answer"
         )
     return Finding("False", Reason.NO_READY_REPLICA, f"0 of {view.plan.replicas} engines answer")
+
+
+def _too_late(view: ConditionInputs) -> str:
+    """That the request which wakes an engine will not wait for it, where that was seen to be so."""
+    latest, deployment = view.snapshot.latest_decision, view.plan.deployment
+    start = latest.decision.memory.start_seconds if latest is not None else 0.0
+    if deployment is None or start <= deployment.spec.gateway.limits.queue_timeout.seconds:
+        return ""
+    return (
+        f" and gets 503 after {deployment.spec.gateway.limits.queue_timeout}, since engines took {start:.0f} s "
+        "to start: raise spec.gateway.limits.queueTimeout"
+    )
 
 
 def _progressing(view: ConditionInputs) -> Finding:
@@ -332,6 +345,8 @@ def _worst(view: ConditionInputs) -> Finding:
         return Finding("True", Reason.KIND_NOT_SERVED, "; ".join(view.plan.not_served))
     if (missing := view.plan.index_trouble) is not None:
         return Finding("True", Reason.PREFIX_INDEX_UNAVAILABLE, missing.message)
+    if (latest := view.snapshot.latest_decision) is not None and latest.decision.blind:
+        return Finding("True", Reason.METRICS_MISSING, latest.decision.blind)
     return Finding("False", Reason.AS_EXPECTED, "nothing is wrong")
 
 

@@ -15,6 +15,7 @@ PODS, SCALE, TROUBLE = (
     UNIT + "test_pod_trouble.py",
 )
 
+AUTOSCALE = "tests/properties/test_autoscale.py"
 ROLLOUTS = "tests/properties/test_rollouts.py"
 OWN_CLAIM = "tests/unit/operator/test_own_claim.py"
 
@@ -235,7 +236,29 @@ MUTANTS = (
     ),
     Mutant(
         "engines that do not report let the fleet shrink", OPERATOR + "autoscale/decide.py",
-        "if reporting < observation.ready or (observation.ready == 0 and asked > 0):", "if False:", (DECIDE,),
+        "if not observation.whole and asked > config.lowest:", "if False:", (DECIDE,),
+    ),
+    Mutant(
+        "a load that nobody sees falls", OPERATOR + "autoscale/demand.py",
+        "fast, slow = max(fast, memory.work_fast), max(slow, memory.work_slow)", "pass", (DECIDE, AUTOSCALE),
+    ),
+    Mutant(
+        "what was recommended ages while nobody sees the load", OPERATOR + "autoscale/decide.py",
+        "known=memory.known + (passed if whole and memory.whole_at >= 0 else 0.0)",
+        "known=memory.known + passed", (DECIDE, AUTOSCALE),
+    ),
+    Mutant(
+        "a look without a load recommends an engine", OPERATOR + "autoscale/decide.py",
+        "    if observation.whole:\n        window =", "    if True:\n        window =", (DECIDE, AUTOSCALE),
+    ),
+    Mutant(
+        "an engine that starts is idle", OPERATOR + "autoscale/decide.py",
+        "if idle and not starts.coming and memory.at", "if idle and memory.at", (DECIDE,),
+    ),
+    Mutant(
+        "it is not said that gateways are silent", OPERATOR + "autoscale/decide.py",
+        "if config.min_replicas == 0 and idle is None and observation.traffic is None and floor >= asked:",
+        "if False:", (DECIDE,),
     ),
     Mutant(
         "the last recommendation decides, not the largest of the window", OPERATOR + "autoscale/decide.py",

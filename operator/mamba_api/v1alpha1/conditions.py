@@ -75,6 +75,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     GATEWAY_NOT_READY = "GatewayNotReady"
     PREFIX_INDEX_UNAVAILABLE = "PrefixIndexUnavailable"
+    METRICS_MISSING = "MetricsMissing"
     APPLY_FAILED = "ApplyFailed"
     KIND_NOT_SERVED = "KindNotServed"
     FORBIDDEN = "Forbidden"
@@ -222,6 +223,11 @@ REASONS: dict[Reason, str] = {
         "size; Kubernetes does not change that of a claim. It is used as it is: delete the claim, and it is "
         "made anew as the spec says, or set the field back."
     ),
+    Reason.METRICS_MISSING: (
+        "Pods that the message names have not told the operator their metrics for "
+        "spec.scaling.scaleDownDelay, so the number of engines does not fall. Let the operator reach port "
+        "8000 of engines and gateways: most often a NetworkPolicy of the namespace keeps it out."
+    ),
     Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
     Reason.KIND_NOT_SERVED: (
         "The spec asks for an object of a kind that the cluster does not have, or that the operator may not "
@@ -234,7 +240,13 @@ REASONS: dict[Reason, str] = {
     Reason.SERVING: "The endpoint answers requests at status.url.",
 }
 HARMLESS = frozenset(
-    {Reason.PREFIX_INDEX_UNAVAILABLE, Reason.STRATEGY_REFUSED, Reason.CACHE_KEPT, Reason.ROLLED_BACK}
+    {
+        Reason.PREFIX_INDEX_UNAVAILABLE,
+        Reason.METRICS_MISSING,
+        Reason.STRATEGY_REFUSED,
+        Reason.CACHE_KEPT,
+        Reason.ROLLED_BACK,
+    }
 )
 """Reasons of Degraded that do not keep Ready from being true: all is served, if less well."""
 
@@ -328,6 +340,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.ROLLED_BACK,
             Reason.CACHE_KEPT,
             Reason.PREFIX_INDEX_UNAVAILABLE,
+            Reason.METRICS_MISSING,
             Reason.APPLY_FAILED,
             Reason.KIND_NOT_SERVED,
             Reason.FORBIDDEN,
