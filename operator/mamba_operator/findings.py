@@ -194,8 +194,8 @@ def _too_late(view: ConditionInputs) -> str:
     if deployment is None or start <= deployment.spec.gateway.limits.queue_timeout.seconds:
         return ""
     return (
-        f" and gets 503 after {deployment.spec.gateway.limits.queue_timeout}, since engines took {start:.0f} s "
-        "to start: raise spec.gateway.limits.queueTimeout"
+        f" and gets 503 after {deployment.spec.gateway.limits.queue_timeout}, since engines took "
+        f"{start:.0f} s to start: raise spec.gateway.limits.queueTimeout"
     )
 
 
@@ -221,6 +221,9 @@ def _progressing(view: ConditionInputs) -> Finding:
     rolling = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
     if rolling or not engine.exists or not engine.current:
         return Finding("True", Reason.ROLLING_OUT, f"engines asked for: {wanted}")
+    if view.plan.queued:
+        said = "nobody changed this object, so its engines are replaced when others have been"
+        return Finding("True", Reason.ROLLOUT_QUEUED, f"{said} (--max-rollouts of the operator)")
     if view.plan.settings_updates:
         waiting = "; ".join(one.message for one in view.plan.rejected_updates) or "being told"
         return Finding(

@@ -183,6 +183,7 @@ class Operator:
             measured=traffic.measured,
             read=pods.read,
             busy=lambda: len(self._queue) > 0,
+            most_rollouts=settings.max_rollouts,
         )
         registry = make_registry(self._queue.add, self._on_delivered, indices)
         watching = asyncio.create_task(run_watches(registry, served, self.take_signals))

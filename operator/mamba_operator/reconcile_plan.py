@@ -54,6 +54,10 @@ class ReconcilePlan:
     """An old engine goes before a new one comes: there is no room for both."""
     in_place_soon: bool = False
     """It will, once an engine that the roll-out adds has waited for room for long enough."""
+    queued: bool = False
+    """Engines are to be replaced and wait for other roll-outs, since nobody asked for it."""
+    begins_unasked: bool = False
+    """Engines begin to be replaced, and nobody asked for it."""
     load: ModelLoad | None = None
     """How far the download of the model is, while that is not done."""
     key_blocked: bool = False

@@ -62,6 +62,9 @@ class Snapshot:
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
     """By revision of engines: how requests fared lately, while engines of two revisions run."""
 
+    may_begin: bool = True
+    """Whether a roll-out that nobody asked for may begin: so many others are not under way."""
+
     engine_times: EngineTimes = field(default_factory=EngineTimes)
     """Since when engines fail, and since when none has moved."""
 

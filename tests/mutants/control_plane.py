@@ -175,6 +175,11 @@ MUTANTS = (
         "return bad >= started or (2 * bad > started and len(nodes) > 1)", "return bad > 0", (ROLLOUTS,),
     ),
     Mutant(
+        "an upgrade of the operator replaces the engines of every object at once",
+        OPERATOR + "engine_rollout.py", "if begins and not snapshot.may_begin:", "if False:",
+        (UNIT + "test_rollout_turns.py",),
+    ),
+    Mutant(
         "what serves is taken back at the deadline", OPERATOR + "rollout/outcome.py",
         "facts.serving == 0 or", "facts.serving >= 0 or", (ROLLOUTS,),
     ),
@@ -193,7 +198,8 @@ MUTANTS = (
     ),
     Mutant(
         "a place that is empty for a moment lets one more engine go",
-        OPERATOR + "rollout/in_place_rollout.py", "places = counted if left > 0 else places", "places = places", (ROLLOUTS,),
+        OPERATOR + "rollout/in_place_rollout.py", "places = counted if left > 0 else places", "pass",
+        (ROLLOUTS,),
     ),
     Mutant(
         "a quota is asked again when the cluster likes", OPERATOR + "render/engine.py",

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     UP_TO_DATE = "UpToDate"
     ROLLING_OUT = "RollingOut"
     ROLLOUT_PAUSED = "RolloutPaused"
+    ROLLOUT_QUEUED = "RolloutQueued"
     ROLLED_BACK = "RolledBack"
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
@@ -130,6 +131,11 @@ REASONS: dict[Reason, str] = {
     Reason.UP_TO_DATE: "Every pod runs the wanted revision and count.",
     Reason.ROLLOUT_PAUSED: (
         "spec.rollout.pause keeps engines on an older revision; set it to false to replace them."
+    ),
+    Reason.ROLLOUT_QUEUED: (
+        "The operator would replace the engines though nobody changed the object, as after its own upgrade, "
+        "and waits until other such roll-outs are over: --max-rollouts of `mambaserve operator`. A new "
+        "annotation serving.mambaserve.io/restarted-at begins at once."
     ),
     Reason.ROLLED_BACK: (
         "The revision that the spec asks for did not become ready, or failed more requests than the one "
@@ -317,6 +323,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.UP_TO_DATE,
             Reason.ROLLING_OUT,
             Reason.ROLLOUT_PAUSED,
+            Reason.ROLLOUT_QUEUED,
             Reason.ROLLED_BACK,
             Reason.SCALING_UP,
             Reason.SCALING_DOWN,

@@ -59,6 +59,8 @@ class RevisionChoice:
     """Why."""
     requeue_after: float | None = None
     """Seconds until a pod has had its trouble for too long."""
+    queued: bool = False
+    """The revision to run is the one that runs, until other roll-outs are over."""
 
 
 def choose_revision(

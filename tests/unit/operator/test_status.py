@@ -81,6 +81,15 @@ def told(*, answers: bool) -> Status:
     return status
 
 
+def queued() -> Status:
+    """The status while a roll-out that nobody asked for waits for others."""
+    children = running(applied(OF))
+    plan = replace(planned(OF, children), queued=True)
+    status = summarize(snapshot(OF, children), plan, (), now=NOW)
+    assert status is not None
+    return status
+
+
 def words(status: Status) -> dict[str, tuple[str, str]]:
     return {one.type: (one.status, one.reason) for one in status.conditions}
 
@@ -350,9 +359,12 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         "Ready": ("False", "DownloadFailed")}),
     ("the claim of the cache cannot be made another", status_of(OTHER_CACHE, running(loaded(CACHED))), {
         "Degraded": ("True", "CacheKept"), "Ready": ("True", "Serving")}),
+    ("others are replaced first", queued(), {
+        "Progressing": ("True", "RolloutQueued"), "UpToDate": ("False", "RolloutQueued"),
+        "Ready": ("True", "Serving")}),
     ("gateways have been silent", status_of(OF, running(applied(OF)), latest_decision=LatestDecision(
-        1, 1, ScalingDecision(target=1, reason="", binding="data", blind="gateway-1 is silent", demand=Demand(),
-                              memory=AutoscalerMemory()), "")), {
+        1, 1, ScalingDecision(target=1, reason="", binding="data", blind="gateway-1 is silent",
+                              demand=Demand(), memory=AutoscalerMemory()), "")), {
         "Degraded": ("True", "MetricsMissing"), "Ready": ("True", "Serving")}),
     ("no node takes the pod", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(phase="Pending", conditions=[
