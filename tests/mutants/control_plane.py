@@ -16,6 +16,7 @@ PODS, SCALE, TROUBLE = (
 )
 
 AUTOSCALE = "tests/properties/test_autoscale.py"
+ENDS = UNIT + "test_rollout_ends.py"
 ROLLOUTS = "tests/properties/test_rollouts.py"
 OWN_CLAIM = "tests/unit/operator/test_own_claim.py"
 
@@ -172,7 +173,7 @@ MUTANTS = (
     ),
     Mutant(
         "one engine that fails takes all of its revision back", OPERATOR + "rollout/outcome.py",
-        "return bad >= started or (2 * bad > started and len(nodes) > 1)", "return bad > 0", (ROLLOUTS,),
+        "return bad >= started or (2 * bad > started and len(nodes) > 1)", "return bad > 0", (ENDS, ROLLOUTS),
     ),
     Mutant(
         "an upgrade of the operator replaces the engines of every object at once",
@@ -181,7 +182,7 @@ MUTANTS = (
     ),
     Mutant(
         "what serves is taken back at the deadline", OPERATOR + "rollout/outcome.py",
-        "facts.serving == 0 or", "facts.serving >= 0 or", (ROLLOUTS,),
+        "facts.serving == 0 or", "facts.serving >= 0 or", (ENDS, ROLLOUTS),
     ),
     Mutant(
         "an engine counts as failing for longer than it was seen to", OPERATOR + "rollout/engine_history.py",
@@ -190,26 +191,26 @@ MUTANTS = (
     ),
     Mutant(
         "in place one engine may be missing, also where others have no room", OPERATOR
-        + "rollout/in_place_rollout.py", "max(replicas - places, 0) + 1", "1", (ROLLOUTS,),
+        + "rollout/in_place_rollout.py", "max(replicas - places, 0) + 1", "1", (ENDS, ROLLOUTS),
     ),
     Mutant(
         "a quota keeps a roll-out from ever being in place", OPERATOR + "rollout/in_place_rollout.py",
-        "        yield _refused_since(engine)", "        yield None", (ROLLOUTS,),
+        "        yield _refused_since(engine)", "        yield None", (ENDS, ROLLOUTS),
     ),
     Mutant(
         "a place that is empty for a moment lets one more engine go",
         OPERATOR + "rollout/in_place_rollout.py", "places = counted if left > 0 else places", "pass",
-        (ROLLOUTS,),
+        (ENDS, ROLLOUTS),
     ),
     Mutant(
         "a quota is asked again when the cluster likes", OPERATOR + "render/engine.py",
-        "        names.ANNOTATION_RETRY: context.retry,\n", "", (ROLLOUTS,),
+        "        names.ANNOTATION_RETRY: context.retry,\n", "", (ENDS, ROLLOUTS),
     ),
     Mutant(
         "a roll-back is not told while engines are missing", OPERATOR + "findings.py",
         """        return Finding("False", Reason.ROLLED_BACK, _rolled_back(view.plan))
     if (stuck""", """        pass
-    if (stuck""", (ROLLOUTS,),
+    if (stuck""", (ENDS, ROLLOUTS),
     ),
     Mutant(
         "one engine that fails requests speaks for its revision", OPERATOR + "rollout/attempts.py",
