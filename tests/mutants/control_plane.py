@@ -181,6 +181,11 @@ MUTANTS = (
         (UNIT + "test_rollout_turns.py",),
     ),
     Mutant(
+        "an operator that may not read its key replaces all engines", OPERATOR + "main.py",
+        "if key is not None or not await self._engines_have_key():", "if True:",
+        (UNIT + "test_process.py",),
+    ),
+    Mutant(
         "what serves is taken back at the deadline", OPERATOR + "rollout/outcome.py",
         "facts.serving == 0 or", "facts.serving >= 0 or", (ENDS, ROLLOUTS),
     ),
