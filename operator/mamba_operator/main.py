@@ -218,6 +218,10 @@ class Operator:
             return done == {namespace_change}
         finally:
             await _end(tasks, settings.exit_timeout)
+            if self._stopping.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(settings.exit_timeout):
+                        await claims.shorten()
 
     async def _cancel_end_last(self) -> None:
         """Cancel the event recorder, which writes its pending events, and the watches.

@@ -260,10 +260,6 @@ MUTANTS = (
         "known=memory.known + passed", (DECIDE, AUTOSCALE),
     ),
     Mutant(
-        "a look without a load recommends an engine", OPERATOR + "autoscale/decide.py",
-        "    if observation.whole:\n        window =", "    if True:\n        window =", (DECIDE, AUTOSCALE),
-    ),
-    Mutant(
         "an engine that starts is idle", OPERATOR + "autoscale/decide.py",
         "if idle and not starts.coming and memory.at", "if idle and memory.at", (DECIDE,),
     ),

@@ -113,7 +113,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.MODEL_UNKNOWN: (
         "The model's configuration is not known to the operator, so each engine plans for itself, and tells "
-        "its plan once it answers. Put the Hugging Face config.json into spec.model.config to see it at once."
+        "its plan once it answers. Put the Hugging Face config.json into spec.model.config to see it at "
+        "once; of a model that serves already that replaces the engines."
     ),
     Reason.DEVICE_MEMORY_UNKNOWN: (
         "No node label says how much memory the GPU has. Set spec.memory.deviceMemory to see the plan."

@@ -151,6 +151,19 @@ def test_what_was_not_seen_was_no_silence_and_a_restart_of_the_operator_forgets_
     assert min(fleet.run([34.0] * 360)) >= 8, "the load was there all the time"
 
 
+def test_after_a_gap_nobody_is_told_of_less_load_than_before_it() -> None:
+    """Others scale by the demand that is published."""
+    fleet = Fleet(RANGE, engines=10)
+    fleet.run([34.0] * 60)
+    before = fleet.decisions[-1].demand.work
+    fleet.silent = True
+    fleet.run([34.0] * 5)
+    fleet.silent = False
+    fleet.run([34.0] * 3)
+
+    assert all(one.demand.work >= 0.95 * before for one in fleet.decisions[-8:])
+
+
 def test_one_that_loads_longer_than_the_delay_is_not_idle_while_it_loads() -> None:
     config = AutoscalerConfig(min_replicas=0, max_replicas=2, scale_down_delay=300.0)
     fleet = Fleet(config, engines=0, start=900.0)
