@@ -62,7 +62,7 @@ class Claim:
             return self.holds
 
     def next_look(self, period: float) -> float:
-        """Return the seconds until the next look; the claim of another release may end before a period does."""
+        """Return the seconds until the next look; another release's claim may end before a period does."""
         return min(period, max(self._lease.lasts, RENEW_EVERY)) if self.other_holder is not None else period
 
     async def renew(self, period: float) -> None:

@@ -21,11 +21,15 @@ from mamba_operator.render.pod import (
     tracing,
 )
 from mamba_operator.render.strategic_merge import merge
+from mamba_planner.http_limits import HttpLimits
 
 START_SECONDS = 300
 """All pods of a node that takes them again start at once, each with a share of the processor; one that is
 killed begins anew. A gateway that cannot start ends by itself."""
 GRACE_MARGIN = 15
+USUAL_CONNECTIONS = HttpLimits.model_fields["max_connections"].default
+SPARE_CONNECTIONS = 512
+"""Connections for probes, scrapes and clients that are idle, beside one for each request."""
 MEMORY = "512Mi"
 """Requested. Enough for a tokenizer of 17 MiB, a million checkpoints and as many pages, and 1,024 requests
 under way; docs/reference/gateway-memory.md has the sum."""
@@ -154,6 +158,9 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "PREFIX_WEIGHT": number(routing.prefix_weight),
         "LOAD_WEIGHT": number(routing.load_weight),
     }
+    if (connections := limits.max_in_flight + limits.max_queued + SPARE_CONNECTIONS) > USUAL_CONNECTIONS:
+        # A connection carries one request at a time: with fewer, so many could never be under way.
+        settings["MAX_CONNECTIONS"] = str(connections)
     if spec.gateway.cors_origins:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
     settings |= _key_limits(limits)

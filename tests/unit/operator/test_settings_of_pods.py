@@ -89,6 +89,7 @@ def test_the_gateway_is_told_the_limits_of_the_spec(data: st.DataObject) -> None
     assert (made.max_in_flight, made.max_queue) == (
         limits.get("maxInFlight", 1024), limits.get("maxQueued", 256),
     )  # fmt: skip
+    assert made.max_connections > made.max_in_flight + made.max_queue, "each request has a connection"
 
 
 def test_the_gateway_is_told_the_limits_of_keys() -> None:
