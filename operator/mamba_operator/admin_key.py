@@ -67,7 +67,7 @@ async def admin_key(client: KubeClient, namespace: str, name: str) -> AdminKey |
 
 
 def made_with_key(engine: Manifest) -> bool:
-    """Whether pods of an engine Deployment mount a token that was made from a key."""
+    """Tell whether pods of an engine Deployment mount a token that was made from a key."""
     meta = metadata(engine)
     uid = next((str(one.get("uid")) for one in meta.get("ownerReferences") or ()), "")
     without = names.Children((meta.get("labels") or {}).get(names.LABEL_INSTANCE, "")).admin_secret(uid)

@@ -93,8 +93,8 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
 def _begins_unasked(
     context: Context, snapshot: Snapshot, ready: EngineRevision | None, wanted: EngineRevision
 ) -> bool:
-    """Whether engines that are ready would be replaced though their object is as it was: by a newer operator,
-    say, or by other default images."""
+    """Tell whether engines that are ready would be replaced though their object is as it was: by a newer
+    operator, say, or by other default images."""
     engine = snapshot.child("Deployment", context.children.engine)
     if engine is None or ready is None or not label_of(engine) == ready.label != wanted.label:
         return False

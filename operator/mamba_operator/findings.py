@@ -188,7 +188,7 @@ def _available(view: ConditionInputs) -> Finding:
 
 
 def _too_late(view: ConditionInputs) -> str:
-    """That the request which wakes an engine will not wait for it, where that was seen to be so."""
+    """Say that the request which wakes an engine will not wait for it, where that was seen to be so."""
     latest, deployment = view.snapshot.latest_decision, view.plan.deployment
     start = latest.decision.memory.start_seconds if latest is not None else 0.0
     if deployment is None or start <= deployment.spec.gateway.limits.queue_timeout.seconds:
@@ -271,7 +271,7 @@ def _progressing(view: ConditionInputs) -> Finding:
 
 
 def _in_place(view: ConditionInputs) -> str:
-    """Who waits for whom where there is no room for one engine more."""
+    """Say who waits for whom where there is no room for one engine more."""
     deployment = view.plan.deployment
     if view.plan.in_place:
         return "; there is no room for one more, so an old one goes first and requests wait at the gateway"
@@ -286,7 +286,7 @@ def _in_place(view: ConditionInputs) -> str:
 
 
 def _stuck(view: ConditionInputs) -> str | None:
-    """What did not go on until its deadline, and that engines of a new revision that serve are left to."""
+    """Say what did not go on until its deadline, and that engines which serve are left to."""
     engine, gateway = view.engine, view.gateway
     # What the controller says of engines may still be about the revision that was taken back. And where all
     # engines that have room run the wanted revision, it is room that is missing and the roll-out is over.
@@ -312,7 +312,7 @@ def _rolled_back(plan: ReconcilePlan) -> str:
 
 
 def _degraded(view: ConditionInputs) -> Finding:
-    """The worst that is the matter; where engines went back besides, that is told with it."""
+    """Find the worst that is the matter; where engines went back besides, that is told with it."""
     found = _worst(view)
     if view.plan.failed is None or found.reason == Reason.ROLLED_BACK or found.status != "True":
         return found

@@ -276,7 +276,7 @@ class Operator:
             await asyncio.sleep(CRD_PERIOD)
 
     async def _engines_have_key(self) -> bool:
-        """Whether any engines run whose admin token is made from a key. Raises ClusterError."""
+        """Tell whether any engines run whose admin token is made from a key. Raises ClusterError."""
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}=engine"
         for namespace in self._settings.namespaces or (None,):
             listed = await self._client.list(DEPLOYMENT, namespace, selector=selector)

@@ -151,7 +151,7 @@ class _Sight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _sight(memory: AutoscalerMemory, observation: Observation, elapsed: float, passed: float) -> _Sight:
-    """What is seen with one observation more."""
+    """Return what is seen with one observation more."""
     whole = observation.whole
     return _Sight(
         known=memory.known + (passed if whole and memory.whole_at >= 0 else 0.0),
@@ -184,7 +184,7 @@ def _window(
 
 
 def _blind(observation: Observation, config: AutoscalerConfig, sight: _Sight, elapsed: float) -> str:
-    """Which pods have not told their load for a whole `scale_down_delay`; empty where none was needed."""
+    """Name the pods that told no load for a whole `scale_down_delay`; empty where none was needed."""
     engines = observation.ready > 0 and elapsed - max(sight.whole_at, 0.0) >= config.scale_down_delay
     gateways = config.min_replicas == 0 and elapsed - max(sight.heard_at, 0.0) >= config.scale_down_delay
     if not elapsed or not (engines or gateways):
@@ -193,7 +193,7 @@ def _blind(observation: Observation, config: AutoscalerConfig, sight: _Sight, el
 
 
 def _unseen(observation: Observation, which: str) -> str:
-    """What is not known, and who did not tell it."""
+    """Say what is not known, and who did not tell it."""
     who = ", ".join(observation.silent) or f"some {which}"
     what = "the load" if which == "engines" else "traffic"
     return f"{who} did not tell the operator its metrics: {what} is not known, so no engine stops"
@@ -263,7 +263,7 @@ def _chosen(
 
 
 def _stays(observation: Observation, asked: int) -> str:
-    """Why a number of engines stays that nobody can say to be too large."""
+    """Say why a number of engines stays that nobody can say to be too large."""
     load = observation.load
     reporting = load.engines - load.unrated if load is not None else 0
     return f"{reporting} of {observation.ready} ready engines report: {asked} stay until all of them do"

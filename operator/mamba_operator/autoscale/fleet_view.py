@@ -184,7 +184,7 @@ class _Rates:
 
 
 def _silent(*reports: Mapping[str, object]) -> tuple[str, ...]:
-    """Names of the first few pods without a report."""
+    """Return the names of the first few pods without a report."""
     return tuple(sorted(name for each in reports for name, one in each.items() if one is None)[:SILENT])
 
 

@@ -215,12 +215,12 @@ def _component(pod: Manifest) -> str | None:
 
 
 def node_of(pod: Manifest) -> str:
-    """Name of the node that the pod was given; empty while it has none."""
+    """Return the name of the node that the pod was given; empty while it has none."""
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
 def waits_for_node(pod: Manifest) -> bool:
-    """Whether the pod has no node yet, since none has room or since a gate holds it back."""
+    """Tell whether the pod has no node yet, since none has room or since a gate holds it back."""
     return not has_place(pod) and (
         bool((pod.get("spec") or {}).get("schedulingGates"))
         or any(
@@ -231,7 +231,7 @@ def waits_for_node(pod: Manifest) -> bool:
 
 
 def has_place(pod: Manifest) -> bool:
-    """Whether the pod takes up room on a node."""
+    """Tell whether the pod takes up room on a node."""
     return not has_ended(pod) and (bool(node_of(pod)) or _phase(pod) == "Running")
 
 
@@ -315,7 +315,7 @@ def advised(reason: Reason, message: str) -> str:
 
 
 def advised_refusal(message: str) -> str:
-    """What the cluster said when it refused to make a pod, and what to do."""
+    """Return what the cluster said when it refused to make a pod, and what to do."""
     said = advised(Reason.PODS_REFUSED, message)
     if EXCEEDED_QUOTA not in message:
         return said

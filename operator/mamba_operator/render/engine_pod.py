@@ -92,7 +92,7 @@ def engine_pod_template(context: Context) -> Manifest:
 
 
 def _of_engines(context: Context, patch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`spec.podTemplate` without what it says of the loader where that runs in a Job of its own."""
+    """Return `spec.podTemplate` without what it says of the loader where that runs in a Job of its own."""
     spec = patch.get("spec")
     if context.own_claim or not isinstance(spec, Mapping) or not isinstance(spec.get("initContainers"), list):
         return patch

@@ -78,7 +78,7 @@ def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
 
 
 def _template(context: Context) -> dict[str, Any]:
-    """The loader's pod, with what of `spec.podTemplate` is not about engines. Raises InvalidPatch."""
+    """Render the loader's pod, with what of `spec.podTemplate` is not about engines. Raises InvalidPatch."""
     base = {
         "metadata": {"labels": names.labels(context.deployment.name, "loader")},
         "spec": _pod_spec(context),
@@ -89,7 +89,7 @@ def _template(context: Context) -> dict[str, Any]:
 
 
 def _of_any_pod(patch: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a pod template that goes for a loader, too."""
+    """Select the part of a pod template that goes for a loader, too."""
     metadata, spec = (patch.get(name) for name in ("metadata", "spec"))
     found: dict[str, Any] = {}
     if isinstance(metadata, Mapping):
@@ -112,7 +112,7 @@ def _named(containers: object, name: str) -> Mapping[str, Any]:
 
 
 def _others(items: object, key: str) -> list[Mapping[str, Any]]:
-    """Those that are about no volume of ours."""
+    """Select the items that are about no volume of ours."""
     those = items if isinstance(items, list) else []
     return [one for one in those if isinstance(one, Mapping) and one.get(key) not in OUR_VOLUMES]
 

@@ -115,7 +115,7 @@ class AttemptWindow:
 
 
 def _worst(revision: str, engines: Mapping[_Engine, Attempts]) -> _Engine | None:
-    """The engine of the revision that failed most, where another one of it was asked, too."""
+    """Find the engine of the revision that failed most, where another one of it was asked, too."""
     asked = [engine for engine, one in engines.items() if engine[0] == revision and one.total]
     if len(asked) < 2:
         return None

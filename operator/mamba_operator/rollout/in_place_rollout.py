@@ -95,7 +95,7 @@ def _for_want_of_room(
     now: datetime,
     back: bool,
 ) -> InPlaceRollout:
-    """The same, but for what engines that were taken back may miss."""
+    """Decide the same, but for what engines that were taken back may miss."""
     if label_of(engine) != label and not back:
         return InPlaceRollout()
     mixed = len(set(map(_template, engines))) > 1 or any(pod_revision(pod) != label for pod in engines)
@@ -117,21 +117,22 @@ def _for_want_of_room(
 
 
 def _missing(replicas: int, places: int) -> int:
-    """How many engines may be missing: those without a place, and the one that is replaced."""
+    """Count the engines that may be missing: those without a place, and the one that is replaced."""
     return min(max(replicas - places, 0) + 1, max(replicas, 1))
 
 
 def _going_on(
     engine: Manifest, engines: Sequence[Manifest], replicas: int, still_since: datetime | None, now: datetime
 ) -> InPlaceRollout:
-    """A roll-out in place that has begun.
+    """Decide about a roll-out in place that has begun.
 
     A place that is empty for the moment between one engine and the next still counts, or the next old engine
     would go for it; one that nobody took while nothing moved was lost, with its node for one.
     """
-    spec = engine["spec"]
-    counted = int(spec.get("replicas") or 0) - int(spec["strategy"]["rollingUpdate"]["maxUnavailable"]) + 1
     places = sum(map(has_place, engines))
+    missing = engine["spec"]["strategy"]["rollingUpdate"].get("maxUnavailable")
+    # Somebody may have written a percentage; the next write takes it back.
+    counted = workload_state(engine).wanted - missing + 1 if isinstance(missing, int) else places
     left = None
     if places < counted:
         leaving = any(map(is_terminating, engines))
@@ -151,7 +152,7 @@ def _retry(engine: Manifest, engines: Sequence[Manifest]) -> str | None:
 
 
 def _waiting(engine: Manifest, engines: Sequence[Manifest], label: str) -> Iterable[datetime | None]:
-    """Since when each engine that the roll-out adds waits for what an older one has; None: it does not."""
+    """Yield since when each added engine waits for what an older one has; None: it does not."""
     for pod in engines:
         old = [one for one in engines if _template(one) != _template(pod) and _may_go(one)]
         if pod_revision(pod) == label and any(_fits_in_place_of(pod, other) for other in old):
@@ -162,7 +163,7 @@ def _waiting(engine: Manifest, engines: Sequence[Manifest], label: str) -> Itera
 
 
 def _may_go(pod: Manifest) -> bool:
-    """Whether the end of the pod would make room."""
+    """Tell whether the end of the pod would make room."""
     return has_place(pod) and not is_terminating(pod)
 
 
@@ -194,7 +195,7 @@ def _without_room(pod: Manifest) -> datetime | None:
 
 
 def _refused_since(engine: Manifest) -> datetime | None:
-    """Since when a quota has no room for an engine of the newest template; None where it has."""
+    """Return since when a quota has no room for an engine of the newest template; None where it has."""
     state = workload_state(engine)
     if not state.current or state.refused is None or EXCEEDED_QUOTA not in state.refused:
         return None
@@ -219,14 +220,14 @@ def _asks(pod: Manifest) -> dict[str, Any]:
 
 
 def _is_no_more_than(template: Manifest, pod: Manifest) -> bool:
-    """Whether pods of the template ask a quota for no more than what that pod gives back when it goes. What
+    """Tell whether pods of the template ask a quota for no more than that pod gives back when it goes. What
     the cluster adds by itself, as a LimitRange does, is added to both."""
     wanted, held = _totals(template), _totals(pod)
     return all(amount <= held.get(name, Decimal(0)) for name, amount in wanted.items())
 
 
 def _totals(pod: Manifest) -> Mapping[str, Decimal]:
-    """What the containers of a pod ask for, summed by resource."""
+    """Sum what the containers of a pod ask for, by resource."""
     found: dict[str, Decimal] = {}
     for container in (pod.get("spec") or {}).get("containers") or ():
         resources = container.get("resources") or {}

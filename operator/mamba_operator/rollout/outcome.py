@@ -72,5 +72,5 @@ def rollout_outcome(facts: RolloutFacts) -> RolloutOutcome:
 
 
 def _is_the_revision(bad: int, nodes: set[str], started: int) -> bool:
-    """Whether so many bad engines of those that started speak against the revision, not against a node."""
+    """Tell whether so many bad engines of those that started speak against the revision, not a node."""
     return bad >= started or (2 * bad > started and len(nodes) > 1)

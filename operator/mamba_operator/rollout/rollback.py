@@ -108,7 +108,7 @@ def _facts(
     times: EngineTimes,
     now: datetime,
 ) -> RolloutFacts:
-    """The roll-out as the cluster's objects show it."""
+    """Read the roll-out from the cluster's objects."""
     those = [
         pod
         for pod in pods
@@ -138,7 +138,7 @@ def _facts(
 
 
 def _overdue(engine: Manifest, pods: Sequence[Manifest], now: datetime) -> tuple[str, str] | None:
-    """Why nothing went on until the progress deadline, by the word that says most; None before it."""
+    """Say why nothing went on until the progress deadline, by the word that says most; None before it."""
     state = workload_state(engine)
     if not state.current or state.stuck is None:
         return None
@@ -150,7 +150,7 @@ def _overdue(engine: Manifest, pods: Sequence[Manifest], now: datetime) -> tuple
 
 
 def is_ready(engine: Manifest | None, label: str | None, pods: Sequence[Manifest]) -> bool:
-    """Whether all engines are of that revision and answer: it can be gone back to.
+    """Tell whether all engines are of that revision and answer: it can be gone back to.
 
     Engines for which there is no room say nothing against it, as long as any answers: a fleet that wants more
     engines than the cluster has room for would never have been ready.

@@ -32,7 +32,7 @@ class RolloutTurns:
         self._begun: dict[Key, datetime] = {}
 
     def may_begin(self, key: Key) -> bool:
-        """Whether a roll-out of that deployment would be one of those that may run."""
+        """Tell whether a roll-out of that deployment would be one of those that may run."""
         now = self._now()
         self._begun = {one: at for one, at in self._begun.items() if (now - at).total_seconds() < RECENT}
         others = {one for one in self._indices.keys(MAMBA_DEPLOYMENT) if one != key and self._rolls(one)}
@@ -48,7 +48,7 @@ class RolloutTurns:
 
 
 def is_rolling(engine: Manifest) -> bool:
-    """Whether engines are being replaced, or none answers. One that is stuck holds up nobody."""
+    """Tell whether engines are being replaced, or none answers. One that is stuck holds up nobody."""
     state = workload_state(engine)
     return (
         state.stuck is None
