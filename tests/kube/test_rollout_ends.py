@@ -10,8 +10,13 @@ import pytest
 from kube_life import READY, Life
 from mamba_kube.access import connected, load_access
 from mamba_kube.errors import ApiError
+from mamba_operator.autoscale.decide import ScalingDecision
+from mamba_operator.autoscale.demand import Demand
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.objects.pod_trouble import says_ready
+from mamba_operator.render.default_images import DefaultImages
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
@@ -140,3 +145,32 @@ async def test_one_engine_that_crashes_beside_two_that_serve_takes_nothing_back(
 
     assert sum(says_ready(pod["status"]) and image_of(pod) == NEW for pod in await life.pods("engine")) == 2
     await life.becomes("Degraded", "EngineCrashing")
+
+
+async def test_engines_of_an_upgraded_operator_wait_for_their_turn_and_serve(life: Life) -> None:
+    await life.make(rollout=ROLLOUT)
+    await life.ready("engine")
+    await life.ready("gateway")
+    await life.becomes("UpToDate", "UpToDate")
+    [engine] = await life.pods("engine")
+    life.images, life.most_rollouts = DefaultImages(NEW, "registry.test/gateway:new"), 0
+    life.restart()
+
+    await life.becomes("Progressing", "RolloutQueued")
+    assert [metadata(pod)["name"] for pod in await life.pods("engine")] == [metadata(engine)["name"]]
+
+    life.most_rollouts = 1
+    life.restart()
+    await life.becomes("Progressing", "RollingOut")
+
+
+async def test_pods_that_do_not_answer_the_operator_are_told_and_ready_stays(life: Life) -> None:
+    await serve(life)
+    blind = ScalingDecision(
+        target=1, reason="", binding="data", blind="gateway-1 is silent", demand=Demand(),
+        memory=AutoscalerMemory(),
+    )  # fmt: skip
+    life.latest_decision = LatestDecision(1, 1, blind, "")
+
+    assert "gateway-1" in await life.becomes("Degraded", "MetricsMissing")
+    assert (await life.condition("Ready"))[0] == "True"
