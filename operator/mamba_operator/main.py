@@ -27,7 +27,7 @@ from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.engine_admin import get_plan
 from mamba_operator.load_watch import LoadWatch
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError, PassHangs, SettingsInvalid
+from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
@@ -279,7 +279,13 @@ class Operator:
         """Tell whether any engines run whose admin token is made from a key. Raises ClusterError."""
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}=engine"
         for namespace in self._settings.namespaces or (None,):
-            listed = await self._client.list(DEPLOYMENT, namespace, selector=selector)
+            try:
+                listed = await self._client.list(DEPLOYMENT, namespace, selector=selector)
+            except Forbidden:
+                if namespace is None:
+                    raise
+                # A namespace that is left out, where nothing is changed.
+                continue
             if any(map(made_with_key, listed)):
                 return True
         return False
