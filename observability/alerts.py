@@ -57,11 +57,18 @@ READY, DRAINING = series("gateway_endpoint_ready"), series("gateway_endpoint_dra
 MISSES = series("prefix_misses")
 PASSES = series("operator_reconciles")
 
+BY_GATEWAY = ", ".join(GATEWAY)
+SERVED_BEFORE = f"max by ({BY_GATEWAY}) (max_over_time({READY.now}[1h]) and {READY.now}) > 0"
+"""Gateways one of whose engines was ready within the hour: it has stopped, and does not merely load."""
+LONG_WITHOUT = f"sum by ({BY_GATEWAY}) ({READY.now} offset 30m) == 0"
+"""Gateways that had engines half an hour ago, and none of them was ready."""
+
 ALERTS = (
     Alert(
         "MambaserveNoEngineReady",
-        f"{READY.summed(*GATEWAY)} == 0",
-        "The gateway {{ $labels.pod }} in {{ $labels.namespace }} has engines, and none of them is ready.",
+        f"{READY.summed(*GATEWAY)} == 0 and on ({BY_GATEWAY}) ({SERVED_BEFORE} or {LONG_WITHOUT})",
+        "The gateway {{ $labels.pod }} in {{ $labels.namespace }} has engines, and none of them is ready any "
+        "more, or has been for half an hour.",
         "2m",
         "critical",
     ),
@@ -98,8 +105,8 @@ ALERTS = (
     Alert(
         "MambaserveRequestsShed",
         f"{ratio(REQUESTS.where(code='429'), REQUESTS, '5m', 'namespace', 'model')} > 0.01",
-        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are refused: "
-        "there is no room.",
+        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are refused with 429: "
+        "there is no room, or their keys are over their limits.",
         "10m",
     ),
     Alert(

@@ -113,6 +113,16 @@ def _children() -> list[str]:
         ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
         ("Job", f"{children.owner}-load-HASH", "the loader, which downloads them before engines start"),
         ("ConfigMap", children.model_report, "what it found: commit, configuration, size of the weights"),
+        ("ConfigMap", children.last_ready, "pods and settings of the last revision of which all were ready"),
+        ("ConfigMap", children.wake, "where a gateway asks for an engine, and tells of its Redis"),
+        ("Role, RoleBinding", children.gateway, "what gateways may read and write, those two alone"),
+        ("NetworkPolicy", children.engine, "who reaches engines: gateways, the operator, scrapers"),
+        (
+            "PodDisruptionBudget",
+            f"{children.engine}`, `{children.gateway}",
+            "of two or more, one goes at a time",
+        ),
+        ("InferencePool", children.inference_pool, "with `spec.gateway.inferencePool`"),
     ]
     return [
         "A MambaDeployment `X` owns:",

@@ -17,7 +17,7 @@ from mamba_api import names
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Conflict, Forbidden
 from mamba_operator.objects.kinds import SECRET
-from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest, metadata
 
 log = structlog.get_logger(__name__)
 KEY_BYTES = 32
@@ -57,13 +57,26 @@ async def admin_key(client: KubeClient, namespace: str, name: str) -> AdminKey |
         log.warning(
             "admin_key_not_readable",
             secret=f"{namespace}/{name}",
-            advice="let the operator get and create it; until then a change of strategy replaces the engines",
+            advice="let the operator get and create it; without it a change of strategy replaces the engines",
         )
         return None
     key = _key(found or {})
     if key is None:
         raise ClusterError(f"Secret {namespace}/{name} has no usable {DATA_KEY}: delete it, it is made again")
     return AdminKey(key)
+
+
+def made_with_key(engine: Manifest) -> bool:
+    """Tell whether pods of an engine Deployment mount a token that was made from a key."""
+    meta = metadata(engine)
+    uid = next((str(one.get("uid")) for one in meta.get("ownerReferences") or ()), "")
+    without = names.Children((meta.get("labels") or {}).get(names.LABEL_INSTANCE, "")).admin_secret(uid)
+    try:
+        volumes = engine["spec"]["template"]["spec"]["volumes"]
+        secrets_of = [str((one.get("secret") or {}).get("secretName")) for one in volumes]
+    except (KeyError, TypeError, AttributeError):
+        return False
+    return any(name.startswith(f"{without}-") for name in secrets_of)
 
 
 def _secret(namespace: str, name: str) -> Manifest:

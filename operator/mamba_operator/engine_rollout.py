@@ -6,14 +6,18 @@ Called by `plan` once it is decided how many engines there are and what is plann
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from mamba_operator.objects.manifest import Ref
+from mamba_api import names
+from mamba_operator.objects.manifest import Ref, annotation
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine import engine_revision
 from mamba_operator.render.live_settings import LiveSettings, SettingsUpdate, live_settings, pending_updates
-from mamba_operator.render.revision import EngineRevision, revision_in
+from mamba_operator.render.revision import EngineRevision, label_of, revision_in
 from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout
 from mamba_operator.rollout.rollback import RevisionChoice, choose_revision
 from mamba_operator.snapshot import Snapshot
+
+NEXT_TURN = 10.0
+"""Seconds until it is looked again whether other roll-outs are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class EngineRollout:
     """The revision that is recorded as having been ready."""
     later: frozenset[Ref]
     """What engines are made of and with, where that waits for their model; empty otherwise."""
+    begins_unasked: bool = False
+    """Ready engines begin to be replaced, and nobody changed their object."""
 
 
 def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loading: bool) -> EngineRollout:
@@ -51,10 +57,16 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
     revision = engine_revision(context)
     choice = RevisionChoice(recorded) if loading else choose_revision(
         revision, recorded, engine, snapshot.pods,
-        attempts=snapshot.attempts, paused=rollout.pause, now=now,
+        attempts=snapshot.attempts, times=snapshot.engine_times, paused=rollout.pause, now=now,
     )  # fmt: skip
+    begins = not loading and choice.instead is None and _begins_unasked(context, snapshot, recorded, revision)
+    if begins and not snapshot.may_begin:
+        choice = RevisionChoice(recorded, requeue_after=NEXT_TURN, queued=True)
     revision = choice.instead or revision
-    in_place = in_place_rollout(engine, snapshot.pods, revision.label, rollout, now)
+    in_place = in_place_rollout(
+        engine, snapshot.pods, revision.label, rollout, context.replicas,
+        snapshot.engine_times.still_since, now, back=choice.failed is not None,
+    )  # fmt: skip
     tuned = _tuned(context, snapshot, revision, now)
     return EngineRollout(
         replace(
@@ -62,6 +74,8 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
             revision=revision,
             failed=choice.failed.annotation() if choice.failed else None,
             in_place=in_place.now,
+            missing=in_place.missing,
+            retry=in_place.retry,
             tuned=tuned.annotation() if tuned is not None else None,
         ),
         revision,
@@ -72,7 +86,25 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
         else (),
         recorded,
         _made_later(context) if loading and choice.instead is None else frozenset(),
+        begins and not choice.queued,
     )
+
+
+def _begins_unasked(
+    context: Context, snapshot: Snapshot, ready: EngineRevision | None, wanted: EngineRevision
+) -> bool:
+    """Tell whether engines that are ready would be replaced though their object is as it was: by a newer
+    operator, say, or by other default images."""
+    engine = snapshot.child("Deployment", context.children.engine)
+    if engine is None or ready is None or not label_of(engine) == ready.label != wanted.label:
+        return False
+    meta, status = context.deployment.metadata, context.deployment.status
+    same = status is not None and status.observed_generation == meta.generation
+    return same and _restart_mark(ready) == _restart_mark(wanted)
+
+
+def _restart_mark(revision: EngineRevision) -> str | None:
+    return annotation(revision.template, names.ANNOTATION_RESTART)
 
 
 def _tuned(

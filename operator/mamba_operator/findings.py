@@ -21,7 +21,14 @@ from mamba_api.v1alpha1.conditions import (
 from mamba_api.v1alpha1.profiles import profile_in_words
 from mamba_operator.changes import Change
 from mamba_operator.model_load import downloads_in_words
-from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, replaced_failure, trouble
+from mamba_operator.objects.pod_trouble import (
+    advised,
+    advised_refusal,
+    is_draining,
+    is_loading,
+    replaced_failure,
+    trouble,
+)
 from mamba_operator.objects.workload_state import WorkloadState
 from mamba_operator.plan_verdict import (
     ModelNotServed,
@@ -32,7 +39,8 @@ from mamba_operator.plan_verdict import (
     SpecInvalid,
 )
 from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
+from mamba_operator.render.revision import label_of
+from mamba_operator.rollout.rollback import ERROR_RATE_ROSE, is_ready
 from mamba_operator.snapshot import Snapshot
 
 
@@ -86,6 +94,13 @@ class ConditionInputs:
         spare = deployment.spec.rollout.max_unavailable if rolling else 0
         engines = self.engine.ready >= max(wanted - spare, min(self.minimum, wanted))
         return engines and self.gateway.ready >= max(self.gateway.wanted, 1)
+
+    @property
+    def rolled_out(self) -> bool:
+        """Whether all engines that there is room for run the wanted revision and answer."""
+        name = names.Children(self.snapshot.key.name).engine
+        child = self.snapshot.child("Deployment", name)
+        return child is not None and is_ready(child, label_of(child), self.snapshot.pods)
 
     @property
     def blocked(self) -> Finding | None:
@@ -162,13 +177,26 @@ def _available(view: ConditionInputs) -> Finding:
         return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is created")
     if view.plan.replicas == 0:
         if gateway.ready:
-            return Finding("True", Reason.SCALED_TO_ZERO, "no engine runs; the first request wakes one")
+            said = f"no engine runs; the first request wakes one{_too_late(view)}"
+            return Finding("True", Reason.SCALED_TO_ZERO, said)
         return Finding("False", Reason.GATEWAY_NOT_READY, "no gateway answers yet that could wake an engine")
     if engine.ready:
         return Finding(
             "False", Reason.BELOW_MINIMUM, f"{engine.ready} of at least {view.minimum} engines answer"
         )
     return Finding("False", Reason.NO_READY_REPLICA, f"0 of {view.plan.replicas} engines answer")
+
+
+def _too_late(view: ConditionInputs) -> str:
+    """Say that the request which wakes an engine will not wait for it, where that was seen to be so."""
+    latest, deployment = view.snapshot.latest_decision, view.plan.deployment
+    start = latest.decision.memory.start_seconds if latest is not None else 0.0
+    if deployment is None or start <= deployment.spec.gateway.limits.queue_timeout.seconds:
+        return ""
+    return (
+        f" and gets 503 after {deployment.spec.gateway.limits.queue_timeout}, since engines took "
+        f"{start:.0f} s to start: raise spec.gateway.limits.queueTimeout"
+    )
 
 
 def _progressing(view: ConditionInputs) -> Finding:
@@ -184,14 +212,18 @@ def _progressing(view: ConditionInputs) -> Finding:
             Reason.DOWNLOAD_FAILED if stopped else Reason.DOWNLOADING_MODEL,
             load.message,
         )
-    for which, state in (("engine", engine), ("gateway", gateway)):
-        # What the controller says of engines may still be about the revision that was taken back.
-        if state.stuck is not None and (which == "gateway" or view.plan.failed is None):
-            return Finding("False", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
+    if view.plan.failed is not None:
+        # Told from the first moment, and whatever else there is to do: the spec will not be what runs.
+        return Finding("False", Reason.ROLLED_BACK, _rolled_back(view.plan))
+    if (stuck := _stuck(view)) is not None:
+        return Finding("False", Reason.PROGRESS_DEADLINE_EXCEEDED, stuck)
     wanted = view.plan.replicas or 0
     rolling = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
     if rolling or not engine.exists or not engine.current:
         return Finding("True", Reason.ROLLING_OUT, f"engines asked for: {wanted}")
+    if view.plan.queued:
+        said = "nobody changed this object, so its engines are replaced when others have been"
+        return Finding("True", Reason.ROLLOUT_QUEUED, f"{said} (--max-rollouts of the operator)")
     if view.plan.settings_updates:
         waiting = "; ".join(one.message for one in view.plan.rejected_updates) or "being told"
         return Finding(
@@ -235,15 +267,38 @@ def _progressing(view: ConditionInputs) -> Finding:
     if view.plan.key_blocked:
         said = "engines ask gateways for a key when the last gateway without one has ended"
         return Finding("True", Reason.ROLLING_OUT, said)
-    if view.plan.failed is not None:
-        return Finding("False", Reason.ROLLED_BACK, _rolled_back(view.plan))
     return Finding("False", Reason.UP_TO_DATE, "every pod runs the wanted revision")
 
 
 def _in_place(view: ConditionInputs) -> str:
-    if not view.plan.in_place:
-        return ""
-    return "; no node has room for one more, so an old one goes first and requests wait at the gateway"
+    """Say who waits for whom where there is no room for one engine more."""
+    deployment = view.plan.deployment
+    if view.plan.in_place:
+        return "; there is no room for one more, so an old one goes first and requests wait at the gateway"
+    if view.plan.in_place_soon and deployment is not None:
+        limits, rollout = deployment.spec.gateway.limits, deployment.spec.rollout
+        return (
+            f"; there is no room for one more: after {rollout.in_place_after} of that "
+            "(spec.rollout.inPlaceAfter) an old one goes first, and while none answers requests wait at the "
+            f"gateway for {limits.queue_timeout} at most"
+        )
+    return ""
+
+
+def _stuck(view: ConditionInputs) -> str | None:
+    """Say what did not go on until its deadline, and that engines which serve are left to."""
+    engine, gateway = view.engine, view.gateway
+    # What the controller says of engines may still be about the revision that was taken back. And where all
+    # engines that have room run the wanted revision, it is room that is missing and the roll-out is over.
+    if engine.stuck is not None and view.plan.failed is None and not view.rolled_out:
+        old = engine.replicas - engine.updated
+        if old <= 0 or not engine.updated or view.plan.ready_revision is None:
+            return f"engine: {engine.stuck}"
+        said = (
+            f"{engine.updated} engines have the new revision and {old} the older one: those that serve stay"
+        )
+        return f"engine: {engine.stuck.removesuffix('.')}; {said}"
+    return f"gateway: {gateway.stuck}" if gateway.stuck is not None else None
 
 
 def _rolled_back(plan: ReconcilePlan) -> str:
@@ -257,6 +312,14 @@ def _rolled_back(plan: ReconcilePlan) -> str:
 
 
 def _degraded(view: ConditionInputs) -> Finding:
+    """Find the worst that is the matter; where engines went back besides, that is told with it."""
+    found = _worst(view)
+    if view.plan.failed is None or found.reason == Reason.ROLLED_BACK or found.status != "True":
+        return found
+    return replace(found, message=f"{found.message}; and {Reason.ROLLED_BACK}: {_rolled_back(view.plan)}")
+
+
+def _worst(view: ConditionInputs) -> Finding:
     if view.failures:
         first = view.failures[0]
         more = f" (and {len(view.failures) - 1} more)" if len(view.failures) > 1 else ""
@@ -272,10 +335,9 @@ def _degraded(view: ConditionInputs) -> Finding:
         return Finding("True", Reason.PODS_REFUSED, load.message)
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.refused is not None:
-            return _advised(Reason.PODS_REFUSED, f"{which}: {state.refused}")
-    for which, state in (("engine", view.engine), ("gateway", view.gateway)):
-        if state.stuck is not None and (which == "gateway" or view.plan.failed is None):
-            return _advised(Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
+            return Finding("True", Reason.PODS_REFUSED, advised_refusal(f"{which}: {state.refused}"))
+    if (stuck := _stuck(view)) is not None:
+        return _advised(Reason.PROGRESS_DEADLINE_EXCEEDED, stuck)
     if view.plan.failed is not None:
         return Finding("True", Reason.ROLLED_BACK, _rolled_back(view.plan))
     if rejected_updates := [one.message for one in view.plan.rejected_updates if one.final]:
@@ -286,6 +348,8 @@ def _degraded(view: ConditionInputs) -> Finding:
         return Finding("True", Reason.KIND_NOT_SERVED, "; ".join(view.plan.not_served))
     if (missing := view.plan.index_trouble) is not None:
         return Finding("True", Reason.PREFIX_INDEX_UNAVAILABLE, missing.message)
+    if (latest := view.snapshot.latest_decision) is not None and latest.decision.blind:
+        return Finding("True", Reason.METRICS_MISSING, latest.decision.blind)
     return Finding("False", Reason.AS_EXPECTED, "nothing is wrong")
 
 

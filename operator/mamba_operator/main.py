@@ -19,7 +19,7 @@ from mamba_api.authority import authority
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
-from mamba_operator.admin_key import AdminKey, admin_key
+from mamba_operator.admin_key import AdminKey, admin_key, made_with_key
 from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
@@ -27,9 +27,9 @@ from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.engine_admin import get_plan
 from mamba_operator.load_watch import LoadWatch
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError, PassHangs, SettingsInvalid
+from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
+from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.plan_watch import PlanWatch
 from mamba_operator.process.freshness import Freshness
@@ -78,6 +78,8 @@ class Operator:
         self._metrics.due.set_function(lambda: len(self._queue))
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
+        self._withheld: str | None = None
+        """Why it leads and does nothing."""
         self._stopping = asyncio.Event()
         self._end_last: list[asyncio.Task[None]] = []
         """Tasks that end after the lease has been released."""
@@ -183,6 +185,7 @@ class Operator:
             measured=traffic.measured,
             read=pods.read,
             busy=lambda: len(self._queue) > 0,
+            most_rollouts=settings.max_rollouts,
         )
         registry = make_registry(self._queue.add, self._on_delivered, indices)
         watching = asyncio.create_task(run_watches(registry, served, self.take_signals))
@@ -215,6 +218,10 @@ class Operator:
             return done == {namespace_change}
         finally:
             await _end(tasks, settings.exit_timeout)
+            if self._stopping.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(settings.exit_timeout):
+                        await claims.shorten()
 
     async def _cancel_end_last(self) -> None:
         """Cancel the event recorder, which writes its pending events, and the watches.
@@ -251,12 +258,37 @@ class Operator:
             await asyncio.sleep(CRD_PERIOD)
 
     async def _admin_key(self) -> AdminKey | None:
+        """The key. None where it may not be read, and no engine was made with it: without it, each of those
+        would be replaced, and once more when it may be read again."""
         while True:
             try:
-                return await admin_key(self._client, own_namespace(self._settings), names.ADMIN_KEY_NAME)
+                key = await admin_key(self._client, own_namespace(self._settings), names.ADMIN_KEY_NAME)
+                if key is not None or not await self._engines_have_key():
+                    self._withheld = None
+                    return key
+                self._withheld = (
+                    f"may not read its Secret {names.ADMIN_KEY_NAME}, with which engines that run were made: "
+                    "let it get that; until then it changes nothing"
+                )
+                log.error("admin_key_withheld", advice=self._withheld)
             except ClusterError as error:
                 log.warning("admin_key_missing", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
+
+    async def _engines_have_key(self) -> bool:
+        """Tell whether any engines run whose admin token is made from a key. Raises ClusterError."""
+        selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}=engine"
+        for namespace in self._settings.namespaces or (None,):
+            try:
+                listed = await self._client.list(DEPLOYMENT, namespace, selector=selector)
+            except Forbidden:
+                if namespace is None:
+                    raise
+                # A namespace that is left out, where nothing is changed.
+                continue
+            if any(map(made_with_key, listed)):
+                return True
+        return False
 
     async def _resync(
         self, served: tuple[str, ...], indices: Indices, mark_stale: Callable[[Key], None]
@@ -322,6 +354,8 @@ class Operator:
         return [problem for problem in found if problem]
 
     def _not_ready(self) -> str | None:
+        if self._withheld is not None:
+            return self._withheld
         return None if self._leadership.informed else "has not seen the lease yet"
 
 

@@ -118,6 +118,7 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     wait = None if pods or attempts else _until_refused(job, now)
     if wait is not None and wait <= 0:
         detail = f"{job_ref} gets no pod: `kubectl describe job {job_ref.name}` says why, most often a quota"
+        detail += f"; {_LOADER_FIELD} sets its resources"
         return ModelLoad(detail, refused=True, keep=keep)
     message = f"{_download_text(model.uri, children)}, attempt {attempts + 1} of {ATTEMPTS}"
     if running := next((name_of(pod) for pod in pods if _phase(pod) in ("Pending", "Running")), None):
@@ -217,11 +218,15 @@ def _failure(pods: list[Manifest], job: Manifest) -> str:
 def _failure_message(pod: Manifest) -> str:
     ended = _ended(pod)
     if ended.get("reason") == "OOMKilled":
-        return f"pod {name_of(pod)} was killed for memory; choose nodes with more in spec.scheduling"
+        return f"pod {name_of(pod)} was killed for memory; raise the limit of {_LOADER_FIELD}"
     words = last_words(ended or pod.get("status") or {})
     return (
         f"pod {name_of(pod)}: {words}; check spec.model.uri, spec.model.tokenSecretRef and the way to the Hub"
     )
+
+
+_LOADER_FIELD = "the initContainer loader in spec.podTemplate"
+"""Where its resources are said, wherever it runs."""
 
 
 def _conditions(job: Manifest) -> dict[str, dict[str, Any]]:

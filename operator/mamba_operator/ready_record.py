@@ -43,4 +43,4 @@ def _became_ready(engines: EngineRollout, snapshot: Snapshot, compared: ChildCom
     one = Ref("Deployment", engines.context.children.engine)
     changing = any(ref(apply.manifest) == one for apply in compared.applies)
     waits = changing or engines.later or engines.choice.instead is not None
-    return not waits and is_ready(snapshot.children.get(one), engines.revision.label)
+    return not waits and is_ready(snapshot.children.get(one), engines.revision.label, snapshot.pods)

@@ -51,6 +51,8 @@ from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts
+from mamba_operator.rollout.engine_history import EngineHistory
+from mamba_operator.rollout.turns import RolloutTurns
 from mamba_operator.snapshot import DownloadProgress, ReportedPlan, Snapshot
 from mamba_operator.status import summarize, unobserved
 from mamba_operator.workload.measured_workload import MeasuredWorkload
@@ -99,6 +101,7 @@ class Reconciler:
         measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None,
         read: ReadMetrics | None = None,
         busy: Callable[[], bool] = lambda: False,
+        most_rollouts: int = 3,
     ) -> None:
         self._client = client
         self.events = EventRecorder(client, reporter=identity, busy=busy)
@@ -116,6 +119,8 @@ class Reconciler:
         self._latest_decision, self._attempts, self._downloads = latest_decision, attempts, downloads
         self._reported, self._measured = reported, measured
         self._sent_settings: dict[Key, dict[str, str]] = {}
+        self._turns = RolloutTurns(self._indices, most_rollouts, now)
+        self._engine_history: dict[Key, EngineHistory] = {}
         self._nodes = NodeReader(client)
         self._stale: set[Key] = set()
         self._accepted: dict[Key, dict[str, str]] = {}
@@ -189,6 +194,7 @@ class Reconciler:
                 self._accepted,
                 self._up_to_date,
                 self._sent_settings,
+                self._engine_history,
                 self._written,
                 self._refused,
             ):
@@ -222,6 +228,10 @@ class Reconciler:
             sent_settings=self._sent_settings.get(key, {}),
             latest_decision=self._latest_decision(key),
             attempts=self._attempts(key),
+            engine_times=self._engine_history.setdefault(key, EngineHistory()).observe(
+                snapshot.pods, self._now()
+            ),
+            may_begin=self._turns.may_begin(key),
             downloads=self._downloads(key),
             reported=self._reported(key),
             measured=self._measured(key),
@@ -241,6 +251,8 @@ class Reconciler:
             profiles=self._profiles,
         )
         self._up_to_date[snapshot.key] = plan.up_to_date
+        if plan.begins_unasked:
+            self._turns.begin(snapshot.key)
         return plan
 
     async def _send_updates(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:

@@ -51,7 +51,13 @@ class ReconcilePlan:
     up_to_date: Mapping[str, str] = field(default_factory=dict)
     """As `Snapshot.up_to_date`, of all children that are as wanted now."""
     in_place: bool = False
-    """An old engine goes before a new one comes: no node has room for both."""
+    """An old engine goes before a new one comes: there is no room for both."""
+    in_place_soon: bool = False
+    """It will, once an engine that the roll-out adds has waited for room for long enough."""
+    queued: bool = False
+    """Engines are to be replaced and wait for other roll-outs, since nobody asked for it."""
+    begins_unasked: bool = False
+    """Engines begin to be replaced, and nobody asked for it."""
     load: ModelLoad | None = None
     """How far the download of the model is, while that is not done."""
     key_blocked: bool = False

@@ -9,6 +9,7 @@ from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest, Ref
 from mamba_operator.placement import Node
 from mamba_operator.rollout.attempts import Attempts
+from mamba_operator.rollout.engine_history import EngineTimes
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 
 DownloadProgress = tuple[int, int]
@@ -60,6 +61,12 @@ class Snapshot:
 
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
     """By revision of engines: how requests fared lately, while engines of two revisions run."""
+
+    may_begin: bool = True
+    """Whether a roll-out that nobody asked for may begin: so many others are not under way."""
+
+    engine_times: EngineTimes = field(default_factory=EngineTimes)
+    """Since when engines fail, and since when none has moved."""
 
     downloads: Mapping[str, DownloadProgress] = field(default_factory=dict)
     """By name of a running loader pod: its last reported progress."""

@@ -241,6 +241,16 @@ FIRES: dict[str, tuple[dict[str, str], str, str]] = {
 """By alert: series as they go minute by minute, a time at which it is silent, and one at which it fires."""
 
 
+SILENT: tuple[tuple[str, dict[str, str], str], ...] = (
+    ("MambaserveNoEngineReady",
+     {f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="loads"}}': "0x25"}, "20m"),
+    ("MambaserveNoEngineReady",
+     {f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="before-zero"}}': "1x5 _x60",
+      f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="woken"}}': "_x20 0x25"}, "40m"),
+)  # fmt: skip
+"""An alert, series as they go, and a time at which nobody is to be woken up for it."""
+
+
 def test_each_rule_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     rules = rule_file()
     names = [rule["alert"] for rule in rules["groups"][0]["rules"]]
@@ -261,6 +271,17 @@ def test_each_rule_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
             ],
         }
         for name, (series, silent, fires) in FIRES.items()
+    ]  # fmt: skip
+    tests += [
+        {
+            "interval": "1m",
+            "input_series": [{"series": one, "values": values} for one, values in series.items()],
+            "promql_expr_test": [
+                {"expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
+                 "eval_time": at, "exp_samples": [{"labels": "{}", "value": 0}]}
+            ],
+        }
+        for name, series, at in SILENT
     ]  # fmt: skip
     table = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(table))

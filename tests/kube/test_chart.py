@@ -11,6 +11,7 @@ from eventually import wait_until
 from mamba_api import names
 from mamba_api.v1alpha1.profile_documents import read_profiles
 from mamba_api.v1alpha1.profiles import Profiles
+from observability.series import series
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import Command
@@ -216,6 +217,13 @@ def test_rules_and_pod_monitors_come_where_the_cluster_knows_them(helm: Command)
     # What the monitors select is what the pods carry.
     assert serving["selector"]["matchLabels"].items() <= names.labels("x", "engine").items()
     assert {each["port"] for each in serving["podMetricsEndpoints"]} == {names.HTTP_PORT_NAME}
+    # The Prometheus operator gives a target these labels, and renames those of a series that are called so.
+    for endpoint in serving["podMetricsEndpoints"]:
+        given = {"namespace", "pod", "container", "job", "instance", "endpoint"}
+        dropped = {rule["regex"] for rule in endpoint["relabelings"] if rule["action"] == "labeldrop"}
+        for alert in shipped[0]["rules"]:
+            assert "exported_" not in alert["expr"]
+        assert (given - dropped) & series("gateway_endpoint_ready").labels == set()
     pod = one(documents, "Deployment")["spec"]["template"]
     monitor = one(documents, "PodMonitor", "rel-mambaserve-operator")["spec"]
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
@@ -278,13 +286,15 @@ ALLOWED = [
     ("get", "mambadeployments.serving.mambaserve.io"), ("watch", "mambadeployments.serving.mambaserve.io"),
     ("patch", "mambadeployments.serving.mambaserve.io/status"),
     ("create", "events"), ("get", "events"), ("patch", "events"),
-    ("create", "leases.coordination.k8s.io"), ("update", "leases.coordination.k8s.io"),
+    ("create", "leases.coordination.k8s.io"),
     ("watch", "endpointslices.discovery.k8s.io"), ("watch", "pods"),
     ("list", "nodes"),
 ]  # fmt: skip
 REFUSED = [
     ("get", "secrets"), ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"),
     ("delete", "secrets"),
+    # Those of schedulers, controllers and nodes.
+    ("update", "leases.coordination.k8s.io"), ("get", "leases.coordination.k8s.io"),
     # What is there is found by lists.
     ("get", "deployments.apps"), ("get", "configmaps"), ("get", "jobs.batch"), ("get", "pods"),
     ("create", "pods"), ("create", "pods/exec"), ("delete", "mambadeployments.serving.mambaserve.io"),

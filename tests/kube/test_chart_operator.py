@@ -85,7 +85,7 @@ def installed(
             env={
                 **os.environ,
                 "MAMBASERVE_KUBECONFIG": str(kubeconfig),
-                "MAMBASERVE_LEASE_NAMESPACE": namespace,
+                "MAMBASERVE_LEASE_NAMESPACE": namespace, "MAMBASERVE_LEASE": "rel-mambaserve-operator",
                 "OMP_NUM_THREADS": "1",
             },
         )  # fmt: skip

@@ -125,6 +125,7 @@ def world(
         kubeconfig = as_account(plane, namespace, pod["serviceAccountName"], tmp_path / "kubeconfig")
         environment = {
             **os.environ, "MAMBASERVE_KUBECONFIG": str(kubeconfig), "MAMBASERVE_LEASE_NAMESPACE": namespace,
+            "MAMBASERVE_LEASE": "rel-mambaserve-operator",
             "MAMBASERVE_SCALE_EVERY": "1", "OMP_NUM_THREADS": "1", "POD_IP": POD_IP,
         }  # fmt: skip
         out = stack.enter_context(log.open("wb", buffering=0))

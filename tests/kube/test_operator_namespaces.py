@@ -51,7 +51,7 @@ def test_a_namespace_that_is_gone_takes_no_other_from_the_operator_and_is_served
     plane.apply(rights(plane, namespace, [namespace]), namespace)
     kubeconfig = as_account(plane, namespace, "rel-mambaserve", tmp_path / "kubeconfig")
     arguments = ["--namespace", namespace, "--namespace", other]
-    settings = {"MAMBASERVE_LEASE_NAMESPACE": namespace}
+    settings = {"MAMBASERVE_LEASE_NAMESPACE": namespace, "MAMBASERVE_LEASE": "rel-mambaserve-operator"}
     with running_operator(kubeconfig, tmp_path / "operator.log", arguments, **settings) as operator:
         deploy(plane, namespace)
         plane.wait_for(lambda: scaling_up(plane, namespace), f"{namespace} to be served")

@@ -15,6 +15,9 @@ PODS, SCALE, TROUBLE = (
     UNIT + "test_pod_trouble.py",
 )
 
+AUTOSCALE = "tests/properties/test_autoscale.py"
+ENDS = UNIT + "test_rollout_ends.py"
+ROLLOUTS = "tests/properties/test_rollouts.py"
 OWN_CLAIM = "tests/unit/operator/test_own_claim.py"
 
 MUTANTS = (
@@ -169,6 +172,56 @@ MUTANTS = (
         (UNIT + "test_in_place_rollout.py",),
     ),
     Mutant(
+        "one engine that fails takes all of its revision back", OPERATOR + "rollout/outcome.py",
+        "return bad >= started or (2 * bad > started and len(nodes) > 1)", "return bad > 0", (ENDS, ROLLOUTS),
+    ),
+    Mutant(
+        "an upgrade of the operator replaces the engines of every object at once",
+        OPERATOR + "engine_rollout.py", "if begins and not snapshot.may_begin:", "if False:",
+        (UNIT + "test_rollout_turns.py",),
+    ),
+    Mutant(
+        "an operator that may not read its key replaces all engines", OPERATOR + "main.py",
+        "if key is not None or not await self._engines_have_key():", "if True:",
+        (UNIT + "test_process.py",),
+    ),
+    Mutant(
+        "what serves is taken back at the deadline", OPERATOR + "rollout/outcome.py",
+        "facts.serving == 0 or", "facts.serving >= 0 or", (ENDS, ROLLOUTS),
+    ),
+    Mutant(
+        "an engine counts as failing for longer than it was seen to", OPERATOR + "rollout/engine_history.py",
+        "self._failing.get(name, now)", "datetime.min.replace(tzinfo=now.tzinfo)",
+        (UNIT + "test_rollback.py",),
+    ),
+    Mutant(
+        "in place one engine may be missing, also where others have no room", OPERATOR
+        + "rollout/in_place_rollout.py", "max(replicas - places, 0) + 1", "1", (ENDS, ROLLOUTS),
+    ),
+    Mutant(
+        "a quota keeps a roll-out from ever being in place", OPERATOR + "rollout/in_place_rollout.py",
+        "        yield _refused_since(engine)", "        yield None", (ENDS, ROLLOUTS),
+    ),
+    Mutant(
+        "a place that is empty for a moment lets one more engine go",
+        OPERATOR + "rollout/in_place_rollout.py", "places = counted if left > 0 else places", "pass",
+        (ENDS, ROLLOUTS),
+    ),
+    Mutant(
+        "a quota is asked again when the cluster likes", OPERATOR + "render/engine.py",
+        "        names.ANNOTATION_RETRY: context.retry,\n", "", (ENDS, ROLLOUTS),
+    ),
+    Mutant(
+        "a roll-back is not told while engines are missing", OPERATOR + "findings.py",
+        """        return Finding("False", Reason.ROLLED_BACK, _rolled_back(view.plan))
+    if (stuck""", """        pass
+    if (stuck""", (ENDS, ROLLOUTS),
+    ),
+    Mutant(
+        "one engine that fails requests speaks for its revision", OPERATOR + "rollout/attempts.py",
+        "return worst if engines[worst].failed else None", "return None", (UNIT + "test_attempts.py",),
+    ),
+    Mutant(
         "the engines that hold most go", OPERATOR + "deletion_cost.py", "[:fewer])", "[-fewer:])", (COST,),
     ),
     Mutant(
@@ -195,7 +248,25 @@ MUTANTS = (
     ),
     Mutant(
         "engines that do not report let the fleet shrink", OPERATOR + "autoscale/decide.py",
-        "if reporting < observation.ready or (observation.ready == 0 and asked > 0):", "if False:", (DECIDE,),
+        "if not observation.whole and asked > config.lowest:", "if False:", (DECIDE,),
+    ),
+    Mutant(
+        "a load that nobody sees falls", OPERATOR + "autoscale/demand.py",
+        "fast, slow = max(fast, memory.work_fast), max(slow, memory.work_slow)", "pass", (DECIDE, AUTOSCALE),
+    ),
+    Mutant(
+        "what was recommended ages while nobody sees the load", OPERATOR + "autoscale/decide.py",
+        "known=memory.known + (passed if whole and memory.whole_at >= 0 else 0.0)",
+        "known=memory.known + passed", (DECIDE, AUTOSCALE),
+    ),
+    Mutant(
+        "an engine that starts is idle", OPERATOR + "autoscale/decide.py",
+        "if idle and not starts.coming and memory.at", "if idle and memory.at", (DECIDE,),
+    ),
+    Mutant(
+        "it is not said that gateways are silent", OPERATOR + "autoscale/decide.py",
+        "if config.min_replicas == 0 and idle is None and observation.traffic is None and floor >= asked:",
+        "if False:", (DECIDE,),
     ),
     Mutant(
         "the last recommendation decides, not the largest of the window", OPERATOR + "autoscale/decide.py",

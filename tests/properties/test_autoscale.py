@@ -104,6 +104,50 @@ def test_nothing_shrinks_on_missing_data(
         memory, asked = made.memory, made.target
 
 
+looks = st.lists(
+    st.tuples(st.sampled_from(["seen", "seen", "silent", "restarted", "late"]), st.integers(1, 60)),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@settings(max_examples=15)
+@given(st.integers(2, 20), looks)
+def test_a_load_that_is_there_keeps_its_engines_whatever_the_operator_misses(
+    engines: int, times: list[tuple[str, int]]
+) -> None:
+    """Gaps, restarts of the operator and starts that are slow: what is not seen is not gone."""
+    config = AutoscalerConfig(min_replicas=1, max_replicas=40, ttft_target=2.0, scale_down_delay=120.0)
+    busy = 0.8 * engines * 5.0
+    fleet = Fleet(config, engines=engines)
+    for what, count in times:
+        fleet.silent = what == "silent"
+        if what == "restarted":
+            fleet.restart()
+        assert min(fleet.run([busy] * count)) >= 0.8 * engines, "one engine does five a second"
+
+
+@settings(max_examples=15)
+@given(
+    st.floats(10, 2400), st.sampled_from([60.0, 300.0]), st.lists(st.integers(0, 1), min_size=1, max_size=40)
+)
+def test_an_engine_that_was_woken_is_ready_before_it_is_idle(
+    start: float, delay: float, requests: list[int]
+) -> None:
+    config = AutoscalerConfig(
+        min_replicas=0, max_replicas=3, scale_down_delay=delay, start_deadline=start + 60.0
+    )
+    fleet = Fleet(config, engines=0, start=start)
+    fleet.run([0.0] * 5)
+    fleet.run([0.1])
+    woken = fleet.at
+    assert fleet.asked >= 1
+    rest = [*(0.1 * each for each in requests), *([0.0] * round((start + delay) / 10.0 + 60))]
+    for each in rest:
+        [asked] = fleet.run([each])
+        assert asked >= 1 or fleet.at - woken >= start, "it was stopped while it loaded"
+    assert fleet.asked == 0, "it is idle in the end"
+
+
 @settings(max_examples=6)
 @given(
     st.floats(3, 60),

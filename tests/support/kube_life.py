@@ -15,6 +15,7 @@ from mamba_api.v1alpha1.profiles import Profiles
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_kube.errors import ApiError
 from mamba_operator.admin_key import AdminKey
+from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.engine_admin import Put, put_strategy
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import OperatorError
@@ -23,6 +24,7 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OWNED, POD, SECRET, K
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler, now_utc
+from mamba_operator.render.default_images import OF_THIS_VERSION
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_planner.shipped_profiles import SHIPPED
 from operator_objects import nano_config
@@ -75,6 +77,10 @@ class Life:
         self.key, self._put, self._now, self._measured = key, put, now, measured
         self.profiles: Profiles = SHIPPED
         """Of the next operator."""
+        self.images, self.most_rollouts = OF_THIS_VERSION, 3
+        """The same."""
+        self.latest_decision: LatestDecision | None = None
+        """What the autoscaler decided last."""
         self._server, self.kube = server, KubeClient(server)
         self.struck = StruckServer(server, at, blow, self.remove if removed else self._nothing)
         self.restart()
@@ -92,6 +98,9 @@ class Life:
             measured=self._measured,
             indices=indices or Indices(),
             profiles=self.profiles,
+            images=self.images,
+            most_rollouts=self.most_rollouts,
+            latest_decision=lambda _: self.latest_decision,
         )
 
     def set_clock(self, now: Callable[[], datetime]) -> None:

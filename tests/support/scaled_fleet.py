@@ -45,7 +45,8 @@ def seen(asked: int, requests: float = 0.0, *, at: float = 0.0, **more: object) 
 class Fleet:
     """`decisions` and `asked` are what the autoscaler made of it, of what was seen `late` looks before.
 
-    `silent`: no engine and no gateway answers.
+    `silent`: no engine and no gateway answers. `gateways_silent`: no gateway does. `restart`: the autoscaler
+    begins anew and knows nothing.
     """
 
     def __init__(
@@ -57,12 +58,16 @@ class Fleet:
         self._count = engines
         self.decisions: list[ScalingDecision] = []
         self.clock: Callable[[float], float] = lambda at: at
-        self.silent = False
+        self.silent = self.gateways_silent = False
+        self._reported: set[str] = set()
         self._on_their_way = deque[Observation](maxlen=late + 1)
 
     def run(self, requests: Iterable[float]) -> list[int]:
         """Engines asked for after each look."""
         return [self._look(each) for each in requests]
+
+    def restart(self) -> None:
+        self.memory, self._reported = AutoscalerMemory(), set()
 
     def _look(self, requests: float) -> int:
         self.at += LOOK
@@ -70,15 +75,22 @@ class Fleet:
         pending = tuple(sorted(set(self._born) - set(ready)))
         capacity = len(ready) * SPEED / PROMPT
         self._queue = max(self._queue + (requests - capacity) * LOOK, 0.0)
+        heard = set() if self.silent else set(ready)
+        unrated, self._reported = len(heard - self._reported), heard
+        rated = 1.0 - unrated / len(ready) if ready else 0.0
         waits = {"waiting": round(self._queue), "waiting_tokens": self._queue * PROMPT}
         told = load(len(ready), min(requests, capacity), **waits,
                     arrivals=requests, prompt_rate=requests * PROMPT)  # fmt: skip
+        rates = ("arrivals", "prompt_rate", "output_rate")
+        told = msgspec.structs.replace(
+            told, unrated=unrated, **{name: getattr(told, name) * rated for name in rates}
+        )
         traffic = GatewayTraffic(arrivals=requests, held=0 if ready else round(requests * LOOK))
         self._on_their_way.append(
             Observation(
                 at=self.clock(self.at), asked=self.asked, ready=len(ready), pending=pending,
                 load=told if ready and not self.silent else None,
-                traffic=None if self.silent else traffic,
+                traffic=None if self.silent or self.gateways_silent else traffic,
             )
         )  # fmt: skip
         if len(self._on_their_way) < (self._on_their_way.maxlen or 1):

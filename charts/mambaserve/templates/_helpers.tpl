@@ -146,10 +146,15 @@ app.kubernetes.io/component: redis
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch]
-# Which release serves the namespace, where several were told to.
+# Which release serves the namespace, where several were told to: that Lease and no other. `create` cannot be
+# bound to a name.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, create, update]
+  resourceNames: [mambaserve-served-by]
+  verbs: [get, update]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
 # Events; `get` is for counting up one that was posted before.
 - apiGroups: [""]
   resources: [events]

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     UP_TO_DATE = "UpToDate"
     ROLLING_OUT = "RollingOut"
     ROLLOUT_PAUSED = "RolloutPaused"
+    ROLLOUT_QUEUED = "RolloutQueued"
     ROLLED_BACK = "RolledBack"
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
@@ -75,6 +76,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     GATEWAY_NOT_READY = "GatewayNotReady"
     PREFIX_INDEX_UNAVAILABLE = "PrefixIndexUnavailable"
+    METRICS_MISSING = "MetricsMissing"
     APPLY_FAILED = "ApplyFailed"
     KIND_NOT_SERVED = "KindNotServed"
     FORBIDDEN = "Forbidden"
@@ -111,7 +113,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.MODEL_UNKNOWN: (
         "The model's configuration is not known to the operator, so each engine plans for itself, and tells "
-        "its plan once it answers. Put the Hugging Face config.json into spec.model.config to see it at once."
+        "its plan once it answers. Put the Hugging Face config.json into spec.model.config to see it at "
+        "once; of a model that serves already that replaces the engines."
     ),
     Reason.DEVICE_MEMORY_UNKNOWN: (
         "No node label says how much memory the GPU has. Set spec.memory.deviceMemory to see the plan."
@@ -129,6 +132,11 @@ REASONS: dict[Reason, str] = {
     Reason.UP_TO_DATE: "Every pod runs the wanted revision and count.",
     Reason.ROLLOUT_PAUSED: (
         "spec.rollout.pause keeps engines on an older revision; set it to false to replace them."
+    ),
+    Reason.ROLLOUT_QUEUED: (
+        "The operator would replace the engines though nobody changed the object, as after its own upgrade, "
+        "and waits until other such roll-outs are over: --max-rollouts of `mambaserve operator`. A new "
+        "annotation serving.mambaserve.io/restarted-at begins at once."
     ),
     Reason.ROLLED_BACK: (
         "The revision that the spec asks for did not become ready, or failed more requests than the one "
@@ -159,7 +167,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: (
         "Pods made no progress within spec.rollout.progressDeadline, and there is no ready revision to go "
-        "back to; those that serve keep serving. The message names what is stuck."
+        "back to, or most engines of the new one serve; those that serve keep serving. The message names "
+        "what is stuck."
     ),
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled; check spec.engine.image and pull secrets.",
@@ -173,7 +182,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.PODS_REFUSED: (
         "The cluster refuses to make pods: a quota, pod security or an admission webhook; the message is its "
-        "own. Raise the quota, or meet the rule with spec.podTemplate."
+        "own. Raise the quota, or meet the rule with spec.podTemplate; where a roll-out has no quota for one "
+        "engine more, an older one goes first after spec.rollout.inPlaceAfter."
     ),
     Reason.DOWNLOAD_FAILED: (
         "The model cannot be downloaded to the volume of spec.model.cache; the message has the loader's last "
@@ -220,6 +230,11 @@ REASONS: dict[Reason, str] = {
         "size; Kubernetes does not change that of a claim. It is used as it is: delete the claim, and it is "
         "made anew as the spec says, or set the field back."
     ),
+    Reason.METRICS_MISSING: (
+        "Pods that the message names have not told the operator their metrics for "
+        "spec.scaling.scaleDownDelay, so the number of engines does not fall. Let the operator reach port "
+        "8000 of engines and gateways: most often a NetworkPolicy of the namespace keeps it out."
+    ),
     Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
     Reason.KIND_NOT_SERVED: (
         "The spec asks for an object of a kind that the cluster does not have, or that the operator may not "
@@ -232,7 +247,13 @@ REASONS: dict[Reason, str] = {
     Reason.SERVING: "The endpoint answers requests at status.url.",
 }
 HARMLESS = frozenset(
-    {Reason.PREFIX_INDEX_UNAVAILABLE, Reason.STRATEGY_REFUSED, Reason.CACHE_KEPT, Reason.ROLLED_BACK}
+    {
+        Reason.PREFIX_INDEX_UNAVAILABLE,
+        Reason.METRICS_MISSING,
+        Reason.STRATEGY_REFUSED,
+        Reason.CACHE_KEPT,
+        Reason.ROLLED_BACK,
+    }
 )
 """Reasons of Degraded that do not keep Ready from being true: all is served, if less well."""
 
@@ -303,6 +324,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.UP_TO_DATE,
             Reason.ROLLING_OUT,
             Reason.ROLLOUT_PAUSED,
+            Reason.ROLLOUT_QUEUED,
             Reason.ROLLED_BACK,
             Reason.SCALING_UP,
             Reason.SCALING_DOWN,
@@ -326,6 +348,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.ROLLED_BACK,
             Reason.CACHE_KEPT,
             Reason.PREFIX_INDEX_UNAVAILABLE,
+            Reason.METRICS_MISSING,
             Reason.APPLY_FAILED,
             Reason.KIND_NOT_SERVED,
             Reason.FORBIDDEN,

@@ -83,8 +83,10 @@ class Spec(ApiModel):
     rollout: Rollout = Rollout()
     """How pods are replaced."""
     pod_template: FreeForm | None = None
-    """Pod template (metadata, spec) that is merged strategically into the engine pods. A change replaces the
-    engine pods."""
+    """Pod template (metadata, spec) that is merged strategically into the engine pods. What of it is not
+    about engines (labels, annotations, imagePullSecrets, securityContext, DNS, further volumes, environment)
+    goes for the loader of spec.model.cache, too; its initContainer loader sets the loader's resources. A
+    change replaces the engine pods."""
 
     rules = (
         Rule(

@@ -68,7 +68,9 @@ class Limits(ApiModel):
     """Requests one gateway holds while no engine can take them; beyond it the key with the most of them gets
     429 with Retry-After."""
     queue_timeout: Duration = Duration("60s")
-    """How long a request may be held, a wake from zero included, before it gets 503 with Retry-After."""
+    """How long a request may be held for an engine to be ready, a wake from zero included, before it gets 503
+    with Retry-After, and how long one may be queued for room before it gets 429. One that is queued first and
+    then held may take twice as long."""
     request_timeout: Duration = Duration("1h")
     """Longest life of one request."""
     max_body_size: Quantity = Quantity("32Mi")

@@ -179,10 +179,11 @@ class Rollout(ApiModel):
     """Engine pods above the wanted count while rolling out."""
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
     """Engine pods below the wanted count while rolling out."""
-    in_place_after: Duration = Duration("2m")
-    """How long a pod that a roll-out adds waits for room on a node, GPUs for one, that engines of the older
-    revision have. Then one of those is drained first, and requests wait at the gateway for the new one;
-    maxUnavailable is 1 meanwhile. Longer than progressDeadline: never."""
+    in_place_after: Duration = Duration("10m")
+    """How long a pod that a roll-out adds waits for room, on a node or in a quota, that engines of the older
+    revision have. Then one of those is drained first, and requests wait at the gateway for the new
+    one; one engine more than there is no room for may be missing meanwhile, also where maxUnavailable is 0.
+    Longer than progressDeadline: never. A node that has to be made first takes minutes."""
     min_ready_time: Duration = Duration("30s")
     """How long a new engine serves beside those of the older revision before the next of them goes: the
     `minReadySeconds` of the engine Deployment. If the new ones fail more requests meanwhile than the old

@@ -227,8 +227,9 @@ class Status(StatusModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = []
-    """Planned, Available, Progressing, Degraded, UpToDate and Ready; Ready sums up the others, UpToDate says
-    that this generation of the spec is what runs."""
+    """Planned, Available, Progressing, Degraded, UpToDate, Reconciling, Stalled and Ready; Ready sums up the
+    others, UpToDate says that this generation of the spec is what runs, and Reconciling and Stalled repeat it
+    for tools of GitOps."""
     plan: PlanStatus | None = None
     """What the planner chose; while the operator does not know the model or the memory, what an engine told;
     absent until one answers."""

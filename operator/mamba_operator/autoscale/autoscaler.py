@@ -152,12 +152,16 @@ class Autoscaler:
             state.latest_decision = None
             return
         changes = decision.target != scaled.asked
+        last = state.latest_decision
+        news = decision.blind != (last.decision.blind if last is not None else "")
         record = ""
         if changes:
             record = ScalingRecord(
                 config=config, observation=observation, memory=before, decision=decision
             ).encode()
         state.latest_decision = LatestDecision(scaled.asked, scaled.start, decision, record)
+        if news:
+            self._wake(key)
         if changes:
             log.info(
                 "engines_decided",

@@ -52,6 +52,8 @@ class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Starts that take so many times longer than usual, and `start_timeout`, are not counted on any more."""
     start_timeout: float = 600.0
     """Seconds that a pod may take to be ready at least."""
+    start_deadline: float = 1800.0
+    """Seconds for which a pod that was never ready counts as one that starts; idleness begins after it."""
     longest_gap: float = 60.0
     """Seconds that two observations may lie apart; beyond, a clock was set or nobody looked."""
 

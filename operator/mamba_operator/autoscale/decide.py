@@ -28,6 +28,8 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence with numbers."""
     binding: str
     """What asks for the number: prefill, decode, slots, pages, queue, history, idle, wake, bounds or data."""
+    blind: str = ""
+    """What has been unknown for so long that somebody should know; empty otherwise."""
     demand: Demand
     """Engines' worth asked for, by unit."""
     memory: AutoscalerMemory
@@ -58,21 +60,27 @@ def decide(observation: Observation, config: AutoscalerConfig, memory: Autoscale
     grow = _needed(memory, config, cost, demanded, demanded.work, growing=True)
     calm_work = max(demanded.work, demanded.work_slow / cost.capacity)
     keep = _needed(memory, config, cost, demanded, calm_work, growing=False)
-    window = _window(memory, observation, config, elapsed, max(keep.engines, grow.engines))
+    sight = _sight(memory, observation, elapsed, passed)
+    window = _window(memory, observation, config, sight, elapsed, max(keep.engines, grow.engines))
     idle = _is_idle(observation)
-    busy = memory.busy if idle and memory.at is not None else elapsed
-    chosen = _chosen(observation, config, starts, grow, keep, window, elapsed - busy, idle is True)
+    # An engine that starts was asked for, and who asked comes back: only then is it idle.
+    busy = memory.busy if idle and not starts.coming and memory.at is not None else elapsed
+    chosen = _chosen(observation, config, starts, grow, keep, window, elapsed - busy, idle)
     estimates = updated_estimates(memory, observation, config, cost, demanded, passed)
     base, rise = updated_rise(memory, observation, config, demanded, starts.seconds, passed)
     return ScalingDecision(
         target=chosen.engines,
         reason=chosen.why,
         binding=chosen.binding,
+        blind=_blind(observation, config, sight, elapsed),
         demand=demanded,
         memory=msgspec.structs.replace(
             estimates,
             at=observation.at,
             elapsed=elapsed,
+            known=sight.known,
+            whole_at=sight.whole_at,
+            heard_at=sight.heard_at,
             target=chosen.engines,
             asked=observation.asked,
             window=window,
@@ -134,18 +142,61 @@ def _needed(
     return _Recommendation(engines=bounded, binding=binding, why=why)
 
 
-def _window(
-    memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig, elapsed: float, engines: int
-) -> tuple[tuple[float, int], ...]:
-    """(elapsed, engines) recommended within `scale_down_delay`; each is larger than all that follow it."""
-    window = list(memory.window)
-    if memory.at is None or observation.asked not in (memory.target, memory.asked):
-        # Nothing is known of before, or somebody else has set the number: it stands for its time, too.
-        window = [*_without_smaller(window, observation.asked), (elapsed, observation.asked)]
-    window = [*_without_smaller(window, engines), (elapsed, engines)]
-    return tuple(
-        (when, each) for when, each in window if elapsed - when < config.scale_down_delay or when == elapsed
+class _Sight(msgspec.Struct, frozen=True, kw_only=True):
+    """What the autoscaler sees, and for how long: the three of the memory with that name."""
+
+    known: float
+    whole_at: float
+    heard_at: float
+
+
+def _sight(memory: AutoscalerMemory, observation: Observation, elapsed: float, passed: float) -> _Sight:
+    """Return what is seen with one observation more."""
+    whole = observation.whole
+    return _Sight(
+        known=memory.known + (passed if whole and memory.whole_at >= 0 else 0.0),
+        whole_at=elapsed if whole else memory.whole_at,
+        heard_at=elapsed if observation.traffic is not None else memory.heard_at,
     )
+
+
+def _window(
+    memory: AutoscalerMemory,
+    observation: Observation,
+    config: AutoscalerConfig,
+    sight: _Sight,
+    elapsed: float,
+    engines: int,
+) -> tuple[tuple[float, int], ...]:
+    """(known, engines) recommended within `scale_down_delay`; each is larger than all that follow it.
+
+    A look that did not see the whole load recommends nothing, and ages nothing. Once that has lasted for
+    `longest_gap`, what runs stands for a whole delay of looks that do see it: nobody knows what came.
+    """
+    window, at = list(memory.window), sight.known
+    unseen = elapsed - max(sight.whole_at, 0.0) > config.longest_gap
+    if memory.at is None or unseen or observation.asked not in (memory.target, memory.asked):
+        # Nothing is known of before, or somebody else has set the number: it stands for its time, too.
+        window = [*_without_smaller(window, observation.asked), (at, observation.asked)]
+    if observation.whole:
+        window = [*_without_smaller(window, engines), (at, engines)]
+    return tuple((when, each) for when, each in window if at - when < config.scale_down_delay or when == at)
+
+
+def _blind(observation: Observation, config: AutoscalerConfig, sight: _Sight, elapsed: float) -> str:
+    """Name the pods that told no load for a whole `scale_down_delay`; empty where none was needed."""
+    engines = observation.ready > 0 and elapsed - max(sight.whole_at, 0.0) >= config.scale_down_delay
+    gateways = config.min_replicas == 0 and elapsed - max(sight.heard_at, 0.0) >= config.scale_down_delay
+    if not elapsed or not (engines or gateways):
+        return ""
+    return _unseen(observation, "engines" if engines else "gateways")
+
+
+def _unseen(observation: Observation, which: str) -> str:
+    """Say what is not known, and who did not tell it."""
+    who = ", ".join(observation.silent) or f"some {which}"
+    what = "the load" if which == "engines" else "traffic"
+    return f"{who} did not tell the operator its metrics: {what} is not known, so no engine stops"
 
 
 def _without_smaller(window: list[tuple[float, int]], engines: int) -> list[tuple[float, int]]:
@@ -172,7 +223,7 @@ def _chosen(
     keep: _Recommendation,
     window: tuple[tuple[float, int], ...],
     idle_seconds: float,
-    idle: bool,
+    idle: bool | None,
 ) -> _Recommendation:
     """The final number: grow at once, shrink only to the largest of `window`, within the bounds."""
     asked = observation.asked
@@ -197,19 +248,25 @@ def _chosen(
         which = "maxReplicas" if asked > config.max_replicas else "minReplicas"
         return _Recommendation(engines=min(max(asked, config.lowest), config.max_replicas), binding="bounds",
                      why=f"{asked} engines are asked for, and {which} is another bound")  # fmt: skip
+    if not observation.whole and asked > config.lowest:
+        return _Recommendation(engines=asked, binding="data", why=_stays(observation, asked))
+    if config.min_replicas == 0 and idle is None and observation.traffic is None and floor >= asked:
+        why = f"{asked} engines stay: {_unseen(observation, 'gateways')}"
+        return _Recommendation(engines=asked, binding="data", why=why)
     if floor >= asked:
         return _Recommendation(engines=asked, binding=grow.binding, why=f"{asked} engines stay: {grow.why}")
-    reporting = observation.load.engines if observation.load is not None else 0
-    if reporting < observation.ready or (observation.ready == 0 and asked > 0):
-        return _Recommendation(
-            engines=asked, binding="data",
-            why=f"{reporting} of {observation.ready} ready engines report: {asked} stay until all of them do",
-        )  # fmt: skip
     delay = config.scale_down_delay
     return _Recommendation(
         engines=floor, binding=keep.binding,
         why=f"{floor} engines instead of {asked}: {keep.why}, and no more than {low} in {delay:.0f} s",
     )  # fmt: skip
+
+
+def _stays(observation: Observation, asked: int) -> str:
+    """Say why a number of engines stays that nobody can say to be too large."""
+    load = observation.load
+    reporting = load.engines - load.unrated if load is not None else 0
+    return f"{reporting} of {observation.ready} ready engines report: {asked} stay until all of them do"
 
 
 def _grown(asked: int, starts: PodStarts, grow: _Recommendation, config: AutoscalerConfig) -> _Recommendation:

@@ -60,8 +60,12 @@ def demand(
     """The demand of one observation. `passed`: seconds since the observation before it."""
     load = observation.load or EngineLoad()
     prefill, decode = costs.prefill(load), costs.decode(load)
-    fast = _smoothed(memory.work_fast, prefill + decode, passed, config.fast, first=memory.at is None)
-    slow = _smoothed(memory.work_slow, prefill + decode, passed, config.slow, first=memory.at is None)
+    first = memory.whole_at < 0
+    fast = _smoothed(memory.work_fast, prefill + decode, passed, config.fast, first=first)
+    slow = _smoothed(memory.work_slow, prefill + decode, passed, config.slow, first=first)
+    if not observation.whole:
+        # What is not seen is not gone: such a look may raise the load, and never lower it.
+        fast, slow = max(fast, memory.work_fast), max(slow, memory.work_slow)
     rising = max(fast - slow, 0.0) * min(starts.seconds / config.slow, 1.0)
     total = prefill + decode
     share = prefill / total if total > 0 else 1.0
@@ -129,8 +133,10 @@ def updated_rise(
     At first nothing is known of how the load changes: it is assumed that it may rise by as many engines as
     are asked for, and this assumption decays like an observed rise.
     """
-    if memory.at is None:
+    if memory.whole_at < 0:
         return demanded.work_fast, float(observation.asked)
+    if not observation.whole:
+        return memory.base, memory.rise
     base = min(demanded.work_fast, _smoothed(memory.base, demanded.work_fast, passed, start, first=False))
     decayed = memory.rise * math.exp(-passed / (config.rises * config.history))
     return base, max(decayed, demanded.work_fast - base)

@@ -30,7 +30,7 @@ def updated_estimates(
     """The memory after one more observation; the caller sets its times and recommendations."""
     load = observation.load
     memory = msgspec.structs.replace(memory, work_fast=demanded.work_fast, work_slow=demanded.work_slow)
-    if load is None:
+    if load is None or load.unrated:
         return memory
     speed = memory.speed
     if load.prefill_speed > 0:

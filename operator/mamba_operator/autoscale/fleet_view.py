@@ -10,6 +10,9 @@ import msgspec
 
 from mamba_operator.autoscale.observation import EngineLoad, GatewayTraffic, Observation
 
+SILENT = 3
+"""Pods that are named of those that did not answer."""
+
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """One engine at one moment, as it tells it; counters since its start."""
@@ -90,7 +93,7 @@ class FleetView:
         self._at, self._engines, self._gateways = at, engines, doors
         return Observation(
             at=at, asked=asked, ready=len(ready), pending=tuple(sorted(pending)), load=load, traffic=traffic,
-            woken=woken,
+            woken=woken, silent=_silent(ready, gateways),
         )  # fmt: skip
 
     def _load(self, engines: Mapping[str, EngineReport], passed: float) -> EngineLoad:
@@ -101,6 +104,7 @@ class FleetView:
         each, counted = engines.values(), rates.values()
         return EngineLoad(
             engines=len(engines),
+            unrated=sum(not one.known for one in counted) if passed > 0 else len(engines),
             running=sum(one.running for one in each),
             waiting=sum(one.waiting for one in each),
             places=sum(one.places for one in each),
@@ -142,6 +146,11 @@ class _Rates:
     def __init__(self, before: EngineReport | None, now: EngineReport, passed: float) -> None:
         self._before, self._now, self._passed = before, now, passed
 
+    @property
+    def known(self) -> bool:
+        """Whether there was a report before, so that its counters tell rates."""
+        return self._before is not None
+
     def count(self, counter: str) -> float:
         """Increase."""
         if self._before is None:
@@ -172,6 +181,11 @@ class _Rates:
             and self._now.waiting > 0
             and self.computed() * self._passed <= before.waiting_tokens
         )
+
+
+def _silent(*reports: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names of the first few pods without a report."""
+    return tuple(sorted(name for each in reports for name, one in each.items() if one is None)[:SILENT])
 
 
 def _increase(before: float, now: float) -> float:

@@ -1,8 +1,8 @@
 """`AutoscalerMemory`: what a decision leaves for the next one. Frozen, plain data, of bounded size: it is
 recorded too.
 
-An autoscaler that starts anew starts with an empty one; it then keeps what runs for a whole
-`scale_down_delay`.
+An autoscaler that starts anew starts with an empty one; it then keeps what runs until it has seen the load of
+all engines for a whole `scale_down_delay`.
 """
 
 import msgspec
@@ -25,14 +25,20 @@ class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     """`Observation.at` of the last one; None before the first."""
     elapsed: float = 0.0
     """Seconds that have passed; a clock that is set moves it by `Config.longest_gap` at most, never back."""
+    known: float = 0.0
+    """Seconds of it in which the load of all ready engines was known. What was recommended ages by these."""
+    whole_at: float = -1.0
+    """Elapsed when it was last known; -1 = never."""
+    heard_at: float = -1.0
+    """Elapsed when all gateways last answered; -1 = never."""
     target: int | None = None
     """The last decision."""
     asked: int | None = None
     """`Observation.asked` of the last one: what was decided takes a moment to be asked for."""
     window: tuple[tuple[float, int], ...] = ()
-    """(elapsed, engines) recommended lately: those that a later one has not exceeded, oldest first."""
+    """(known, engines) recommended lately: those that a later one has not exceeded, oldest first."""
     busy: float = 0.0
-    """Elapsed when there was last a request, or no saying that there was none."""
+    """Elapsed when there was last a request, an engine that started, or no saying that there was neither."""
     starting: tuple[tuple[str, float], ...] = ()
     """(pod, elapsed) of pods that are not ready yet, and when each was first seen."""
     started: float = -1.0

@@ -25,6 +25,9 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     engines: int = 0
     """Engines that report."""
+    unrated: int = 0
+    """How many of them reported for the first time: over which time they counted is not known, so the rates
+    below are without them."""
     running: int = 0
     """Sequences in running batches."""
     waiting: int = 0
@@ -82,3 +85,13 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """None unless every ready gateway has answered."""
     woken: bool = False
     """A gateway has asked for an engine just now."""
+    silent: tuple[str, ...] = ()
+    """Names of the first few ready pods, engines and gateways, that did not answer."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the load of all ready engines is known. What is not is no load of zero."""
+        load = self.load
+        if self.asked == 0 and self.ready == 0:
+            return True
+        return load is not None and load.engines >= self.ready and not load.unrated

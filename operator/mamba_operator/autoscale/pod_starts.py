@@ -21,6 +21,8 @@ class PodStarts(msgspec.Struct, frozen=True, kw_only=True):
     """The same, 0 before one was seen."""
     started: float
     """Elapsed when a pod was last seen to become ready; -1 = never."""
+    coming: int
+    """Pods that may still get ready: none of them has taken `start_deadline`."""
     stuck: int
     """Pods that have taken too long to be counted on."""
     replaced: int
@@ -51,6 +53,7 @@ def pod_starts(
         seconds=seconds,
         learned=learned,
         started=started,
+        coming=sum(elapsed - since < config.start_deadline for since in now.values()),
         stuck=len(stuck),
         replaced=len(stuck) if cluster_starts else 0,
     )

@@ -20,7 +20,7 @@ UNITS = ("prefill", "decode", "slots", "pages", "queue")
 RATES = ("prefill", "decode")
 """Units that are known by rates, which are means over a while."""
 WARM = 60.0
-"""Seconds of looks after which those means are believed, as after a restart of the operator."""
+"""Seconds of known load after which those means are believed, as after a restart of the operator."""
 HELP = {
     "desired_engines": "Engines that shall run; in mode External, that the operator would let run.",
     "capacity_engines": "Engines that may be sent requests.",
@@ -54,7 +54,7 @@ def samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sam
     if not (all_report or stopped):
         return
     for unit in UNITS:
-        if unit not in RATES or decision.memory.elapsed >= WARM:
+        if unit not in RATES or decision.memory.known >= WARM:
             yield Sample("demand_engines", getattr(decision.demand, unit), unit)
     if load is not None:
         yield Sample("pool_usage", max(load.slots_used, load.pages_used) / load.engines)

@@ -35,6 +35,7 @@ def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
             tpot_target=scaling.tpot_target.seconds if scaling.tpot_target else None,
             scale_down_delay=delay,
             history=history_of(delay),
+            start_deadline=spec.rollout.progress_deadline.seconds,
         )
     if spec.replicas == 0 or (scaling.mode == "Internal" and scaling.min_replicas == 0):
         engines = max(spec.replicas, 1)
@@ -44,6 +45,7 @@ def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
             first=engines,
             scale_down_delay=delay,
             history=history_of(delay),
+            start_deadline=spec.rollout.progress_deadline.seconds,
         )
     return None
 

@@ -29,6 +29,8 @@ LONGEST_MOUNT = 60.0
 """Seconds that a pod may wait for its volumes and its network; what is created with it comes within a few."""
 WRONG_INPUT = 2
 """Exit code of `mambaserve` when what it was given cannot be used: arguments, settings, the model's files."""
+EXCEEDED_QUOTA = "exceeded quota"
+"""What the API server says of a pod for which a quota has no room."""
 TEMPLATE_LABEL = "pod-template-hash"
 MAX_WORDS = 500
 SEVERITY = (
@@ -212,6 +214,27 @@ def _component(pod: Manifest) -> str | None:
     return (metadata(pod).get("labels") or {}).get(names.LABEL_COMPONENT)
 
 
+def node_of(pod: Manifest) -> str:
+    """Return the name of the node that the pod was given; empty while it has none."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def waits_for_node(pod: Manifest) -> bool:
+    """Tell whether the pod has no node yet, since none has room or since a gate holds it back."""
+    return not has_place(pod) and (
+        bool((pod.get("spec") or {}).get("schedulingGates"))
+        or any(
+            one.get("type") == "PodScheduled" and one.get("status") == "False"
+            for one in (pod.get("status") or {}).get("conditions") or ()
+        )
+    )
+
+
+def has_place(pod: Manifest) -> bool:
+    """Tell whether the pod takes up room on a node."""
+    return not has_ended(pod) and (bool(node_of(pod)) or _phase(pod) == "Running")
+
+
 def is_draining(pod: Manifest, now: datetime) -> bool:
     """Whether an engine finishes its requests before it ends."""
     running = is_engine(pod) and is_terminating(pod) and _phase(pod) == "Running"
@@ -260,7 +283,8 @@ def _pod_troubles(pod: Manifest, now: datetime) -> Iterator[Trouble]:
 
 
 def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]:
-    where = f"pod {name_of(pod)}, container {container.get('name')}"
+    node = f" on node {node_of(pod)}" if node_of(pod) else ""
+    where = f"pod {name_of(pod)}{node}, container {container.get('name')}"
     waiting = (container.get("state") or {}).get("waiting") or {}
     ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get(
         "terminated"
@@ -288,6 +312,14 @@ def _trouble(reason: Reason, message: str) -> Trouble:
 def advised(reason: Reason, message: str) -> str:
     """What was said, which may be a sentence with its full stop, and what to do."""
     return f"{message.removesuffix('.')}; {ADVICE[reason]}"
+
+
+def advised_refusal(message: str) -> str:
+    """Return what the cluster said when it refused to make a pod, and what to do."""
+    said = advised(Reason.PODS_REFUSED, message)
+    if EXCEEDED_QUOTA not in message:
+        return said
+    return f"{said}; spec.rollout.maxSurge 0 with maxUnavailable 1 replaces engines within the quota"
 
 
 def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> Reason:

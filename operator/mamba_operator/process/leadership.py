@@ -117,6 +117,11 @@ class Leadership:
                 if loop.time() - renewed > self._lease.duration * SAFETY:
                     raise LeadershipLost("the lease could not be renewed in time") from error
 
+    @property
+    def lasts(self) -> float:
+        """Seconds for which the holder asked for it, as it was last read; 0 = nobody does."""
+        return self._watched.record.duration if self._watched is not None else 0.0
+
     async def step(self, duration: float | None = None) -> bool:
         """One look and one write at most; whether we hold the lease afterwards.
 

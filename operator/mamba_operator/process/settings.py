@@ -61,6 +61,9 @@ class OperatorSettings(BaseSettings):
     """Longest time one reconcile may take."""
     scale_every: float = Field(10.0, ge=1, le=60)
     """Time between two looks at the load of engines whose number the operator decides."""
+    max_rollouts: int = Field(3, ge=1, le=1000)
+    """MambaDeployments whose engines are replaced at once though nobody changed them, as after an upgrade of
+    the operator; the others wait. A change of an object, or a restart that it asks for, waits for nobody."""
     stale_after: float = Field(90.0, gt=0)
     """How long a watch may lag behind what a list shows before liveness fails."""
     exit_timeout: float = Field(10.0, gt=0)

@@ -38,6 +38,10 @@ class Context:
     """Annotation that says that the spec's own has failed."""
     in_place: bool = False
     """An old engine goes before a new one comes."""
+    missing: int = 0
+    """Engines that may be missing during a roll-out, where that is more than the spec says."""
+    retry: str | None = None
+    """Annotation whose change makes the cluster try at once to make an engine that a quota refused."""
     key_presented: bool = False
     """Gateways show engines a key."""
     key_required: bool = False

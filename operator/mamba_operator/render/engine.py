@@ -53,6 +53,7 @@ def engine_deployment(context: Context) -> Manifest:
         names.ANNOTATION_PLANNED_FOR: context.planned_for,
         names.ANNOTATION_CHOSEN_FOR: context.chosen_for,
         names.ANNOTATION_FAILED_REVISION: context.failed,
+        names.ANNOTATION_RETRY: context.retry,
     }
     given = {name: text for name, text in notes.items() if text}
     return {
@@ -64,7 +65,7 @@ def engine_deployment(context: Context) -> Manifest:
                 "type": "RollingUpdate",
                 "rollingUpdate": {
                     "maxSurge": 0 if context.in_place else rollout.max_surge,
-                    "maxUnavailable": max(rollout.max_unavailable, 1 if context.in_place else 0),
+                    "maxUnavailable": max(rollout.max_unavailable, context.missing),
                 },
             },
             # The API server refuses a deadline that is not longer; both are whole seconds here.

@@ -1,6 +1,7 @@
 """The pod template of an engine: the container `engine`, its mounts, the user's podTemplate on top. Pure."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from mamba_api import names
@@ -79,7 +80,7 @@ def engine_pod_template(context: Context) -> Manifest:
         },
         "spec": _pod_spec(context),
     }
-    merged = merge(base, deployment.spec.pod_template or {})
+    merged = merge(base, _of_engines(context, deployment.spec.pod_template or {}))
     metadata = merged["metadata"] if isinstance(merged.get("metadata"), dict) else {}
     labels = {**(metadata.get("labels") or {}), **base["metadata"]["labels"]}
     template = {**merged, "metadata": {**metadata, "labels": labels}}
@@ -88,6 +89,21 @@ def engine_pod_template(context: Context) -> Manifest:
         **template,
         "metadata": {**template["metadata"], "labels": {**labels, names.LABEL_REVISION: revision}},
     }
+
+
+def _of_engines(context: Context, patch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `spec.podTemplate` without what it says of the loader where that runs in a Job of its own."""
+    spec = patch.get("spec")
+    if context.own_claim or not isinstance(spec, Mapping) or not isinstance(spec.get("initContainers"), list):
+        return patch
+    of_loader = {"name": names.LOADER_CONTAINER}.items()
+    left = [
+        one
+        for one in spec["initContainers"]
+        if not (isinstance(one, Mapping) and of_loader <= one.items() and context.deployment.spec.model.cache)
+    ]
+    rest = {name: value for name, value in spec.items() if name != "initContainers"}
+    return {**patch, "spec": {**rest, "initContainers": left} if left else rest}
 
 
 def _restart(context: Context) -> dict[str, str]:

@@ -4,6 +4,7 @@ Engines then read it from there by its commit and ask the Hub nothing. Whether a
 `model_load`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from mamba_api import names
@@ -16,12 +17,24 @@ from mamba_operator.render.engine_pod import (
     placement,
 )
 from mamba_operator.render.pod import ENDS_WHEN_TOLD, pod_security
+from mamba_operator.render.strategic_merge import merge
 from mamba_planner.model_report import ModelReport
 
 LOAD_KEY = "load"
 """Key inside the ConfigMap X-model: hash of what was downloaded."""
 REPORT_KEY = "report.json"
 TERMINATION_LOG = "/dev/termination-log"
+LIMITS = {"cpu": "4", "memory": "4Gi"}
+"""For namespaces whose quota demands limits of every container."""
+OF_ANY_POD = (
+    "imagePullSecrets", "securityContext", "dnsPolicy", "dnsConfig", "hostAliases", "nodeSelector",
+    "tolerations", "priorityClassName", "runtimeClassName", "schedulerName", "serviceAccountName",
+)  # fmt: skip
+"""Fields of `spec.podTemplate` that say how pods get on in this cluster, and nothing of what engines do."""
+OUR_VOLUMES = frozenset({"scratch", "settings", "admin", "cache", "model"})
+"""Volumes of engines, whatever a template makes of them; all others, a CA for one, loaders have too."""
+OF_ANY_CONTAINER = ("env", "envFrom", "imagePullPolicy", "securityContext")
+"""The same of its container `engine`."""
 ATTEMPTS = 7
 """With the Job controller's back-off (10 s, then twice as long each time) about ten minutes of a Hub that is
 away. Each goes on where the one before stopped."""
@@ -51,10 +64,7 @@ def loader_job(context: Context, load: str) -> Manifest:
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
             },
-            "template": {
-                "metadata": {"labels": names.labels(context.deployment.name, "loader")},
-                "spec": _pod_spec(context),
-            },
+            "template": _template(context),
         },
     }
 
@@ -67,7 +77,48 @@ def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
     }
 
 
+def _template(context: Context) -> dict[str, Any]:
+    """Render the loader's pod, with what of `spec.podTemplate` is not about engines. Raises InvalidPatch."""
+    base = {
+        "metadata": {"labels": names.labels(context.deployment.name, "loader")},
+        "spec": _pod_spec(context),
+    }
+    merged = merge(base, _of_any_pod(context.deployment.spec.pod_template or {}))
+    labels = {**(merged["metadata"].get("labels") or {}), **base["metadata"]["labels"]}
+    return {**merged, "metadata": {**merged["metadata"], "labels": labels}}
+
+
+def _of_any_pod(patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the part of a pod template that goes for a loader, too."""
+    metadata, spec = (patch.get(name) for name in ("metadata", "spec"))
+    found: dict[str, Any] = {}
+    if isinstance(metadata, Mapping):
+        found["metadata"] = {name: metadata[name] for name in ("labels", "annotations") if name in metadata}
+    if isinstance(spec, Mapping):
+        found["spec"] = {name: spec[name] for name in OF_ANY_POD if name in spec}
+        engine = _named(spec.get("containers"), names.ENGINE_CONTAINER)
+        container = {name: engine[name] for name in OF_ANY_CONTAINER if name in engine}
+        if volumes := _others(spec.get("volumes"), "name"):
+            found["spec"]["volumes"] = volumes
+            container["volumeMounts"] = _others(engine.get("volumeMounts"), "name")
+        container |= _named(spec.get("initContainers"), names.LOADER_CONTAINER)
+        found["spec"]["containers"] = [{**container, "name": names.LOADER_CONTAINER}]
+    return found
+
+
+def _named(containers: object, name: str) -> Mapping[str, Any]:
+    those = containers if isinstance(containers, list) else []
+    return next((one for one in those if isinstance(one, Mapping) and one.get("name") == name), {})
+
+
+def _others(items: object, key: str) -> list[Mapping[str, Any]]:
+    """Select the items that are about no volume of ours."""
+    those = items if isinstance(items, list) else []
+    return [one for one in those if isinstance(one, Mapping) and one.get(key) not in OUR_VOLUMES]
+
+
 def _pod_spec(context: Context) -> dict[str, Any]:
+    container = loader_container(context, "--report", TERMINATION_LOG)
     return {
         "serviceAccountName": context.children.service_account,
         "automountServiceAccountToken": False,
@@ -78,7 +129,8 @@ def _pod_spec(context: Context) -> dict[str, Any]:
         "securityContext": pod_security(),
         "containers": [
             {
-                **loader_container(context, "--report", TERMINATION_LOG),
+                **container,
+                "resources": {**container["resources"], "limits": LIMITS},
                 "terminationMessagePath": TERMINATION_LOG,
             }
         ],

@@ -2,7 +2,8 @@
 
 Gateways count each attempt at an engine as answered or failed, without errors and cancellations of clients.
 Two revisions are compared while both serve, never one with its own past: trouble of the whole cluster, or
-with what a client sends, affects both.
+with what a client sends, affects both. Of each revision the engine that failed most is left out where there
+is another one: a single engine that fails more than its peers tells of its node.
 """
 
 import math
@@ -54,6 +55,8 @@ class Attempts:
 
 AttemptsByEngine = Mapping[str, Attempts]
 """What one gateway has counted since its start, by name of the engine's pod."""
+_Engine = tuple[str, str]
+"""Revision and name of the engine's pod."""
 
 
 class AttemptWindow:
@@ -61,7 +64,7 @@ class AttemptWindow:
 
     def __init__(self) -> None:
         self._last_counts: dict[str, AttemptsByEngine] = {}
-        self._samples: deque[tuple[float, Mapping[str, Attempts]]] = deque()
+        self._samples: deque[tuple[float, Mapping[_Engine, Attempts]]] = deque()
 
     def observe(
         self, timestamp: float, revisions: Mapping[str, str], gateways: Mapping[str, AttemptsByEngine | None]
@@ -74,7 +77,7 @@ class AttemptWindow:
             gateways: counters by gateway pod; None = it did not answer, and its next sample covers both
             times.
         """
-        found: dict[str, Attempts] = {}
+        found: dict[_Engine, Attempts] = {}
         for gateway, counts in gateways.items():
             before = self._last_counts.get(gateway)
             if counts is None:
@@ -86,22 +89,38 @@ class AttemptWindow:
             for pod, now in counts.items():
                 if (revision := revisions.get(pod)) is not None:
                     more = _increase(before.get(pod, Attempts()), now)
-                    found[revision] = found.get(revision, Attempts()) + more
-        found = {
-            name: replace(one, failing_samples=min(one.failing_samples, 1)) for name, one in found.items()
-        }
+                    found[revision, pod] = found.get((revision, pod), Attempts()) + more
         self._samples.append((timestamp, found))
         while self._samples and self._samples[0][0] <= timestamp - WINDOW:
             self._samples.popleft()
         return any(one.failed for one in found.values())
 
     def sums(self) -> Mapping[str, Attempts]:
-        """Attempts by revision, over the last `WINDOW` seconds."""
+        """Attempts by revision, over the last `WINDOW` seconds, without the worst engine of several."""
+        engines: dict[_Engine, Attempts] = {}
+        for _, look in self._samples:
+            for engine, one in look.items():
+                engines[engine] = engines.get(engine, Attempts()) + one
+        left_out = {_worst(revision, engines) for revision, _ in engines}
         found: dict[str, Attempts] = {}
         for _, look in self._samples:
-            for revision, one in look.items():
-                found[revision] = found.get(revision, Attempts()) + one
+            sample: dict[str, Attempts] = {}
+            for engine, one in look.items():
+                if engine not in left_out:
+                    sample[engine[0]] = sample.get(engine[0], Attempts()) + one
+            for revision, one in sample.items():
+                counted = replace(one, failing_samples=min(one.failing_samples, 1))
+                found[revision] = found.get(revision, Attempts()) + counted
         return found
+
+
+def _worst(revision: str, engines: Mapping[_Engine, Attempts]) -> _Engine | None:
+    """Find the engine of the revision that failed most, where another one of it was asked, too."""
+    asked = [engine for engine, one in engines.items() if engine[0] == revision and one.total]
+    if len(asked) < 2:
+        return None
+    worst = max(asked, key=lambda engine: engines[engine].failed)
+    return worst if engines[worst].failed else None
 
 
 def fails_more(new: Attempts, old: Attempts) -> bool:

@@ -7,32 +7,47 @@ from typing import Any
 import pytest
 import yaml
 
+from mamba_api import names
 from mamba_operator.external_metrics import front_proxy
 from mamba_operator.external_metrics.registration import API_SERVICE_NAME
 from mamba_operator.objects import kinds
 from mamba_operator.objects.kinds import Kind
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
+LEASE = "RELEASE-operator"
 CHILDREN = {"list", "watch", "create", "patch", "delete"}
 
 
-def rules() -> dict[tuple[str, str], set[str]]:
-    """Verbs by (group, resource): of the namespaced rules, the ClusterRole and the lease's Role."""
+def rules() -> list[dict[str, Any]]:
+    """The namespaced rules, those of the ClusterRole and of the lease's Role."""
     text = (TEMPLATES / "_helpers.tpl").read_text()
     text = text[text.index('{{- define "mambaserve.rules" -}}') :].split("\n", 1)[1].split("{{- end -}}")[0]
     found: list[dict[str, Any]] = yaml.safe_load(text)
-    cluster = (TEMPLATES / "rbac.yaml").read_text()
-    for block in re.findall(r"^  - apiGroups: .*\n    resources: .*\n    verbs: .*$", cluster, re.MULTILINE):
-        found += yaml.safe_load(block)
-    return {
-        (group, resource): set(rule["verbs"])
-        for rule in found
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
+    cluster = (TEMPLATES / "rbac.yaml").read_text().replace('{{ printf "%s-operator" $name }}', LEASE)
+    block = r"^  - apiGroups: .*\n    resources: .*\n(?:    resourceNames: .*\n)?    verbs: .*$"
+    for one in re.findall(block, cluster, re.MULTILINE):
+        found += yaml.safe_load(one)
+    return found
 
 
-RULES = rules()
+def verbs() -> dict[tuple[str, str], set[str]]:
+    """Verbs by (group, resource), those for single names included."""
+    granted: dict[tuple[str, str], set[str]] = {}
+    for rule in rules():
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                granted.setdefault((group, resource), set()).update(rule["verbs"])
+    return granted
+
+
+RULES = verbs()
+
+
+def test_no_lease_but_its_own_is_read_or_written() -> None:
+    """Whoever may write any Lease takes the scheduler's leadership, and stops nodes from being heard."""
+    of_leases = [rule for rule in rules() if "leases" in rule["resources"]]
+    bound = [rule.get("resourceNames", ["*"]) for rule in of_leases if set(rule["verbs"]) != {"create"}]
+    assert bound == [[names.CLAIM_NAME], [LEASE]]
 
 
 def of_external_metrics() -> dict[tuple[str, str], list[tuple[tuple[str, ...], set[str]]]]:

@@ -34,8 +34,8 @@ def granted() -> set[Right]:
     text = text[text.index('{{- define "mambaserve.rules" -}}') :].split("\n", 1)[1].split("{{- end -}}")[0]
     rules: list[dict[str, Any]] = yaml.safe_load(text)
     for block in re.findall(
-        r"^  - apiGroups: .*\n    resources: .*\n    verbs: .*$",
-        (TEMPLATES / "rbac.yaml").read_text(),
+        r"^  - apiGroups: .*\n    resources: .*\n(?:    resourceNames: \[LEASE\]\n)?    verbs: .*$",
+        (TEMPLATES / "rbac.yaml").read_text().replace('{{ printf "%s-operator" $name }}', "LEASE"),
         re.MULTILINE,
     ):
         rules += yaml.safe_load(block)

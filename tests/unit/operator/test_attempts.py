@@ -93,6 +93,23 @@ def test_differences_of_all_gateways_are_summed_by_revision() -> None:
     assert window.sums() == {"old": Attempts(15, 0), "new": Attempts(3, 3, 1)}
 
 
+def test_one_engine_that_fails_beside_others_of_its_revision_does_not_speak_for_them() -> None:
+    revisions = {"old-1": "old", **{f"new-{number}": "new" for number in range(10)}}
+
+    def sums(failing: int) -> dict[str, Attempts]:
+        window = AttemptWindow()
+        for look in range(10):
+            counts = {"old-1": Attempts(40 * look)}
+            for number in range(10):
+                counts[f"new-{number}"] = Attempts(20 * look, 20 * look if number < failing else 0)
+            window.observe(5.0 * look, revisions, {"g": counts})
+        return dict(window.sums())
+
+    one, two = sums(1), sums(2)
+    assert not fails_more(one["new"], one["old"])
+    assert fails_more(two["new"], two["old"])
+
+
 def test_counters_that_fell_were_started_anew() -> None:
     window = AttemptWindow()
     window.observe(0, REVISIONS, {"g": told(old_1=(100, 9))})

@@ -126,7 +126,7 @@ def test_a_number_that_somebody_sets_stands_for_a_whole_delay() -> None:
     engines = fleet.run([5.0] * 40)
 
     assert engines[:30] == [9] * 30
-    assert max(engines[30:]) < 9
+    assert max(engines[32:]) < 9
 
 
 @pytest.mark.parametrize("missing", [{"load": None}, {"load": load(3, 1.0)}, {"ready": 0, "load": None}])
@@ -138,6 +138,66 @@ def test_nothing_shrinks_while_engines_do_not_report(missing: dict[str, object])
 
     assert asked == 9
     assert made.binding == "data"
+
+
+def test_what_was_not_seen_was_no_silence_and_a_restart_of_the_operator_forgets_nobody() -> None:
+    """A load of eight engines on ten; nobody answers the operator for half an hour from its first look."""
+    fleet = Fleet(RANGE, engines=10)
+    fleet.silent = True
+    assert set(fleet.run([34.0] * 180)) == {10}
+    fleet.silent = False
+
+    assert set(fleet.run([34.0] * 29)) == {10}, "nothing goes within a delay of the first report"
+    assert min(fleet.run([34.0] * 360)) >= 8, "the load was there all the time"
+
+
+def test_after_a_gap_nobody_is_told_of_less_load_than_before_it() -> None:
+    """Others scale by the demand that is published."""
+    fleet = Fleet(RANGE, engines=10)
+    fleet.run([34.0] * 60)
+    before = fleet.decisions[-1].demand.work
+    fleet.silent = True
+    fleet.run([34.0] * 5)
+    fleet.silent = False
+    fleet.run([34.0] * 3)
+
+    assert all(one.demand.work >= 0.95 * before for one in fleet.decisions[-8:])
+
+
+def test_one_that_loads_longer_than_the_delay_is_not_idle_while_it_loads() -> None:
+    config = AutoscalerConfig(min_replicas=0, max_replicas=2, scale_down_delay=300.0)
+    fleet = Fleet(config, engines=0, start=900.0)
+    fleet.run([0.0] * 10)
+    fleet.run([0.1] * 6)
+    assert fleet.asked == 1
+
+    engines = fleet.run([0.0] * 150)
+    assert engines[:110] == [1] * 110, "ready after 900 s, and then idle for 300 s"
+    assert engines[-1] == 0
+
+
+def test_one_that_never_gets_ready_is_given_up_in_the_end() -> None:
+    config = AutoscalerConfig(min_replicas=0, max_replicas=2, scale_down_delay=300.0, start_deadline=1200.0)
+    fleet = Fleet(config, engines=0, start=1e9)
+    fleet.run([0.0] * 10)
+    fleet.run([0.1] * 6)
+
+    assert fleet.run([0.0] * 200)[-1] == 0
+
+
+def test_where_gateways_do_not_answer_nothing_stops_and_it_is_said_whose_word_is_missing() -> None:
+    config = AutoscalerConfig(min_replicas=0, max_replicas=2, scale_down_delay=300.0)
+    fleet = Fleet(config, engines=1)
+    fleet.gateways_silent = True
+
+    assert set(fleet.run([0.0] * 2160)) == {1}
+    made = fleet.decisions[-1]
+    assert made.binding == "data"
+    assert "traffic is not known" in made.blind
+    assert not Fleet(config, engines=1).decisions
+    fleet.gateways_silent = False
+    assert fleet.run([0.0] * 40)[-1] == 0
+    assert not fleet.decisions[-1].blind
 
 
 def test_slots_ask_for_engines_while_time_is_left() -> None:

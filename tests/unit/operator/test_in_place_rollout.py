@@ -10,7 +10,6 @@ from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.rollout.in_place_rollout import InPlaceRollout
 from operator_objects import NOW, applied, fitting_owner, planned, running
 
 GPU = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match node selector."
@@ -154,9 +153,30 @@ def test_an_old_engine_that_was_evicted_keeps_no_roll_out_in_place_and_begins_no
     assert (done.in_place, out.surge(done)) == (False, (1, 0))
 
 
-def test_the_default_waits_two_minutes() -> None:
-    assert MambaDeployment.model_validate(fitting_owner()).spec.rollout.in_place_after.seconds == 120
-    assert InPlaceRollout() == InPlaceRollout(now=False, requeue_after=None)
+def test_the_default_waits_longer_than_a_node_takes_that_has_to_be_made() -> None:
+    assert MambaDeployment.model_validate(fitting_owner()).spec.rollout.in_place_after.seconds == 600
+
+
+def test_a_pod_behind_the_gate_of_a_queue_takes_the_place_of_an_old_one_and_one_behind_another_does_not() -> (
+    None
+):
+    out = RollOut()
+
+    def gated(gate: str) -> Manifest:
+        one = pod("new", out.new, spec={**ASKED, "schedulingGates": [{"name": gate}]}, phase="Pending")
+        one["metadata"]["creationTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
+        return one
+
+    assert out.planned(out.old, gated("kueue.x-k8s.io/admission")).in_place
+    assert not out.planned(out.old, gated("example.com/somebody-decides")).in_place
+
+
+def test_the_time_that_is_left_until_an_engine_goes_is_told_before_it_does() -> None:
+    out = RollOut()
+    early = out.planned(out.old, pod("new", out.new, **waits(10)))
+    assert early.in_place_soon
+    never = RollOut(inPlaceAfter="40m").planned(out.old, pod("new", out.new, **waits(10)))
+    assert not never.in_place_soon
 
 
 def restarted(name: str, revision: str, template: str, **status: Any) -> Manifest:

@@ -219,7 +219,10 @@ def test_a_loader_that_gave_up_says_why_and_is_made_again_later() -> None:
 
 @pytest.mark.parametrize(
     ("pods", "words"),
-    [(False, "it says; look at the events"), (True, "was killed for memory; choose nodes with more")],
+    [
+        (False, "it says; look at the events"),
+        (True, "was killed for memory; raise the limit"),
+    ],
 )
 def test_a_failure_without_words_of_its_own_is_named_by_what_is_known(pods: bool, words: str) -> None:
     of = cached()
@@ -299,6 +302,36 @@ def test_the_loader_goes_where_engines_can_run() -> None:
     [container] = pod["containers"]
     assert {"name": "HTTPS_PROXY", "value": "http://proxy"} in container["env"]
     assert container["args"][:2] == ["download", "hf://org/model"]
+
+
+def test_the_loader_gets_on_in_the_cluster_as_engines_do_and_meets_a_quota_on_limits() -> None:
+    ours = {"name": "ours"}
+    template = {
+        "metadata": {"annotations": {"sidecar.istio.io/inject": "false"}},
+        "spec": {
+            "imagePullSecrets": [ours], "dnsPolicy": "None", "securityContext": {"runAsUser": None},
+            "volumes": [{"name": "ca", "configMap": ours}],
+            "containers": [{
+                "name": "engine", "volumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+                "resources": {"limits": {"cpu": "64"}},
+                "env": [{"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"}],
+            }],
+            "initContainers": [{"name": "loader", "resources": {"limits": {"memory": "2Gi"}}}],
+        },
+    }  # fmt: skip
+    of = cached(podTemplate=template)
+    job = job_of(loading(of))
+    pod = job["spec"]["template"]
+    [loader] = pod["spec"]["containers"]
+    assert pod["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+    assert pod["spec"]["imagePullSecrets"] == [ours]
+    assert (pod["spec"]["dnsPolicy"], "runAsUser" in pod["spec"]["securityContext"]) == ("None", False)
+    assert {"name": "ca", "mountPath": "/ca"} in loader["volumeMounts"]
+    assert {"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"} in loader["env"]
+    assert loader["resources"]["limits"] == {"cpu": "4", "memory": "2Gi"}
+
+    engine = child(running(loaded(of)), "Deployment", "nano-engine")
+    assert "initContainers" not in engine["spec"]["template"]["spec"]
 
 
 def test_the_loader_keeps_the_restricted_pod_security_standard_and_holds_no_token_of_the_cluster() -> None:

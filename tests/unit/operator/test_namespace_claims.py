@@ -120,6 +120,38 @@ async def test_another_operator_of_the_same_release_goes_on_at_once() -> None:
 
 
 @in_virtual_time
+async def test_of_a_release_that_ended_cleanly_hundreds_of_namespaces_are_free_within_minutes() -> None:
+    cluster, passes = FakeCluster(), []
+
+    async def work(key: Key) -> float | None:
+        passes.append(key)
+        return 5.0
+
+    def release(name: str) -> NamespaceClaims:
+        return NamespaceClaims(cluster, name, work, lambda *_: None, lambda _: True)
+
+    keys = [Key(f"team-{number}", "nano") for number in range(200)]
+    first = release("a")
+    for _ in range(3):
+        renewing = asyncio.create_task(first.run())
+        for key in keys:
+            await first(key)
+        await asyncio.sleep(2000)
+        renewing.cancel()
+    for key in keys:
+        await first(key)
+    await first.shorten()
+
+    passes.clear()
+    second = release("b")
+    for _ in range(12):
+        await asyncio.sleep(15)
+        for key in keys:
+            await second(key)
+    assert set(passes) == set(keys)
+
+
+@in_virtual_time
 async def test_who_cannot_renew_stops_before_another_may_begin() -> None:
     cluster = FakeCluster()
     first = Release(cluster, "a")

@@ -8,13 +8,15 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from fake_cluster import FakeCluster
+from mamba_operator.admin_key import AdminKey
 from mamba_operator.main import CRD_PERIOD, WATCHES_FIRST, Operator
 from mamba_operator.objects.errors import ClusterError, Forbidden, Unreachable
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key
+from mamba_operator.plan import make_plan
 from mamba_operator.process.settings import OperatorSettings
-from operator_objects import applied, fitting_owner, owner
+from operator_objects import NOW, TOKEN, applied, fitting_owner, owner, snapshot
 from virtual_time import in_virtual_time
 
 
@@ -73,6 +75,29 @@ def test_an_operator_that_was_installed_before_the_crd_waits_for_it(error: Clust
 
         assert cluster.asked[-1] - 33 < CRD_PERIOD
         assert len(cluster.asked) == 8
+
+    run()
+
+
+def test_engines_that_were_made_with_a_key_are_not_replaced_for_want_of_it() -> None:
+    @in_virtual_time
+    async def run() -> None:
+        of = fitting_owner()
+        plan = make_plan(snapshot(of), now=NOW, new_token=lambda: TOKEN, key_id=AdminKey(bytes(32)).id)
+        keyed, plain = FakeCluster(*(one.manifest for one in plan.applies)), FakeCluster(*applied(of))
+        for cluster in (keyed, plain):
+            cluster.fault = lambda _, kind, __: Forbidden("no", status=403) if kind == "Secret" else None
+        assert await asyncio.wait_for(operator(plain)._admin_key(), 10) is None
+
+        subject = operator(keyed)
+        subject._leadership.informed = True
+        waiting = asyncio.create_task(subject._admin_key())
+        await asyncio.sleep(100)
+        assert not waiting.done()
+        assert "admin-key" in str(subject._not_ready())
+        keyed.fault = lambda *_: None
+        assert await asyncio.wait_for(waiting, 100) is not None
+        assert "admin-key" not in str(subject._not_ready())
 
     run()
 

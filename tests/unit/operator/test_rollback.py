@@ -70,6 +70,7 @@ async def test_a_new_pod_that_cannot_start_is_taken_back_and_all_is_served(
     surge(life, containerStatuses=[said])
     failed = label_of(engine(life))
 
+    await life.reconcile(minutes=5)
     await life.reconcile(seconds=30)
     assert image(life) == BROKEN["engine"]["image"], "a registry may come a moment late"
     assert life.requeue_after == 30.0
@@ -111,6 +112,7 @@ async def test_the_settings_go_back_with_the_pods() -> None:
     await life.reconcile()
     assert life.cluster.find("ConfigMap", "nano-engine")["data"] != before
     surge(life, containerStatuses=[CRASH])
+    await life.reconcile()
     await life.reconcile(minutes=2)
     assert life.cluster.find("ConfigMap", "nano-engine")["data"] == before
 
@@ -118,6 +120,7 @@ async def test_the_settings_go_back_with_the_pods() -> None:
 async def rolled_back() -> tuple[Life, str]:
     life, before, _ = await broken()
     surge(life, containerStatuses=[CRASH])
+    await life.reconcile()
     await life.reconcile(minutes=2)
     life.cluster.objects.pop(("Pod", "models", "new"))
     life.controllers(engines=1)
@@ -140,6 +143,7 @@ async def test_a_corrected_spec_is_rolled_out_and_can_itself_be_gone_back_to() -
     life.spec(6, **BROKEN)
     await life.reconcile()
     surge(life, containerStatuses=[CRASH])
+    await life.reconcile()
     await life.reconcile(minutes=2)
     assert image(life) == "registry.test/engine:mended"
 
@@ -207,6 +211,7 @@ async def test_a_paused_roll_out_stays_where_it_is() -> None:
 async def test_whichever_write_fails_the_end_is_the_same(failing: int) -> None:
     life, before, label = await broken()
     surge(life, containerStatuses=[CRASH])
+    await life.reconcile()
     left = failing
     struck = False
 

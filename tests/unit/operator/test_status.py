@@ -10,6 +10,10 @@ import pytest
 from mamba_api import names
 from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, REASONS_OF, ConditionType, Reason
+from mamba_operator.autoscale.decide import ScalingDecision
+from mamba_operator.autoscale.demand import Demand
+from mamba_operator.autoscale.memory import AutoscalerMemory
+from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.findings import Failure
 from mamba_operator.objects.manifest import Manifest, ref
 from mamba_operator.placement import Node
@@ -72,6 +76,15 @@ def told(*, answers: bool) -> Status:
         settings_updates=(tune,),
         rejected_updates=(RejectedUpdate(tune, "needs 12 slots", final=answers),),
     )
+    status = summarize(snapshot(OF, children), plan, (), now=NOW)
+    assert status is not None
+    return status
+
+
+def queued() -> Status:
+    """The status while a roll-out that nobody asked for waits for others."""
+    children = running(applied(OF))
+    plan = replace(planned(OF, children), queued=True)
     status = summarize(snapshot(OF, children), plan, (), now=NOW)
     assert status is not None
     return status
@@ -346,6 +359,13 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         "Ready": ("False", "DownloadFailed")}),
     ("the claim of the cache cannot be made another", status_of(OTHER_CACHE, running(loaded(CACHED))), {
         "Degraded": ("True", "CacheKept"), "Ready": ("True", "Serving")}),
+    ("others are replaced first", queued(), {
+        "Progressing": ("True", "RolloutQueued"), "UpToDate": ("False", "RolloutQueued"),
+        "Ready": ("True", "Serving")}),
+    ("gateways have been silent", status_of(OF, running(applied(OF)), latest_decision=LatestDecision(
+        1, 1, ScalingDecision(target=1, reason="", binding="data", blind="gateway-1 is silent",
+                              demand=Demand(), memory=AutoscalerMemory()), "")), {
+        "Degraded": ("True", "MetricsMissing"), "Ready": ("True", "Serving")}),
     ("no node takes the pod", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(phase="Pending", conditions=[
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}]),)), {
