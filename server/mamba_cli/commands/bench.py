@@ -216,12 +216,7 @@ def _run(
 
     from rich.console import Console
 
-    try:
-        from mamba_cli.bench.run import LoadPlan, execute, write
-    except ImportError as error:
-        raise InvalidInput(
-            f"bench needs the extra 'gateway' ({error}): pip install 'mambaserve[gateway]'"
-        ) from error
+    from mamba_cli.bench.run import LoadPlan, execute, write
     from mamba_cli.bench.samples import LatencyLimits
     from mamba_cli.bench.table import render
 

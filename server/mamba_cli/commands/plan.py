@@ -187,12 +187,6 @@ def command(
 
 
 def _fleet(source: str, flags: "PlanFlags", asked: "dict[str, Any]") -> "SizingReport":
-    from mamba_cli.errors import InvalidInput
+    from mamba_cli.fleet.trace_plan import TraceFlags, plan_trace
 
-    try:
-        from mamba_cli.fleet.trace_plan import TraceFlags, plan_trace
-    except ModuleNotFoundError as error:
-        raise InvalidInput(
-            f"plan --trace needs the extra 'gateway' ({error}): pip install 'mambaserve[gateway]'"
-        ) from error
     return plan_trace(source, flags, TraceFlags(**asked))

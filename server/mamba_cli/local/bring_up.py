@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
+from mamba_cli.extras import SERVER, need
 from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.plan_view import plan_view
@@ -72,6 +73,7 @@ def bring_up(
         console.print("mode: Plan: nothing is started")
         return 0
     _check_room([outcome for _, outcome in active])
+    need(*SERVER)
     from mamba_cli.local.edits import FileEdits
 
     directory = _logs(logs)
