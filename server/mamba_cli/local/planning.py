@@ -15,6 +15,7 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import (
     ModelFacts,
+    UnreadableHub,
     facts_of_config,
     facts_of_directory,
     facts_of_model,
@@ -142,6 +143,8 @@ def plan_uri(uri: str, flags: PlanFlags) -> PlanOutcome:
         name = display_name(uri)
     except (ModelError, InvalidModelUri) as error:
         raise InvalidInput(str(error)) from error
+    except UnreadableHub as error:
+        raise RunFailed(f"{error}; or plan a local directory, its config.json or a known:// model") from error
     return _plan_model(name, uri, facts, flags)
 
 
