@@ -247,6 +247,14 @@ def _run(
         print(json.dumps(found), file=sys.stdout, flush=True)  # noqa: T201
     else:
         Console().print(render(found))
+    if before := found["tokens"]["cached_before"]:
+        share = before / found["tokens"]["prompt"]
+        errors.print(
+            f"warning: {share:.0%} of the prompt tokens were in the server's cache before this run, as after "
+            "an earlier one with the same prompts: latencies are those of resumed prompts; use another "
+            "--seed, or flush the cache",
+            style="yellow", highlight=False, soft_wrap=True,
+        )  # fmt: skip
     if path is not None:
         write(found, path)
         errors.print(f"written to {path}", highlight=False, markup=False)
