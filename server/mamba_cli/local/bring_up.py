@@ -17,6 +17,7 @@ from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.plan_view import plan_view
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, cpu_device, gpu_memory, plan_deployment
 from mamba_cli.local.ports import free_ports, front_ports
+from mamba_cli.local.running import noted
 from mamba_cli.local.supervisor import RestartPolicy
 from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
 from mamba_cli.resource_profiles import of_this_machine
@@ -79,7 +80,8 @@ def bring_up(
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
     edits = FileEdits(units, loaded, read, lambda each: _plan(each, gpu, machine))
-    return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
+    with noted(units, port or fronts[0]):
+        return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
 
 
 async def _run(

@@ -20,6 +20,7 @@ from rich.console import Console
 from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.local.bring_up import bring_up
 from model_configs import unserved_config
+from prefork import FORK_SERVER
 
 FAKE = Path(__file__).parent / "fake_child.py"
 LAUNCHER = (sys.executable, str(FAKE))
@@ -119,6 +120,33 @@ def test_once_shows_the_plan_and_the_url_and_drains_with_code_0(bench: Bench) ->
     assert "curl http://127.0.0.1:" in bench.text
     assert re.search(r"status page: http://127\.0\.0\.1:\d+/ui$", bench.text, re.MULTILINE)
     assert bench.events("serve", "drained") == bench.events("gateway", "drained") == 1
+
+
+def test_what_runs_is_found_by_its_file_and_its_name(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two files that one command serves, each is asked at its own port; nothing is found afterwards."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    second = tmp_path / "two.yaml"
+    second.write_text(deployment("two"))
+    said: dict[str, str] = {}
+
+    def ask() -> None:
+        for target in (str(bench.file), str(second), "two"):
+            words = ("status", target)
+            done = FORK_SERVER.run("-m", "mamba_cli", *words, env={**os.environ, "COLUMNS": "200"})
+            said[target] = done.stdout + done.stderr
+        interrupt()
+
+    bench.when(lambda: bench.text.count("is ready: http") == 2, ask)
+    assert bench.up(bench.file, second) == 0
+    urls = dict(re.findall(r"(\w+) is ready: (http://127\.0\.0\.1:\d+)", bench.text))
+    assert urls["one"] in said[str(bench.file)]
+    for target in (str(second), "two"):
+        assert urls["two"] in said[target]
+        assert urls["one"] not in said[target]
+    assert list((tmp_path / "run").rglob("*.json")) == []
 
 
 def test_gateways_end_before_the_engines_behind_them(bench: Bench) -> None:
