@@ -68,7 +68,8 @@ class Limits(ApiModel):
     """Requests one gateway holds while no engine can take them; beyond it the key with the most of them gets
     429 with Retry-After."""
     queue_timeout: Duration = Duration("60s")
-    """How long a request may be held, a wake from zero included, before it gets 503 with Retry-After."""
+    """How long a request may wait before it is answered with Retry-After: with 503 when it waited for an
+    engine to become ready, a wake from zero included, with 429 when it waited for its turn."""
     request_timeout: Duration = Duration("1h")
     """Longest life of one request."""
     max_body_size: Quantity = Quantity("32Mi")
