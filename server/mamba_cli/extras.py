@@ -21,7 +21,7 @@ EXTRAS_OF_COMMAND = {
     "up": "server",
 }
 """The extra that a command prefers; any other command takes the first one that has the module."""
-SERVER = ("torch", "fastapi", "uvicorn", "zmq", "llguidance", "safetensors", "tokenizers")
+SERVER = ("torch", "fastapi", "uvicorn", "zmq", "llguidance", "safetensors", "tokenizers", "huggingface_hub")
 """Modules that an engine and the process in front of it import."""
 _DISTRIBUTION_OF = {
     "google": "grpcio-health-checking",  # protobuf comes with it

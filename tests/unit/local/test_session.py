@@ -21,6 +21,7 @@ from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.local.bring_up import bring_up
 from model_configs import unserved_config
 from prefork import FORK_SERVER
+from small_hub import point_at, small_hub
 
 FAKE = Path(__file__).parent / "fake_child.py"
 LAUNCHER = (sys.executable, str(FAKE))
@@ -470,6 +471,24 @@ def test_an_environment_that_no_process_can_have_is_said_like_any_failed_start(
     assert bench.up() == 1
     assert "one-engine could not start (embedded null byte)" in bench.text
     assert bench.events("gateway", "drained") == 1
+
+
+def test_a_model_that_cannot_be_downloaded_is_refused_before_anything_starts(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"uri": "hf://owner/name", "config": config("nemotron-nano-9b-v2"), "maxModelLen": 4096}
+    bench.file.write_text(deployment(model=model))
+    with small_hub(monkeypatch, str(tmp_path / "cache"), {"config.json": b"{}"}) as hub:
+        hub.refuse = (404, "RepoNotFound")
+        with pytest.raises(InvalidInput, match="the Hub has no model owner/name"):
+            bench.up()
+        point_at(monkeypatch, "http://127.0.0.1:9")
+        with pytest.raises(RunFailed, match=r"mamba\.yaml: hf://owner/name: the Hub cannot be reached"):
+            bench.up()
+        assert bench.journal == []
+        hub.refuse = None
+        point_at(monkeypatch, hub.url)
+        assert bench.up(once=True) == 0
 
 
 def test_mode_plan_starts_nothing(bench: Bench) -> None:
