@@ -162,6 +162,21 @@ def trace(
     max_output_tokens: Annotated[
         int | None, typer.Option(envvar="MAMBASERVE_BENCH_MAX_OUTPUT_TOKENS", min=1, help="Cut outputs.")
     ] = None,
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_BLOCK_TOKENS",
+            min=1,
+            max=1_000_000,
+            help="Prompt tokens of one of the trace's hash_ids; default: 512.",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        Literal["ms", "s"] | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_TIME_UNIT", help="Of the timestamps beside hash_ids; default: ms."
+        ),
+    ] = None,
     max_concurrency: Limit = None,
     warmup: Warmup = 0,
     model: Model = None,
@@ -177,13 +192,16 @@ def trace(
 ) -> None:
     """Replay a recorded trace: its arrival times, its lengths and, if it has them, its shared prefixes."""
     options = {**locals(), "file": file.name}
+    from mamba_cli.bench.trace_units import TraceUnits
     from mamba_cli.bench.traces import TraceError, parse, replay
+
+    units = TraceUnits.of(block_tokens, time_unit)
 
     if not time_scale > 0:
         raise InvalidInput(f"--time-scale: must be positive, not {time_scale:g}")
     try:
         with file.open(encoding="utf-8") as lines:
-            arrivals = parse(lines)
+            arrivals = parse(lines, units)
     except OSError as error:
         raise InvalidInput(f"{file}: {error.strerror}") from error
     except (TraceError, UnicodeDecodeError) as error:
@@ -197,6 +215,7 @@ def trace(
             limit=limit,
             max_input=max_input_tokens,
             max_output=max_output_tokens,
+            block=units.block,
             seed=seed,
         )
 

@@ -79,6 +79,24 @@ def command(
             help="Of the trace: Mooncake JSON lines or Azure CSV; default: as found.",
         ),
     ] = None,
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            envvar="MAMBASERVE_PLAN_BLOCK_TOKENS",
+            rich_help_panel=FLEET,
+            help="Prompt tokens of one of the trace's hash_ids; default: 512.",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        Literal["ms", "s"] | None,
+        typer.Option(
+            envvar="MAMBASERVE_PLAN_TIME_UNIT",
+            rich_help_panel=FLEET,
+            help="Of the timestamps beside hash_ids; default: ms.",
+        ),
+    ] = None,
     slo_ttft: Annotated[
         str | None,
         typer.Option(
@@ -143,6 +161,7 @@ def command(
 
     from rich.console import Console
 
+    from mamba_cli.bench.trace_units import TraceUnits
     from mamba_cli.errors import InvalidInput, NoFittingPlan
     from mamba_cli.local.plan_source import plan_source
     from mamba_cli.local.plan_view import plan_view
@@ -165,6 +184,7 @@ def command(
         asked = {
             "trace": trace, "expected": format_, "ttft": slo_ttft, "tpot": slo_tpot, "gpus": gpu or [],
             "most": max_gpus, "requests": requests, "seed": seed, "plot": plot,
+            "units": TraceUnits.of(block_tokens, time_unit),
         }  # fmt: skip
         found = _fleet(source, replace(flags, any_gpu=True), asked)
         if output is OutputFormat.table:
@@ -174,8 +194,10 @@ def command(
         if found.answer.chosen is None:
             raise NoFittingPlan(f"no fleet of up to {max_gpus} GPUs serves enough of the requests in time")
         return
-    if slo_ttft or slo_tpot or plot or format_:
-        raise InvalidInput("--slo-ttft, --slo-tpot, --plot and --format go with --trace")
+    if slo_ttft or slo_tpot or plot or format_ or block_tokens or time_unit:
+        raise InvalidInput(
+            "--slo-ttft, --slo-tpot, --plot, --format, --block-tokens and --time-unit go with --trace"
+        )
     if gpu:
         if len(gpu) > 1 or device_memory is not None or gpus == 0:
             raise InvalidInput(
