@@ -44,19 +44,27 @@ class UnusableInput(BudgetError):
 class InsufficientMemory(BudgetError):
     """Weights, workspace and one sequence need more than the budget. `need` and `have` are bytes.
 
-    `sizes` says of larger GPUs which would do; None = not looked at, as without a GPU.
+    `ways` are changes of settings that would do; `sizes` says of larger GPUs which would do, None = none was
+    looked at, as without a GPU.
     """
 
     exit_code = 3
     condition_reason = "DoesNotFit"
 
-    def __init__(self, message: str, need: int, have: int, sizes: FittingSize | None = None) -> None:
+    def __init__(
+        self, message: str, need: int, have: int, sizes: FittingSize | None = None, ways: tuple[str, ...] = ()
+    ) -> None:
         self.message = message
         self.need = need
         self.have = have
         self.sizes = sizes
-        super().__init__(message if sizes is None else f"{message}. {sizes.words()}")
+        sentences = [message]
+        if ways:
+            sentences.append(f"What would fit: {'; or '.join(ways)}")
+        if sizes is not None:
+            sentences.append(sizes.words())
+        super().__init__(". ".join(sentences))
 
-    def among(self, sizes: FittingSize) -> "InsufficientMemory":
-        """The same, with what larger GPUs would do."""
-        return InsufficientMemory(self.message, self.need, self.have, sizes)
+    def with_remedies(self, ways: tuple[str, ...], sizes: FittingSize | None) -> "InsufficientMemory":
+        """Return the same error with what would fit."""
+        return InsufficientMemory(self.message, self.need, self.have, sizes, ways)

@@ -27,6 +27,28 @@ ONE_SIZE = 1.08
 apart."""
 
 
+def card_memory(name: str) -> int | None:
+    """Return the bytes of a card by its name in any spelling, such as a100-80gb; None = unknown."""
+    wanted = _plain(name)
+    for card, mib in MIB_OF.items():
+        # A name without a size means the card's largest.
+        if wanted == _plain(card) or (
+            wanted == _plain(card.split()[0]) and card == _largest(card.split()[0])
+        ):
+            return mib * MIB
+    return None
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def _largest(first_word: str) -> str | None:
+    """The card with the most memory among those of one model that differ in memory alone."""
+    alike = [card for card in MIB_OF if card.split()[0] == first_word and card.endswith("GB")]
+    return max(alike, key=MIB_OF.__getitem__, default=None)
+
+
 def _sizes() -> tuple[int, ...]:
     sizes: list[int] = []
     for mib in sorted(MIB_OF.values()):

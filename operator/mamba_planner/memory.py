@@ -93,7 +93,7 @@ class MemoryBudget:
                 raise InsufficientMemory(
                     f"weights {binary_size(held)}, workspace {binary_size(workspace)} and the arena of "
                     f"{binary_size(arena)} need {binary_size(total)} of main memory, of which "
-                    f"{binary_size(device.memory)} are free: make the arena smaller",
+                    f"{binary_size(device.memory)} are free",
                     need=total,
                     have=device.memory,
                 )
@@ -105,8 +105,7 @@ class MemoryBudget:
                 f"weights {binary_size(held)} and workspace {binary_size(workspace)} need "
                 f"{binary_size(held + workspace)}; {binary_size(device.memory)} at utilization "
                 f"{constraints.utilization:g} gives {binary_size(total)}"
-                f"{' and others hold memory of it' if total < share else ''}: use more or larger devices, a "
-                "higher utilization or fewer chunked prefill tokens",
+                f"{' and others hold memory of it' if total < share else ''}",
                 need=held + workspace,
                 have=total,
             )

@@ -4,8 +4,6 @@ The engine sizes its arena with it, the operator writes it into the status, the 
 arithmetic, so what is shown is what runs.
 """
 
-from dataclasses import replace
-
 from mamba_planner.byte_size import binary_size
 from mamba_planner.candidates import (
     CHECKPOINTS_PER_PATH,
@@ -13,15 +11,12 @@ from mamba_planner.candidates import (
     Candidate,
     evaluate,
 )
-from mamba_planner.choice import choose, enough_in_full_precision, reject, why
+from mamba_planner.choice import choose, reject, why
 from mamba_planner.constraints import Constraints, Workload
-from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.errors import FittingSize, InsufficientMemory
-from mamba_planner.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
+from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, Device, MemoryBudget
 from mamba_planner.memory_plan import OUTSIDE, LedgerLine, MemoryPlan, RejectedCandidate
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.other_size import OtherSize
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 
@@ -61,91 +56,26 @@ def plan(
         and constraints.state_dtype in (None, each.state_dtype)
     ]
     if all(each.misfit for each in allowed):
-        raise _does_not_fit(min(allowed, key=lambda each: each.need), budget)
-    hint = _hint(model, constraints)
+        raise does_not_fit(min(allowed, key=lambda each: each.need), budget)
+    hint = state_hint(model, constraints)
     chosen = choose(allowed, constraints, traffic, hint)
     reason = why(chosen, allowed, constraints, traffic)
     rejected = reject(candidates, chosen, constraints, traffic, hint)
     return _plan(model, constraints, budget, traffic, chosen, reason, rejected)
 
 
-def plan_engine(
-    model: ModelConfig,
-    settings: EngineSettings,
-    device: Device,
-    weights_bytes: int | None = None,
-    workspace: int | None = None,
-    workload: Workload | None = None,
-) -> MemoryPlan:
-    """The plan of an engine with these settings: what is shown before, and what the engine does.
-
-    With what one GPU size up and down would change. `workload`: in place of what the settings declare. Raises
-    as `plan`, and `InsufficientMemory` with the smallest size that would do.
-    """
-    constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
-
-    def on(memory: int) -> OtherSize:
-        other = device.resized(memory)
-        try:
-            return _on_other_size(model, constraints, other, weights_bytes, traffic, workspace)
-        except InsufficientMemory as error:
-            return OtherSize(memory, None, str(error))
-
-    # Without a GPU there is none to exchange; an arena in bytes stays on every GPU.
-    exchangeable = device.kind != "cpu" and constraints.arena_bytes is None
-    try:
-        planned = plan(model, constraints, device, weights_bytes, traffic, workspace)
-    except InsufficientMemory as error:
-        if not exchangeable:
-            raise
-        fitting = (size for size in sizes_up(device.memory) if on(size).chosen is not None)
-        raise error.among(FittingSize(next(fitting, None), SIZES[-1])) from None
-    if not exchangeable:
-        return planned
-    down, up = one_size_down(device.memory), one_size_up(device.memory)
-    return replace(
-        planned,
-        one_size_down=None if down is None else on(down),
-        one_size_up=None if up is None else on(up),
-    )
-
-
-def _on_other_size(
-    model: ModelConfig,
-    constraints: Constraints,
-    device: Device,
-    weights_bytes: int | None,
-    traffic: Workload,
-    workspace: int | None,
-) -> OtherSize:
-    """What `plan` would choose there, without its reasons: 16-bit states are tried only where they count."""
-    budget = MemoryBudget.of(model, constraints, device, weights_bytes, workspace)
-    allowed: list[Candidate] = []
-    for state_dtype in STATE_DTYPES:
-        if constraints.state_dtype in (None, state_dtype) and not enough_in_full_precision(allowed, traffic):
-            allowed += [
-                evaluate(model, constraints, budget, traffic, strategy, state_dtype)
-                for strategy in MOST_ROBUST_FIRST
-                if constraints.strategy in (None, strategy)
-            ]
-    if all(each.misfit for each in allowed):
-        raise _does_not_fit(min(allowed, key=lambda each: each.need), budget)
-    return OtherSize(device.memory, choose(allowed, constraints, traffic, _hint(model, constraints)))
-
-
-def _hint(model: ModelConfig, constraints: Constraints) -> str | None:
+def state_hint(model: ModelConfig, constraints: Constraints) -> str | None:
+    """Return the state dtype that the model asks for, where nobody fixed another one."""
     return model.state_dtype_hint if constraints.state_dtype is None else None
 
 
-def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> InsufficientMemory:
+def does_not_fit(closest: Candidate, budget: MemoryBudget) -> InsufficientMemory:
+    """Return the refusal of the choice that needs the least."""
     need = budget.weights + budget.workspace + closest.need
-    ways = ["more memory", "a shorter model length"]
-    ways += [] if closest.strategy == "NoBuffer" else ["NoBuffer"]
-    ways += [] if closest.state_dtype == "float16" else ["float16 states"]
     return InsufficientMemory(
         f"weights {binary_size(budget.weights)}, workspace {binary_size(budget.workspace)} and one sequence "
         f"need {binary_size(need)} but the budget is {binary_size(budget.total)}: with {closest.strategy} "
-        f"and {closest.state_dtype} states {closest.misfit}. Use {', '.join(ways[:-1])} or {ways[-1]}",
+        f"and {closest.state_dtype} states {closest.misfit}",
         need=need,
         have=budget.total,
     )

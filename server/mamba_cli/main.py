@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from mamba_cli.errors import CliError
+from mamba_cli.extras import missing_extra
 from mamba_cli.init_process import end_on_sigterm
 from mamba_cli.plain_help import NARROW, CommandWithPanels
 
@@ -135,6 +136,12 @@ def _run() -> None:
     except CliError as error:
         _complain(str(error))
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        if (missing := missing_extra(error, command)) is None:
+            raise
+        _complain(str(missing))
+        sys.exit(missing.exit_code)
     except OSError as error:
         if error.errno not in (*_FULL, errno.EPIPE):
             raise

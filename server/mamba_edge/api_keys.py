@@ -7,7 +7,6 @@ keys again. Compared in constant time; never logged.
 
 import hashlib
 import hmac
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from starlette.requests import HTTPConnection
 
 from mamba_edge.client_name import SCOPE_KEY
 from mamba_edge.errors import Unauthorized
+from mamba_edge.key_name import KEY_NAME
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -24,8 +24,6 @@ log = get_logger(__name__)
 
 GRACE_SECONDS = 1.0
 """How long the keys of a file that is empty, unreadable or gone are still accepted."""
-KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What a key may be called: it stands in metrics, logs and the names of counts, where the key never does."""
 
 
 class KeyFileError(ValueError):

@@ -9,7 +9,7 @@ import asyncio
 import importlib.metadata
 import importlib.resources
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,8 @@ from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ErrorEnvelope
+from mamba_api.openai_examples import Examples
+from mamba_edge.document_tags import tag_operations
 from mamba_edge.errors import ApiError, InvalidRequest, NotFound, as_api_error
 from mamba_edge.request_body import ClientGone
 from mamba_edge.validation import invalid
@@ -120,14 +122,15 @@ def publish(
     key_needed: bool = True,
     events: dict[str, type[BaseModel]] | None = None,
     bodies: dict[str, type[BaseModel]] | None = None,
+    examples: Mapping[str, Examples] | None = None,
 ) -> Callable[[str], str]:
     """Serve `/openapi.json` and `/docs`, and HEAD wherever GET is. Call it when all routes are there.
 
     `key_needed`: whether the guarded routes let nobody pass without a key. `events`: of paths that can answer
     with server-sent events, the model of an event's data. `bodies`: of paths whose route leaves the body to
-    another, the model of the body. Returns the label of a path for counts: its route, or "other" for what a
-    client made up. The document is made when it is first asked for, beside the event loop: it takes a quarter
-    of a second, and few ask.
+    another, the model of the body. `examples`: of paths that take a body, bodies to try. Returns the label of
+    a path for counts: its route, or "other" for what a client made up. The document is made when it is first
+    asked for, beside the event loop: it takes a quarter of a second, and few ask.
     """
     encoded: list[bytes] = []
     one = threading.Lock()
@@ -135,7 +138,9 @@ def publish(
     def document() -> bytes:
         with one:
             if not encoded:
-                made = openapi_document(app, events or {}, bodies or {}, key_needed=key_needed)
+                made = openapi_document(
+                    app, events or {}, bodies or {}, examples or {}, key_needed=key_needed
+                )
                 encoded.append(msgspec.json.encode(made))
         return encoded[0]
 
@@ -171,6 +176,7 @@ def openapi_document(
     app: FastAPI,
     events: dict[str, type[BaseModel]],
     bodies: dict[str, type[BaseModel]],
+    examples: Mapping[str, Examples],
     *,
     key_needed: bool,
 ) -> Document:
@@ -188,10 +194,14 @@ def openapi_document(
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
-            if "security" in operation and not key_needed:
-                operation["security"].append({})
+            if not key_needed:
+                operation.pop("security", None)
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
+    if not key_needed:
+        # A page that shows the document would ask for a key that nobody has.
+        document["components"].pop("securitySchemes", None)
+    tag_operations(document)
     for path, model in events.items():
         _add_schemas(schemas, model, "serialization")
         for operation in document["paths"][path].values():
@@ -201,6 +211,9 @@ def openapi_document(
         body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
         for operation in document["paths"][path].values():
             operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+    for path, named in examples.items():
+        for operation in document["paths"][path].values():
+            operation["requestBody"]["content"]["application/json"]["examples"] = dict(named)
     return document
 
 

@@ -1,26 +1,20 @@
-"""The page on agents: its programs run as they stand, by the official client, against a real engine."""
+"""The page on agents: its programs run as they stand, by the official client, with the shipped model."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 from servers import Server
-from tiny_recall import tiny_recall
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/howto/agents.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 URL = "http://127.0.0.1:8000/v1"
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool | tojson }} <tool_call></tool_call>{% endfor %}"
-    "{% for m in messages %}{{ m.role }}: {{ (m.content or '').split('</think>')[-1] }}\n{% endfor %}"
-)
 
 
-def test_each_program_of_the_page_runs_after_those_before_it(tmp_path: Path, capsys: Any) -> None:
-    model = tiny_recall(tmp_path, TEMPLATE)
+def test_each_program_of_the_page_runs_after_those_before_it(capsys: Any) -> None:
     names: dict[str, Any] = {}
-    with Server(str(model), "--served-model-name", "tiny") as running:
+    with Server("builtin://tiny-recall") as running:
         for program in PROGRAMS:
             exec(program.replace(URL, f"{running.url}/v1"), names)
         names["client"].close()

@@ -17,6 +17,8 @@ PIECES = r"[A-Za-z]+|\s|[^A-Za-z\s]"
 id at the start of a line, after a space and at the start of an answer: copying stays token by token."""
 
 CHAT_TEMPLATE = (
+    "{%- if tools -%}" + SYSTEM + "{{- tools | tojson -}} A call: "
+    '<tool_call>{"name": ..., "arguments": ...}</tool_call>' + END + "{%- endif -%}"
     "{%- for message in messages -%}"
     "{%- if message.role == 'system' or message.role == 'developer' -%}" + SYSTEM + "{%- elif "
     "message.role == 'user' or message.role == 'tool' -%}" + USER + "{%- elif message.role == 'assistant' -%}"
@@ -27,10 +29,17 @@ CHAT_TEMPLATE = (
     "{%- if message.content is string -%}{{- message.content -}}"
     "{%- elif message.content -%}"
     "{%- for part in message.content -%}{{- part.text if part.text is defined else '' -}}{%- endfor -%}"
-    "{%- endif -%}" + END + "{%- endfor -%}"
+    "{%- endif -%}"
+    "{%- if message.tool_calls -%}{%- for call in message.tool_calls -%}"
+    '<tool_call>{"name": {{ call.function.name | tojson }}, '
+    '"arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{%- endfor -%}{%- endif -%}" + END + "{%- endfor -%}"
     "{%- if add_generation_prompt -%}" + ASSISTANT + "{%- endif -%}\n"
 )
-"""Roles in, tokens out: `<|user|>text<|end|><|assistant|>`. An unknown role is an error, never dropped."""
+"""Roles in, tokens out: `<|user|>text<|end|><|assistant|>`. An unknown role is an error, never dropped.
+
+Tools are shown and calls are written as Hermes does, so that agents can be tried with this model: it was not
+trained to call, so a call has to be forced. Without tools the text is what the model was trained with."""
 
 
 def build() -> Tokenizer:

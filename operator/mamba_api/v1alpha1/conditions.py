@@ -104,8 +104,8 @@ REASONS: dict[Reason, str] = {
         "workload alone set spec.workloadSource to Declared."
     ),
     Reason.PLAN_DOES_NOT_FIT: (
-        "The memory cannot hold the weights and one sequence. The message has the numbers: use more or "
-        "larger GPUs, a shorter spec.model.maxModelLen or a 2-byte state."
+        "The memory cannot hold the weights and one sequence. The message has the numbers and the changes "
+        "that would make it fit."
     ),
     Reason.MODEL_NOT_SERVED: (
         "The model can be planned for and this version's engines cannot serve it; the message says what is "

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.load_loops import closed_loop, open_loop
 from mamba_cli.bench.prompts import LoadPrompt
+from mamba_cli.bench.reuse import cached_before
 from mamba_cli.bench.samples import LatencyLimits, Sample, report
 from mamba_cli.endpoint import unreachable
 from mamba_cli.errors import InvalidInput, RunFailed
@@ -70,6 +71,9 @@ async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
     finally:
         loop.remove_signal_handler(signal.SIGINT)
     found = report(samples, plan.slo)
+    # After the run: what it costs must not slow the load.
+    tokens, sent = found["tokens"], islice(plan.prompts(), len(samples))
+    tokens["cached_before"] = cached_before(tokens["cached"], tokens["prompt"], sent)
     if samples and not found["requests"]["ok"]:
         raise RunFailed(f"no request ended well: {found['requests']['errors']}")
     about = {

@@ -40,6 +40,8 @@ def _rates(report: dict[str, Any]) -> Table:
     table.add_row("all tokens/s", f"{rates['total_tokens_per_second']:,.1f}")
     table.add_row("prompt tokens", f"{tokens['prompt']:,}")
     table.add_row("resumed from cache", f"{tokens['cached']:,} ({100 * tokens['cached_share']:.1f} %)")
+    if before := tokens.get("cached_before"):
+        table.add_row("cached before the run", f"{before:,} ({100 * before / tokens['prompt']:.1f} %)")
     goodput = report["goodput"]
     if limits := [f"{name} {limit:g} ms" for name, limit in goodput["slo_ms"].items() if limit is not None]:
         share = f"{goodput['requests_per_second']:,.2f}/s, {100 * goodput['attainment']:.1f} %"

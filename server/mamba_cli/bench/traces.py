@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 import msgspec
 
 from mamba_cli.bench.prompts import LoadPrompt, blocks, tokens
+from mamba_cli.bench.trace_units import BLOCK_TOKENS, TraceUnits
 
+MOONCAKE = TraceUnits()
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
@@ -36,10 +38,10 @@ class _Line(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
-def parse(lines: Iterable[str]) -> list[Arrival]:
-    """All arrivals in order of time, the first at 0. The format is told by the first line.
+def parse(lines: Iterable[str], units: TraceUnits = MOONCAKE) -> list[Arrival]:
+    """Read all arrivals in order of time, the first at 0. The format is told by the first line.
 
-    Raises `TraceError`.
+    `units`: of a trace with hash_ids. Raises `TraceError`, also where most lines contradict the units.
     """
     # Editors and spreadsheets put a byte order mark before the first line.
     stripped = (line.removeprefix("\ufeff").strip() for line in lines)
@@ -50,7 +52,7 @@ def parse(lines: Iterable[str]) -> list[Arrival]:
     if first.replace(" ", "") == AZURE_HEADER:
         found = [_azure(number, line) for number, line in numbered[1:]]
     elif first.startswith("{"):
-        found = [_mooncake(number, line) for number, line in numbered]
+        found = _all_mooncake(numbered, units)
     else:
         raise TraceError(f"line 1: neither the header {AZURE_HEADER} nor a JSON object")
     found.sort(key=lambda arrival: arrival.at)
@@ -66,12 +68,13 @@ def replay(
     limit: int | None = None,
     max_input: int | None = None,
     max_output: int | None = None,
+    block: int = BLOCK_TOKENS,
     seed: int = 0,
 ) -> Iterator[LoadPrompt]:
     """Prompts with their times, `speed` times faster than recorded, the first `limit` of them.
 
-    `max_input` and `max_output` cut lengths; a cut prompt keeps its beginning, so what is shared stays so.
-    Raises ValueError unless the speed is positive.
+    `block`: tokens of one block id. `max_input` and `max_output` cut lengths; a cut prompt keeps its
+    beginning, so what is shared stays so. Raises ValueError unless the speed is positive.
     """
     if not speed > 0:
         raise ValueError(f"a speed must be positive, not {speed:g}")
@@ -81,7 +84,7 @@ def replay(
         length = max(1, min(arrival.input_tokens, max_input or arrival.input_tokens))
         output = max(1, min(arrival.output_tokens, max_output or arrival.output_tokens))
         if arrival.block_ids:
-            ids = blocks(arrival.block_ids, length, vocab_size, seed=seed)
+            ids = blocks(arrival.block_ids, length, vocab_size, block_size=block, seed=seed)
         else:
             ids = tokens(f"{seed}/trace/{number}", length, vocab_size)
         yield LoadPrompt(ids, output, arrival.at / speed)
@@ -101,9 +104,25 @@ def _azure(number: int, line: str) -> Arrival:
         raise TraceError(f"line {number}: {error}") from None
 
 
-def _mooncake(number: int, line: str) -> Arrival:
+def _all_mooncake(numbered: list[tuple[int, str]], units: TraceUnits) -> list[Arrival]:
+    found = [_mooncake(number, line, units) for number, line in numbered]
+    told = [
+        (number, units.mismatch(each.input_tokens, len(each.block_ids)))
+        for (number, _), each in zip(numbered, found, strict=True)
+        if each.block_ids
+    ]
+    # A single line may be cut; most of them say that the units are others.
+    wrong = [(number, said) for number, said in told if said is not None]
+    if len(wrong) > len(told) / 2:
+        raise TraceError(f"line {wrong[0][0]}: {wrong[0][1]}")
+    if said := units.too_fast(sorted(each.at for each in found)):
+        raise TraceError(said)
+    return found
+
+
+def _mooncake(number: int, line: str, units: TraceUnits) -> Arrival:
     try:
         read = msgspec.json.decode(line, type=_Line)
     except msgspec.DecodeError as error:
         raise TraceError(f"line {number}: {error}") from None
-    return Arrival(read.timestamp / 1000, read.input_length, read.output_length, read.hash_ids)
+    return Arrival(read.timestamp * units.seconds, read.input_length, read.output_length, read.hash_ids)

@@ -162,6 +162,21 @@ def trace(
     max_output_tokens: Annotated[
         int | None, typer.Option(envvar="MAMBASERVE_BENCH_MAX_OUTPUT_TOKENS", min=1, help="Cut outputs.")
     ] = None,
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_BLOCK_TOKENS",
+            min=1,
+            max=1_000_000,
+            help="Prompt tokens of one of the trace's hash_ids; default: 512.",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        Literal["ms", "s"] | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_TIME_UNIT", help="Of the timestamps beside hash_ids; default: ms."
+        ),
+    ] = None,
     max_concurrency: Limit = None,
     warmup: Warmup = 0,
     model: Model = None,
@@ -177,13 +192,16 @@ def trace(
 ) -> None:
     """Replay a recorded trace: its arrival times, its lengths and, if it has them, its shared prefixes."""
     options = {**locals(), "file": file.name}
+    from mamba_cli.bench.trace_units import TraceUnits
     from mamba_cli.bench.traces import TraceError, parse, replay
+
+    units = TraceUnits.of(block_tokens, time_unit)
 
     if not time_scale > 0:
         raise InvalidInput(f"--time-scale: must be positive, not {time_scale:g}")
     try:
         with file.open(encoding="utf-8") as lines:
-            arrivals = parse(lines)
+            arrivals = parse(lines, units)
     except OSError as error:
         raise InvalidInput(f"{file}: {error.strerror}") from error
     except (TraceError, UnicodeDecodeError) as error:
@@ -197,6 +215,7 @@ def trace(
             limit=limit,
             max_input=max_input_tokens,
             max_output=max_output_tokens,
+            block=units.block,
             seed=seed,
         )
 
@@ -216,12 +235,7 @@ def _run(
 
     from rich.console import Console
 
-    try:
-        from mamba_cli.bench.run import LoadPlan, execute, write
-    except ImportError as error:
-        raise InvalidInput(
-            f"bench needs the extra 'gateway' ({error}): pip install 'mambaserve[gateway]'"
-        ) from error
+    from mamba_cli.bench.run import LoadPlan, execute, write
     from mamba_cli.bench.samples import LatencyLimits
     from mamba_cli.bench.table import render
 
@@ -252,6 +266,14 @@ def _run(
         print(json.dumps(found), file=sys.stdout, flush=True)  # noqa: T201
     else:
         Console().print(render(found))
+    if before := found["tokens"]["cached_before"]:
+        share = before / found["tokens"]["prompt"]
+        errors.print(
+            f"warning: {share:.0%} of the prompt tokens were in the server's cache before this run, as after "
+            "an earlier one with the same prompts: latencies are those of resumed prompts; use another "
+            "--seed, or flush the cache",
+            style="yellow", highlight=False, soft_wrap=True,
+        )  # fmt: skip
     if path is not None:
         write(found, path)
         errors.print(f"written to {path}", highlight=False, markup=False)

@@ -18,7 +18,12 @@ def command(
         ),
     ] = None,
     url: Annotated[
-        str, typer.Option("--url", envvar="MAMBASERVE_URL", help="Endpoint where no URL is given first.")
+        str,
+        typer.Option(
+            "--url",
+            envvar="MAMBASERVE_URL",
+            help="Endpoint where no URL is given first, or the name of what `up` serves.",
+        ),
     ] = "http://127.0.0.1:8000",
     model: Annotated[
         str | None,
@@ -52,11 +57,15 @@ def command(
     from mamba_cli.chat.client import ChatClient
     from mamba_cli.chat.conversation import Conversation, read_line
     from mamba_cli.endpoint import base_url, first_model, without_scheme
+    from mamba_cli.local.running import running
 
     given = list(words or ())
     target = given.pop(0) if given and "://" in given[0] else url
     if len(given) > 1:
         raise without_scheme(given[0]) or InvalidInput("the message is several arguments: put it in quotes")
+    if "://" not in target:
+        # A name of something that runs here is as good as its URL.
+        target = next((each.url for each in running() if each.name == target), target)
     target = base_url(target)
     talk = not given and sys.stdin.isatty()
     message = given[0] if given else "" if talk else sys.stdin.read()

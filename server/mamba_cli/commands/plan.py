@@ -22,12 +22,17 @@ def command(
         str,
         typer.Argument(
             metavar="FILE_OR_MODEL",
-            help="MambaDeployment YAML (- = standard input), a model's directory or config.json, or its URI.",
+            help="MambaDeployment YAML (- = standard input), a model's directory or config.json, its URI, or "
+            "known://NAME: a published model whose configuration ships with this, such as "
+            "known://granite-4.0-h-tiny.",
         ),
     ],
     device_memory: Annotated[
         str | None,
-        typer.Option(envvar="MAMBASERVE_DEVICE_MEMORY", help="Memory of one GPU, such as 80Gi."),
+        typer.Option(
+            envvar="MAMBASERVE_DEVICE_MEMORY",
+            help="A GPU: its memory or its name, such as 80Gi or H100. Default: this machine, GPU or CPU.",
+        ),
     ] = None,
     utilization: Annotated[
         float | None,
@@ -38,7 +43,10 @@ def command(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=0, envvar="MAMBASERVE_GPUS", help="1 plans for a GPU, 0 for the CPU; more are refused."
+            min=0,
+            envvar="MAMBASERVE_GPUS",
+            help="1 plans for a GPU, 0 for the CPU; more are refused. Default: as the file says, or as this "
+            "machine has them.",
         ),
     ] = None,
     resource_profiles: ProfilesOption = None,
@@ -71,6 +79,24 @@ def command(
             help="Of the trace: Mooncake JSON lines or Azure CSV; default: as found.",
         ),
     ] = None,
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            envvar="MAMBASERVE_PLAN_BLOCK_TOKENS",
+            rich_help_panel=FLEET,
+            help="Prompt tokens of one of the trace's hash_ids; default: 512.",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        Literal["ms", "s"] | None,
+        typer.Option(
+            envvar="MAMBASERVE_PLAN_TIME_UNIT",
+            rich_help_panel=FLEET,
+            help="Of the timestamps beside hash_ids; default: ms.",
+        ),
+    ] = None,
     slo_ttft: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +118,8 @@ def command(
         typer.Option(
             envvar="MAMBASERVE_PLAN_GPU",
             rich_help_panel=FLEET,
-            help="Kind to try, such as H100, or with the price of an hour, H100=3; repeat it. Default: all.",
+            help="Kind to try, such as H100, or with the price of an hour, H100=3; repeat it. Default: all. "
+            "Without --trace: the GPU to plan for.",
         ),
     ] = None,
     max_gpus: Annotated[
@@ -130,8 +157,11 @@ def command(
     With --trace: how many GPUs of which kind and which strategy serve it. Exit code 3: no fleet does.
     """
 
+    from dataclasses import replace
+
     from rich.console import Console
 
+    from mamba_cli.bench.trace_units import TraceUnits
     from mamba_cli.errors import InvalidInput, NoFittingPlan
     from mamba_cli.local.plan_source import plan_source
     from mamba_cli.local.plan_view import plan_view
@@ -154,8 +184,9 @@ def command(
         asked = {
             "trace": trace, "expected": format_, "ttft": slo_ttft, "tpot": slo_tpot, "gpus": gpu or [],
             "most": max_gpus, "requests": requests, "seed": seed, "plot": plot,
+            "units": TraceUnits.of(block_tokens, time_unit),
         }  # fmt: skip
-        found = _fleet(source, flags, asked)
+        found = _fleet(source, replace(flags, any_gpu=True), asked)
         if output is OutputFormat.table:
             Console().print(found.view())
         else:
@@ -163,8 +194,16 @@ def command(
         if found.answer.chosen is None:
             raise NoFittingPlan(f"no fleet of up to {max_gpus} GPUs serves enough of the requests in time")
         return
-    if slo_ttft or slo_tpot or gpu or plot or format_:
-        raise InvalidInput("--slo-ttft, --slo-tpot, --gpu, --plot and --format go with --trace")
+    if slo_ttft or slo_tpot or plot or format_ or block_tokens or time_unit:
+        raise InvalidInput(
+            "--slo-ttft, --slo-tpot, --plot, --format, --block-tokens and --time-unit go with --trace"
+        )
+    if gpu:
+        if len(gpu) > 1 or device_memory is not None or gpus == 0:
+            raise InvalidInput(
+                "--gpu: without --trace it is given once, without --device-memory and --gpus 0"
+            )
+        flags = replace(flags, device_memory=size_option("--gpu", gpu[0]))
     outcomes = plan_source(source, flags)
     if output is OutputFormat.table:
         console = Console()
@@ -187,12 +226,6 @@ def command(
 
 
 def _fleet(source: str, flags: "PlanFlags", asked: "dict[str, Any]") -> "SizingReport":
-    from mamba_cli.errors import InvalidInput
+    from mamba_cli.fleet.trace_plan import TraceFlags, plan_trace
 
-    try:
-        from mamba_cli.fleet.trace_plan import TraceFlags, plan_trace
-    except ModuleNotFoundError as error:
-        raise InvalidInput(
-            f"plan --trace needs the extra 'gateway' ({error}): pip install 'mambaserve[gateway]'"
-        ) from error
     return plan_trace(source, flags, TraceFlags(**asked))

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from mamba_cli.errors import CliError, InvalidInput
+from mamba_cli.extras import SERVER, need
 from mamba_cli.settings_options import complaint, settings_command
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def run(given: dict[str, Any]) -> int:
         settings = EngineSettings(**given)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from error
+    need(*SERVER)
     _check(settings)
     # The server takes most of the time to load, and needs a model.
     from rich.console import Console

@@ -1,11 +1,16 @@
 """`mambaserve status`: what an endpoint and its engines do at the moment, or what a cluster says of them."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mamba_cli.errors import CliError, InvalidInput, RunFailed
 from mamba_cli.output import OutputFormat, print_document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mamba_cli.status.endpoint_status import EndpointStatus
 
 
 def command(
@@ -15,8 +20,8 @@ def command(
         typer.Argument(
             metavar="[URL|FILE|NAME]",
             envvar="MAMBASERVE_URL",
-            help="A gateway or an engine; or the file that `up` serves, for each of its deployments; with "
-            "--namespace the name of a MambaDeployment, all without one.",
+            help="A gateway or an engine; or the file that `up` serves, for each of its deployments, or the "
+            "name of one of them; with --namespace the name of a MambaDeployment, all without one.",
         ),
     ] = "http://127.0.0.1:8000",
     namespace: Annotated[
@@ -37,7 +42,12 @@ def command(
     ] = None,
     port: Annotated[
         int,
-        typer.Option(min=1, max=65535, envvar="MAMBASERVE_PORT", help="With FILE: the --port that `up` got."),
+        typer.Option(
+            min=1,
+            max=65535,
+            envvar="MAMBASERVE_PORT",
+            help="With FILE: the --port that `up` got, where several serve it or it is not found.",
+        ),
     ] = 8000,
     host: Annotated[
         str, typer.Option(envvar="MAMBASERVE_HOST", help="With FILE: the --host that `up` got.")
@@ -65,17 +75,23 @@ def command(
 
     from mamba_cli.endpoint import base_url, without_scheme
     from mamba_cli.local.documents import read_deployments
+    from mamba_cli.local.running import running
     from mamba_cli.status.endpoint_status import EndpointStatus, endpoint_status
     from mamba_cli.status.status_view import status_view
     from mamba_edge.listener import url_at
 
+    expected: list[str] = []
     if "://" in target:
         urls = [base_url(target)]
+    elif not os.path.exists(target) and (named := [each.url for each in running() if each.name == target]):
+        urls = named[:1]
     elif (meant := without_scheme(target)) and not os.path.exists(target):
         raise meant
     else:
         active = [each for each in read_deployments([Path(target)]) if each.deployment.spec.mode == "Active"]
-        urls = [base_url(url_at(host, port + index)) for index in range(len(active))]
+        expected = [each.deployment.served_name for each in active]
+        urls = _urls_of_file(context, Path(target), [each.deployment.name for each in active])
+        urls = urls or [base_url(url_at(host, port + index)) for index in range(len(active))]
     if not urls:
         raise RunFailed(f"{target}: nothing in it runs: mode is Plan")
 
@@ -86,6 +102,8 @@ def command(
             return await asyncio.gather(*asked, return_exceptions=True)
 
     answers = asyncio.run(ask())
+    if len(expected) == len(answers):
+        answers = [_of_another(*each, target) for each in zip(answers, expected, strict=True)]
     found = [each for each in answers if isinstance(each, EndpointStatus)]
     if output is OutputFormat.table:
         console = Console()
@@ -103,6 +121,34 @@ def command(
             raise error
     if failed:
         raise RunFailed("\n".join(str(error) for error in failed))
+
+
+def _urls_of_file(context: typer.Context, file: "Path", names: list[str]) -> list[str]:
+    """Return where an `up` of this user serves them; none for options that mean another machine or user."""
+    from mamba_cli.local.running import urls_of_file
+
+    chosen = {
+        name: getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"
+        for name in ("host", "port")
+    }
+    if chosen["host"]:
+        return []
+    return urls_of_file(file, names, context.params["port"] if chosen["port"] else None)
+
+
+def _of_another(
+    answer: "EndpointStatus | BaseException", model: str, target: str
+) -> "EndpointStatus | BaseException":
+    """Return the answer, or what to say of it if it is of another deployment than the one of the file."""
+    if isinstance(answer, BaseException):
+        return answer
+    served = {engine.model for engine in answer.engines if engine.model}
+    if not served or model in served:
+        return answer
+    return RunFailed(
+        f"{target}: {answer.url} serves {', '.join(sorted(served))}, not {model}: give the --port that `up` "
+        "of this file got"
+    )
 
 
 def _of_cluster(

@@ -30,6 +30,8 @@ class SizingReport:
     seed: int
     not_served: str | None = None
     """Why this version's engine cannot serve the model."""
+    left_out: int = 0
+    """Requests of the trace that cannot be played."""
 
     @property
     def priced(self) -> bool:
@@ -43,6 +45,10 @@ class SizingReport:
             said.append(
                 f"simulated: the busiest {self.simulated:,} requests in a row of {self.requests:,}; "
                 "--requests 0 takes all"
+            )
+        if self.left_out:
+            said.append(
+                f"left out: {self.left_out:,} requests without a prompt or longer than their hash_ids"
             )
         if not self.identity:
             said.append("nothing is resumed: the trace does not say which prompts begin alike")
@@ -59,7 +65,9 @@ class SizingReport:
                 "name": self.trace,
                 "requests": self.requests,
                 "simulated": self.simulated,
+                "leftOut": self.left_out,
                 "hours": round(self.hours, 4),
+                "seconds": round(self.hours * 3600, 3),
             },
             "slo": {"ttftSeconds": self.slo.ttft, "tpotSeconds": self.slo.tpot, "attainment": GOAL},
             "seed": self.seed,

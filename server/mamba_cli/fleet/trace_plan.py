@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mamba_api.errors import InvalidDuration
 from mamba_api.quantity import parse_duration
+from mamba_cli.bench.trace_units import TraceUnits
 from mamba_cli.bench.traces import TraceError
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.fleet.chart import chart
@@ -38,13 +39,14 @@ class TraceFlags:
     """0: all."""
     seed: int
     plot: Path | None
+    units: TraceUnits
 
 
 def plan_trace(source: str, plan: PlanFlags, flags: TraceFlags) -> SizingReport:
     """`plan` is for the one engine. Raises `InvalidInput`, and `RunFailed` if the plot cannot be written."""
     slo = Slo(_seconds("--slo-ttft", flags.ttft), _seconds("--slo-tpot", flags.tpot))
     gpus = chosen(flags.gpus)
-    whole = _trace(flags.trace, flags.expected)
+    whole = _trace(flags.trace, flags.expected, flags.units)
     outcome = _one(source, plan)
     asked = busiest(whole, flags.requests) if flags.requests else whole
     question = SizingRequest(
@@ -57,7 +59,7 @@ def plan_trace(source: str, plan: PlanFlags, flags: TraceFlags) -> SizingReport:
     hours = whole.seconds / 3600
     found = SizingReport(
         outcome.name, flags.trace.name, len(whole.workload.arrivals), len(asked.workload.arrivals), hours,
-        slo, answer, asked.identity, flags.seed, outcome.not_served,
+        slo, answer, asked.identity, flags.seed, outcome.not_served, whole.left_out,
     )  # fmt: skip
     if flags.plot is not None:
         unit = "cost of the trace" if found.priced else "GPU-hours of the trace"
@@ -80,9 +82,9 @@ def _seconds(option: str, text: str | None) -> float:
     return found
 
 
-def _trace(path: Path, expected: Format | None) -> RequestStream:
+def _trace(path: Path, expected: Format | None, units: TraceUnits) -> RequestStream:
     try:
-        found = read(path, expected)
+        found = read(path, expected, units)
     except FileNotFoundError:
         raise InvalidInput(f"--trace: {path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -6,14 +6,15 @@ at about the same moments, each with prefixes of their own. Deterministic by see
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Literal
 
-from mamba_cli.bench.traces import Arrival, TraceError, parse
-from mamba_cli.fleet.prompt_blocks import BLOCK, usable
+from mamba_cli.bench.trace_units import TraceUnits
+from mamba_cli.bench.traces import MOONCAKE, Arrival, TraceError, parse
+from mamba_cli.fleet.prompt_blocks import numbered, usable
 
 Format = Literal["mooncake", "azure"]
 SPREAD = 10.0
@@ -39,6 +40,8 @@ class RequestStream:
     workload: TraceWorkload
     identity: bool
     """The trace says which prompts begin alike."""
+    left_out: int = 0
+    """Requests of the trace that are not among them: without a prompt, or whose ids do not fit it."""
 
     @property
     def seconds(self) -> float:
@@ -46,19 +49,19 @@ class RequestStream:
         return self.workload.arrivals[-1].at if self.workload.arrivals else 0.0
 
 
-def read(path: Path, expected: Format | None = None) -> RequestStream:
-    """A recorded trace. Raises `TraceError`, which names the line, and `OSError`."""
+def read(path: Path, expected: Format | None = None, units: TraceUnits = MOONCAKE) -> RequestStream:
+    """Read a recorded trace. Raises `TraceError`, which names the line, and `OSError`."""
     with path.open(encoding="utf-8") as lines:
-        arrivals = parse(lines)
+        arrivals = parse(lines, units)
     identity = any(arrival.block_ids for arrival in arrivals)
     found: Format = "mooncake" if identity else "azure"
     if expected is not None and expected != found:
         raise TraceError(f"its format is {found}, not {expected}: say --format {found}")
     if identity:
-        return RequestStream(TraceWorkload(path.stem, BLOCK, usable(arrivals)), True)
-    return RequestStream(
-        TraceWorkload(path.stem, PLAIN_BLOCK, [a for a in arrivals if a.input_tokens > 0]), False
-    )
+        block, played = units.block, numbered(usable(arrivals, units.block), units.block)
+    else:
+        block, played = PLAIN_BLOCK, [a for a in arrivals if a.input_tokens > 0]
+    return RequestStream(TraceWorkload(path.stem, block, played), identity, len(arrivals) - len(played))
 
 
 def flat(at: float) -> float:
@@ -100,24 +103,14 @@ def scaled(
                 )
     made.sort(key=lambda arrival: arrival.at)
     return RequestStream(
-        TraceWorkload(stream.workload.name, stream.workload.block, _compact(made)), stream.identity
+        TraceWorkload(stream.workload.name, stream.workload.block, numbered(made, stream.workload.block)),
+        stream.identity,
     )
 
 
 def _of_user(block_ids: tuple[int, ...], ids: int, round_number: int, copy: int) -> tuple[int, ...]:
     offset = ids * (round_number * 1000 + copy)
     return tuple(each + offset for each in block_ids) if offset else block_ids
-
-
-def _compact(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """Block ids numbered as they come: tokens are made of them, and are of 32 bits."""
-    names: dict[int, int] = {}
-    return [
-        replace(each, block_ids=tuple(names.setdefault(block, len(names)) for block in each.block_ids))
-        if each.block_ids
-        else each
-        for each in arrivals
-    ]
 
 
 def spliced(stream: RequestStream, seconds: float, seed: int = 0) -> RequestStream:
@@ -137,7 +130,7 @@ def spliced(stream: RequestStream, seconds: float, seed: int = 0) -> RequestStre
         made += [replace(each, at=begin + each.at - piece * seconds) for each in pieces[piece]]
         # The last one of the trace may be shorter.
         begin += min(seconds, stream.seconds - piece * seconds)
-    return replace(stream, workload=replace(stream.workload, arrivals=_compact(made)))
+    return replace(stream, workload=replace(stream.workload, arrivals=numbered(made, stream.workload.block)))
 
 
 def busiest(stream: RequestStream, requests: int) -> RequestStream:
@@ -160,4 +153,4 @@ def busiest(stream: RequestStream, requests: int) -> RequestStream:
     first = max(range(len(arrivals) - requests + 1), key=rate)
     part = arrivals[first : first + requests]
     moved = [replace(arrival, at=arrival.at - part[0].at) for arrival in part]
-    return replace(stream, workload=replace(stream.workload, arrivals=_compact(moved)))
+    return replace(stream, workload=replace(stream.workload, arrivals=numbered(moved, stream.workload.block)))

@@ -11,11 +11,14 @@ from rich.console import Console
 
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
+from mamba_cli.extras import SERVER, need
 from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
+from mamba_cli.local.model_facts import local_uri
 from mamba_cli.local.plan_view import plan_view
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, cpu_device, gpu_memory, plan_deployment
 from mamba_cli.local.ports import free_ports, front_ports
+from mamba_cli.local.running import noted
 from mamba_cli.local.supervisor import RestartPolicy
 from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
 from mamba_cli.resource_profiles import of_this_machine
@@ -23,6 +26,8 @@ from mamba_planner import Device
 from mamba_planner.byte_size import binary_size
 from mamba_planner.shipped_profiles import SHIPPED
 
+HUB_VARIABLES = "HF_"
+"""How the names of the variables begin that the Hub's client reads."""
 if TYPE_CHECKING:
     from mamba_cli.local.edits import FileEdits
 
@@ -72,12 +77,16 @@ def bring_up(
         console.print("mode: Plan: nothing is started")
         return 0
     _check_room([outcome for _, outcome in active])
+    need(*SERVER)
+    for each, _ in active:
+        _check_download(each)
     from mamba_cli.local.edits import FileEdits
 
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
     edits = FileEdits(units, loaded, read, lambda each: _plan(each, gpu, machine))
-    return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
+    with noted(units, port or fronts[0]):
+        return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
 
 
 async def _run(
@@ -120,6 +129,21 @@ def _check_room(outcomes: list[PlanOutcome]) -> None:
             f"{', '.join(each.name for each in here)} together need {binary_size(taken)} of main memory, of "
             f"which {binary_size(here[0].device.memory)} are free: give each a smaller spec.memory.arena"
         )
+
+
+def _check_download(loaded: LoadedDeployment) -> None:
+    """Look before anything starts: engines would try again and again. Raises `InvalidInput`, `RunFailed`."""
+    from mamba_server.model.errors import SourceError
+    from mamba_server.model.source import check_download
+
+    spec = loaded.deployment.spec
+    if any(each.name.startswith(HUB_VARIABLES) for each in spec.engine.env):
+        return  # the engine asks another Hub, or as somebody else
+    try:
+        check_download(local_uri(spec.model.uri, loaded.path))
+    except SourceError as error:
+        wrong = error.exit_code == InvalidInput.exit_code
+        raise (InvalidInput if wrong else RunFailed)(f"{loaded.path}: {error}") from error
 
 
 def _units(

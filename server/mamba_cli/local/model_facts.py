@@ -25,6 +25,10 @@ from mamba_server.model.weight_files import weights_size
 HUB_INDEX = "model.safetensors.index.json"
 
 
+class UnreadableHub(Exception):
+    """The Hub gave no config.json. The caller, who knows it, adds the way around."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """`size` None: no weights at hand, so their bytes follow from the parameter count."""
@@ -59,6 +63,8 @@ def facts_of_model(uri: str, inline: Mapping[str, Any] | None, where: Path) -> M
         return facts_of_config(inline, f"{where}: spec.model.config")
     try:
         return facts_of_uri(uri, where)
+    except UnreadableHub as error:
+        raise RunFailed(f"{error}; or give spec.model.config in the file") from error
     except ModelError as error:
         hint = "; give spec.model.config to plan without the files" if uri.startswith("pvc:") else ""
         raise InvalidInput(f"{where}: spec.model.uri: {error}{hint}") from error
@@ -67,7 +73,8 @@ def facts_of_model(uri: str, inline: Mapping[str, Any] | None, where: Path) -> M
 def facts_of_uri(uri: str, where: Path) -> ModelFacts:
     """Facts of the model at a URI; a relative file:// starts at the file `where`.
 
-    Raises `InvalidModelUri`, `ModelError`, `InvalidInput`, `RunFailed`.
+    Raises `InvalidModelUri`, `ModelError`, `InvalidInput`, `RunFailed`, and `UnreadableHub` if the Hub cannot
+    be read.
     """
     parsed = parse_model_uri(uri)
     if parsed.scheme == "hf":
@@ -118,9 +125,8 @@ def _hub_files(uri: ModelUri, text: str) -> tuple[Path, Path | None]:
         )
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
-        raise RunFailed(
-            f"{text}: reading from the Hub needs the package huggingface-hub: install mambaserve[server] or "
-            "give spec.model.config"
+        raise UnreadableHub(
+            f"{text}: the Hub is read with huggingface-hub: pip install 'mambaserve[server]'"
         ) from error
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
@@ -158,8 +164,8 @@ def _hub_files(uri: ModelUri, text: str) -> tuple[Path, Path | None]:
     return config, index
 
 
-def _unread(text: str, error: Exception) -> RunFailed:
-    return RunFailed(
-        f"{text}: config.json cannot be had from the Hub ({type(error).__name__}): check the name and the "
-        "network, or give spec.model.config in the file"
+def _unread(text: str, error: Exception) -> UnreadableHub:
+    return UnreadableHub(
+        f"{text}: could not fetch config.json from the Hub ({type(error).__name__}): check the name and the "
+        "network"
     )

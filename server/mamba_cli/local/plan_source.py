@@ -1,10 +1,13 @@
 """What `mambaserve plan` may be pointed at: YAML in a file or on standard input, a model's directory, its
-config.json, or its URI."""
+config.json, its URI, or a published model by name."""
 
 import json
 import os.path
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,18 @@ from mamba_cli.local.planning import (
     plan_uri,
 )
 
+KNOWN = "known://"
+"""Models whose published config.json ships with this, to plan for without a network or a download."""
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(?<!\.yaml)(?<!\.yml)(?<!\.json)", re.ASCII)
 
 
 def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
     """One outcome an object. Raises `InvalidInput`, `RunFailed`."""
     # Not Path.is_dir, which raises for a path that the system cannot look at.
+    if source.startswith(KNOWN):
+        file = published_config(source.removeprefix(KNOWN))
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return [replace(plan_config(file, config, flags), source=source)]
     if "://" in source:
         return [plan_uri(source, flags)]
     path = Path(source)
@@ -39,6 +48,17 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
             f"{source}: no such file; for the model of that name on the Hub write hf://{source}"
         )
     return [plan_deployment(each, flags) for each in read_deployments([path], flags.profiles)]
+
+
+def published_config(name: str) -> Path:
+    """Return the file with the published configuration of a model. Raises `InvalidInput` with all names."""
+    folder = Path(str(files("mamba_planner") / "published"))
+    known = sorted(file.stem for file in folder.glob("*.json"))
+    if name not in known:
+        close = get_close_matches(name, known, 1)
+        meant = f"did you mean {KNOWN}{close[0]}? " if close else ""
+        raise InvalidInput(f"{KNOWN}{name}: no such model; {meant}there are: {', '.join(known)}")
+    return folder / f"{name}.json"
 
 
 def _model_config(path: Path) -> Mapping[str, Any] | None:

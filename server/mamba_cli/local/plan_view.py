@@ -127,7 +127,7 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
         )
     facts.add_row("longest", f"{plan.max_model_len:,} tokens")
     parts: list[RenderableType] = [facts, *_memory(outcome, plan, verbose)]
-    if notes := (*plan.notes, *outcome.notes):
+    if notes := (*outcome.notes, *plan.notes):
         parts += [Text(f"note: {note}", style="yellow") for note in notes]
     if plan.rejected and verbose:
         parts += [Text(), Text("not chosen", style="bold"), _rejected(plan)]
@@ -157,7 +157,8 @@ def _memory(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Iterable[R
         if device != "GPU" and not outcome.device.told:
             device = f"free {device}"
         of_device = f" of {binary_size(outcome.device.memory)} {device}"
-    yield Text.assemble(("memory ", "bold"), f"{binary_size(plan.budget_bytes)}{of_device}")
+    taken = plan.budget_bytes - plan.unused_bytes
+    yield Text.assemble(("memory ", "bold"), f"{binary_size(taken)}{of_device}")
     yield _Bar(plan.ledger)
     filled = [line for line in plan.ledger if line.bytes]
     if not verbose:

@@ -15,6 +15,7 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import (
     ModelFacts,
+    UnreadableHub,
     facts_of_config,
     facts_of_directory,
     facts_of_model,
@@ -22,9 +23,10 @@ from mamba_cli.local.model_facts import (
 )
 from mamba_planner import Constraints, Device, InsufficientMemory, MemoryPlan, UnusableInput, plan_engine
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
-from mamba_planner.byte_size import exact_size, read_size
+from mamba_planner.byte_size import binary_size, exact_size, read_size
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.support import why_not_served
+from mamba_planner.gpu_sizes import MIB_OF, card_memory
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.shipped_profiles import SHIPPED
 from mamba_planner.spec_settings import engine_settings
@@ -33,6 +35,10 @@ from mamba_server.model.errors import ModelError
 from mamba_server.model.source import display_name
 
 ASSUMED_MEMORY = 80 << 30
+NO_GPU_HERE = (
+    "planned for the CPU of this machine, as mambaserve serve would use it; for a GPU name it, such as "
+    "--device-memory H100 or 80Gi"
+)
 _LEAST = 1 << 20
 """A size below it is a number whose unit was forgotten."""
 _QUERY = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
@@ -48,6 +54,9 @@ class PlanFlags:
     """1 = a GPU, 0 = the CPU: an engine runs on one device."""
     profiles: Profiles = field(default_factory=lambda: SHIPPED)
     """What the file may name in spec.resources.profile."""
+    any_gpu: bool = False
+    """The question is about other machines than this one: a device that nobody named is a GPU of
+    `ASSUMED_MEMORY`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,7 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
         if told is None and spec.memory.device_memory is not None:
             told = spec.memory.device_memory.bytes
         gpus = spec.resources.gpus if flags.gpus is None else flags.gpus
-        device, notes = _device(told, gpus)
+        device, notes = _device(told, gpus, flags)
         if spec.memory.arena is not None:
             # Whoever says how large it is may mean another machine than the one that plans.
             device = replace(device, told=True)
@@ -124,9 +133,7 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
 
 def plan_directory(directory: Path, flags: PlanFlags) -> PlanOutcome:
     """Plan a model directory with default settings. Raises `InvalidInput`, `RunFailed`."""
-    return _plan_model(
-        directory.resolve().name, str(directory), facts_of_directory(directory), flags, _one_gpu(flags)
-    )
+    return _plan_model(directory.resolve().name, str(directory), facts_of_directory(directory), flags)
 
 
 def plan_uri(uri: str, flags: PlanFlags) -> PlanOutcome:
@@ -136,33 +143,45 @@ def plan_uri(uri: str, flags: PlanFlags) -> PlanOutcome:
         name = display_name(uri)
     except (ModelError, InvalidModelUri) as error:
         raise InvalidInput(str(error)) from error
-    # A shipped model is made for a CPU.
-    gpus = 0 if flags.gpus is None and uri.startswith("builtin://") else _one_gpu(flags)
-    return _plan_model(name, uri, facts, flags, gpus)
+    except UnreadableHub as error:
+        raise RunFailed(f"{error}; or plan a local directory, its config.json or a known:// model") from error
+    return _plan_model(name, uri, facts, flags)
 
 
 def plan_config(file: Path, config: Mapping[str, Any], flags: PlanFlags) -> PlanOutcome:
     """Plan a model's config.json without its weights. Raises `InvalidInput`, `RunFailed`."""
     facts = facts_of_config(config, str(file))
-    return _plan_model(file.resolve().parent.name, str(file), facts, flags, _one_gpu(flags))
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return _plan_model(name, str(file), facts, flags)
 
 
-def _one_gpu(flags: PlanFlags) -> int:
-    return 1 if flags.gpus is None else flags.gpus
-
-
-def _plan_model(name: str, source: str, facts: ModelFacts, flags: PlanFlags, gpus: int) -> PlanOutcome:
-    device, notes = _device(flags.device_memory, gpus)
+def _plan_model(name: str, source: str, facts: ModelFacts, flags: PlanFlags) -> PlanOutcome:
+    device, notes = _device(flags.device_memory, flags.gpus, flags)
     settings = EngineSettings(model=source)
     return _outcome(name, source, facts, settings, flags, device, notes)
 
 
-def _device(told: int | None, gpus: int) -> tuple[Device, tuple[str, ...]]:
+def _device(told: int | None, gpus: int | None, flags: PlanFlags) -> tuple[Device, tuple[str, ...]]:
+    """Return what to plan for, and notes on it. `told`: bytes that somebody named; `gpus` None = as this
+    machine has them. Raises `InvalidInput` when an option asks for a GPU that is neither named nor here."""
     if told is not None:
-        return Device("cuda" if gpus else "cpu", told), ()
-    if not gpus:
+        return Device("cpu" if gpus == 0 else "cuda", told), ()
+    if flags.any_gpu and gpus != 0:
+        return Device("cuda", ASSUMED_MEMORY), ()
+    if gpus == 0:
         return cpu_device(), ()
-    assumed = "no device memory given: assumed 80Gi; set spec.memory.deviceMemory or --device-memory"
+    if (here := gpu_memory()) is not None:
+        return Device("cuda", here), (f"planned for the GPU of this machine, {binary_size(here)}",)
+    if gpus is None:
+        return cpu_device(), (NO_GPU_HERE,)
+    if flags.gpus:
+        raise InvalidInput(
+            "--gpus: this machine has no NVIDIA GPU: name one, such as --device-memory H100 or 80Gi"
+        )
+    assumed = (
+        "planned for a GPU of 80Gi, which is assumed: the file asks for a GPU, this machine has none; name "
+        "its memory with spec.memory.deviceMemory or --device-memory, or plan for this CPU with --gpus 0"
+    )
     return Device("cuda", ASSUMED_MEMORY), (assumed,)
 
 
@@ -222,13 +241,19 @@ def cpu_device() -> Device:
 
 
 def size_option(option: str, text: str | None) -> int | None:
-    """Bytes that `text` stands for. Raises `InvalidInput` that names `option`."""
+    """Return the bytes that `text` stands for, a size or the name of a card.
+
+    Raises `InvalidInput` that names `option`.
+    """
     if text is None:
         return None
+    if (card := card_memory(text)) is not None:
+        return card
     try:
         count = read_size(text)
     except InvalidQuantity as error:
-        raise InvalidInput(f"{option}: {error}") from error
+        cards = "" if text[:1].isdigit() else f"; cards are {', '.join(MIB_OF)}"
+        raise InvalidInput(f"{option}: {error}{cards}") from error
     if count <= 0:
         raise InvalidInput(f"{option}: must be above 0")
     if count < _LEAST:

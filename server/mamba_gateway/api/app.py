@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_api.openai_examples import request_examples
 from mamba_api.openai_responses import (
     ChatCompletionChunk,
     ChatCompletionResponse,
@@ -92,6 +93,7 @@ def make_app(
         key_needed=keys is not None,
         events={COMPLETIONS: CompletionResponse, CHAT_COMPLETIONS: ChatCompletionChunk},
         bodies={COMPLETIONS: CompletionRequest, CHAT_COMPLETIONS: ChatCompletionRequest},
+        examples=request_examples(),
     )
 
     def dispatch(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

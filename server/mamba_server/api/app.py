@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mamba_api.openai_examples import request_examples
 from mamba_api.openai_responses import (
     ChatCompletionChunk,
     ChatCompletionResponse,
@@ -98,6 +99,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         app,
         key_needed=keys is not None,
         events={"/v1/completions": CompletionResponse, "/v1/chat/completions": ChatCompletionChunk},
+        examples=request_examples(serving.model_name),
     )
     answering = RequestMiddleware(
         app,

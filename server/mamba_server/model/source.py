@@ -14,7 +14,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mamba_planner.byte_size import binary_size
-from mamba_server.model.errors import DownloadFailed, InsufficientDiskSpace, InvalidSource, SourceNotFound
+from mamba_server.model.errors import (
+    DownloadFailed,
+    InsufficientDiskSpace,
+    InvalidSource,
+    SourceError,
+    SourceNotFound,
+)
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: bytes done of bytes in all, of one stage."""
@@ -62,6 +68,32 @@ def check(uri: str) -> None:
     """
     if _split(uri)[0] != "hf":
         resolve(uri)
+
+
+def check_download(uri: str) -> None:
+    """Ask once whether a Hub model can be had: it is in the local cache, or the Hub answers for it.
+
+    A download would try for half a minute where nobody answers. Raises InvalidSource, SourceNotFound,
+    DownloadFailed; says nothing of models from elsewhere.
+    """
+    scheme, rest = _split(uri)
+    if scheme != "hf":
+        return
+    repo, revision = _on_hub(uri, rest)
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        cached = try_to_load_from_cache(repo, "config.json", revision=revision)
+        # Planning leaves the configuration alone there.
+        if isinstance(cached, str) and any(Path(cached).parent.glob("*.safetensors")):
+            return
+        get_hf_file_metadata(hf_hub_url(repo, "config.json", revision=revision))
+    except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+        offline = isinstance(error, OfflineModeIsEnabled)
+        if offline or not isinstance(error, HfHubHTTPError | ValueError):
+            raise _failure(LocalEntryNotFoundError(str(error)), uri, repo, revision) from error
+        raise _failure(error, uri, repo, revision) from error
 
 
 def display_name(uri: str) -> str:
@@ -135,22 +167,20 @@ def _builtin(uri: str, name: str) -> Path:
     return path
 
 
-def _download(uri: str, rest: str, progress: Progress) -> Path:
+def _on_hub(uri: str, rest: str) -> tuple[str, str | None]:
+    """Return repository and revision."""
     match = _HUB.match(rest.rstrip("/"))
     if match is None:
         raise InvalidSource(f"{uri}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    return match["repo"], match["revision"]
 
-    repo = match["repo"]
+
+def _download(uri: str, rest: str, progress: Progress) -> Path:
+    repo, revision = _on_hub(uri, rest)
+    from huggingface_hub import snapshot_download
+
     wanted: dict[str, Any] = {
-        "revision": match["revision"],
+        "revision": revision,
         "allow_patterns": list(HUB_FILES),
         "library_name": "mambaserve",
     }
@@ -163,30 +193,44 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
         path = Path(snapshot_download(repo, **wanted))
     except InsufficientDiskSpace:
         raise
-    except HFValidationError as error:
-        raise InvalidSource(f"{uri}: {error}") from error
-    except GatedRepoError as error:
-        raise DownloadFailed(
-            f"{uri}: access is restricted; accept its terms on its page and set HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise SourceNotFound(f"{uri}: the Hub has no revision {match['revision']!r} of {repo}") from error
-    except RepositoryNotFoundError as error:
-        raise SourceNotFound(
-            f"{uri}: the Hub has no model {repo} (or it is private: set HF_TOKEN)"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise DownloadFailed(
-            f"{uri}: the Hub cannot be reached and {repo} is not in the local cache; check the network or "
-            "HF_ENDPOINT, or give a local directory"
-        ) from error
     except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
-        raise DownloadFailed(
-            f"{uri}: download failed: {type(error).__name__}: {error}; start again to go on where it stopped"
-        ) from error
+        raise _failure(error, uri, repo, revision) from error
     if total:
         progress("download", total, total)
     return path
+
+
+def _failure(error: Exception, uri: str, repo: str, revision: str | None) -> SourceError:
+    """Return what to say of an error of the Hub's client."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    match error:
+        case HFValidationError():
+            return InvalidSource(f"{uri}: {error}")
+        case GatedRepoError():
+            return DownloadFailed(
+                f"{uri}: access is restricted; accept its terms on its page and set HF_TOKEN"
+            )
+        case RevisionNotFoundError():
+            return SourceNotFound(f"{uri}: the Hub has no revision {revision!r} of {repo}")
+        case RepositoryNotFoundError():
+            return SourceNotFound(f"{uri}: the Hub has no model {repo} (or it is private: set HF_TOKEN)")
+        case LocalEntryNotFoundError():
+            return DownloadFailed(
+                f"{uri}: the Hub cannot be reached and {repo} is not in the local cache; check the network "
+                "or HF_ENDPOINT, or give a local directory"
+            )
+        case EntryNotFoundError():
+            return SourceNotFound(f"{uri}: the Hub has no config.json there")
+    said = f"{type(error).__name__}: {error}"
+    return DownloadFailed(f"{uri}: download failed: {said}; start again to go on where it stopped")
 
 
 def _room_for(total: int, uri: str) -> None:

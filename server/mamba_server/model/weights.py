@@ -19,7 +19,15 @@ from mamba_server.model.errors import WeightsError
 from mamba_server.model.fp8 import dequantized
 from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.source import Progress, silent
-from mamba_server.model.weight_files import FP8, INDEX, SCALES, scale_endings, shards
+from mamba_server.model.weight_files import (
+    FP8,
+    INDEX,
+    SCALES,
+    is_multimodal,
+    scale_endings,
+    shards,
+    text_name,
+)
 
 PREFIXES = ("model.", "backbone.")
 """The same model is saved under either name, depending on the version that wrote it."""
@@ -50,14 +58,20 @@ class Weights:
         self._files: dict[Path, Any] = {}
         self._taken: set[str] = set()
         self._progress = progress
-        for path, expected in shards(directory).items():
-            for entry in _header(path):
-                short = _short(entry.name)
+        promised = shards(directory)
+        headers = {path: _header(path) for path in promised}
+        multimodal = is_multimodal(entry.name for entries in headers.values() for entry in entries)
+        for path, entries in headers.items():
+            for entry in entries:
+                # Of a multimodal checkpoint the text model is served; its other parts are passed over.
+                name = text_name(entry.name) if multimodal else entry.name
+                if name is None:
+                    continue
+                short = _short(name)
                 if (twin := self._entries.get(short)) is not None:
                     raise WeightsError(f"{path}: tensor {entry.name} is also in {twin.file}")
                 self._entries[short] = entry
-            missing = sorted(expected - {entry.name for entry in self._entries.values()})
-            if missing:
+            if missing := sorted(promised[path] - {entry.name for entry in entries}):
                 raise WeightsError(f"{path}: tensor {missing[0]} is not in it, but {INDEX} says so")
         if not self._entries:
             raise WeightsError(f"{directory}: there is no tensor in its *.safetensors files")

@@ -68,11 +68,23 @@ async def test_bodies_whole_answers_and_events_are_described(
 
 async def test_the_key_is_asked_for_where_it_is_needed(document: dict[str, Any], keyed: Api) -> None:
     with_keys = (await ask(keyed.app, "GET", "/openapi.json").done()).json
-    for found, needed in ((document, [{"bearer": []}, {}]), (with_keys, [{"bearer": []}])):
-        assert found["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    assert with_keys["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    # A page that shows the document asks nobody for a key that nobody has.
+    assert "securitySchemes" not in document["components"]
+    for found, needed in ((document, None), (with_keys, [{"bearer": []}])):
         for path, operations in found["paths"].items():
             for operation in operations.values():
                 assert operation.get("security") == (needed if path.startswith("/v1/") else None)
+
+
+async def test_operations_stand_in_groups(document: dict[str, Any]) -> None:
+    groups = [group["name"] for group in document["tags"]]
+    used = [
+        tag for operations in document["paths"].values() for one in operations.values() for tag in one["tags"]
+    ]
+    assert set(used) == set(groups)
+    assert len(groups) >= 4
+    assert {document["paths"][path]["post"]["tags"][0] for path in GENERATION} == {groups[0]}
 
 
 @pytest.mark.parametrize("path", GENERATION)

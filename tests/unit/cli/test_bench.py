@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import ClassVar
 
 import pytest
 
@@ -15,7 +16,14 @@ Bench = Callable[..., tuple[int, str, str]]
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,3,1\n"
 
 
+def _alike(one: list[int], other: list[int]) -> int:
+    return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+
+
 class Handler(BaseHTTPRequestHandler):
+    seen: ClassVar[list[list[int]]] = []
+    """Prompts that this server has in its cache, as one that keeps everything would."""
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -30,12 +38,17 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(b'{"data": [{"id": "m"}]}')
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer(b'data: {"choices": [{"text": "x", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
+        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+        cached = max((_alike(prompt, other) for other in self.seen), default=0)
+        self.seen.append(prompt)
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
+        event = json.dumps({"choices": [{"text": "x", "finish_reason": "stop"}], "usage": usage})
+        self.answer(f"data: {event}\n\ndata: [DONE]\n\n".encode())
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
+    Handler.seen.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -96,6 +109,34 @@ def test_the_report_notes_the_load_without_the_key_and_the_place(bench: Bench, u
     load = json.loads(out)["load"]
     assert (load["requests"], load["concurrency"], load["input_tokens"]) == (1, 8, 512)
     assert not {"api_key", "result", "output", "url"} & set(load)
+
+
+@pytest.mark.parametrize("shared", ["0", "0.5"])
+def test_a_run_says_when_an_earlier_one_has_left_its_prompts_in_the_cache(
+    bench: Bench, url: str, shared: str
+) -> None:
+    load = (
+        "serve",
+        url,
+        "--requests",
+        "6",
+        "--concurrency",
+        "1",
+        "--shared-prefix",
+        shared,
+        "--output",
+        "json",
+    )
+    _, out, err = bench(*load)
+    assert "cache before" not in err
+    assert json.loads(out)["tokens"]["cached_before"] == 0
+    _, out, err = bench(*load)
+    tokens = json.loads(out)["tokens"]
+    assert tokens["cached_before"] == pytest.approx(tokens["prompt"] * (1 - float(shared) * 5 / 6), rel=0.07)
+    assert "were in the server's cache before this run" in err
+    assert "--seed" in err
+    _, out, err = bench(*load, "--seed", "1")
+    assert (json.loads(out)["tokens"]["cached_before"], "cache before" in err) == (0, False)
 
 
 def test_a_trace_without_requests_is_a_report_of_nothing(bench: Bench, url: str, tmp_path: Path) -> None:

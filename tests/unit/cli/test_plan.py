@@ -15,6 +15,7 @@ import yaml
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_cli import main
 from mamba_cli.local import documents
+from mamba_planner.byte_size import binary_size
 from prefork import FORK_SERVER
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +51,7 @@ def document(name: str, **spec: Any) -> str:
 def test_a_model_directory_is_planned_as_a_table(nano: Path) -> None:
     done = mambaserve("plan", str(nano), "--device-memory", "80Gi", "--verbose")
     assert done.returncode == 0, done.stderr
-    for words in ("nemotron_h", "strategy", "memory 72.0Gi of 80.0Gi GPU", "█", "not chosen", "checkpoints"):
+    for words in ("nemotron_h", "strategy", "of 80.0Gi GPU", "█", "not chosen", "checkpoints"):
         assert words in done.stdout
     assert done.stderr == ""
 
@@ -186,6 +187,57 @@ def test_without_a_gpu_the_free_main_memory_is_planned(nano: Path) -> None:
 
     declared = mambaserve("plan", str(small), "--gpus", "0", "--device-memory", "80Gi")
     assert "of 80.0Gi main memory" in declared.stdout, "which nobody looked at"
+
+
+def with_gpu(folder: Path, mib: int | None) -> dict[str, str]:
+    """The environment of a machine whose driver reports one GPU of so many MiB, or that has none."""
+    tools = folder / f"tools-{mib}"
+    tools.mkdir()
+    if mib is not None:
+        (tools / "nvidia-smi").write_text(f"#!/bin/sh\necho {mib}\n")
+        (tools / "nvidia-smi").chmod(0o755)
+    return {"PATH": str(tools)}
+
+
+def test_a_model_is_planned_for_this_machine_where_none_is_named(tmp_path: Path) -> None:
+    """As `serve` and `up` would run it: on its GPU, or else on its CPU; and the plan says so first."""
+    here = mambaserve("plan", "known://granite-4.0-h-350m", **with_gpu(tmp_path, None))
+    assert "free main memory" in here.stdout, here.stderr
+    assert here.stdout.index("CPU of this machine") < here.stdout.index("no workload declared")
+    on_gpu = mambaserve("plan", "known://granite-4.0-h-350m", **with_gpu(tmp_path, 24_576))
+    assert "of 24.0Gi GPU" in on_gpu.stdout, on_gpu.stderr
+    refused = mambaserve("plan", "known://granite-4.0-h-350m", "--gpus", "1", PATH=str(tmp_path))
+    assert (refused.returncode, "--device-memory H100" in refused.stderr) == (2, True)
+
+
+def test_another_machine_is_named_by_its_card_or_its_memory(inside: Callable[..., Any]) -> None:
+    plans = [
+        inside("known://granite-4.0-h-tiny", *words)["plan"]["budgetBytes"]
+        for words in (("--gpu", "h100"), ("--device-memory", "H100"), ("--device-memory", "81559Mi"))
+    ]
+    assert plans == [int((81_559 << 20) * 0.9)] * 3
+    assert "cards are" in inside("known://granite-4.0-h-tiny", "--device-memory", "H1000")
+    assert "--gpu" in inside("known://granite-4.0-h-tiny", "--gpu", "H100", "--device-memory", "80Gi")
+
+
+def test_a_published_model_is_planned_by_its_name_without_a_network(
+    inside: Callable[..., Any], tmp_path: Path
+) -> None:
+    shown = inside("known://granite-4.0-h-tiny", "--gpu", "H100")
+    assert (shown["name"], shown["source"]) == ("granite-4.0-h-tiny", "known://granite-4.0-h-tiny")
+    file = tmp_path / "some-model.json"
+    file.write_text((CONFIGS / "granite-4.0-h-tiny.json").read_text())
+    assert inside(str(file), "--gpu", "H100")["name"] == "some-model"
+    complaint = inside("known://granite-4.0-h-tin")
+    assert "did you mean known://granite-4.0-h-tiny?" in complaint
+    assert "bamba-9b" in complaint
+
+
+def test_the_memory_of_a_plan_is_what_an_engine_takes(inside: Callable[..., Any]) -> None:
+    shown = inside("builtin://tiny-recall", "--gpus", "0", "--device-memory", "8Gi")["plan"]
+    unused = shown["ledger"][-1]["bytes"]
+    table = mambaserve("plan", "builtin://tiny-recall", "--gpus", "0", "--device-memory", "8Gi").stdout
+    assert f"memory {binary_size(shown['budgetBytes'] - unused)} of 8.0Gi main memory" in table
 
 
 def test_an_inline_configuration_needs_no_files(tmp_path: Path) -> None:

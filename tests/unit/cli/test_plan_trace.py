@@ -105,6 +105,60 @@ def test_a_longer_trace_is_cut_to_its_busiest_part_and_that_is_said(plan: Run, t
     assert whole["trace"]["hours"] == cut["trace"]["hours"]
 
 
+def lines(requests: list[tuple[float, int, list[int]]]) -> str:
+    return "".join(
+        json.dumps({"timestamp": at, "input_length": length, "output_length": 9, "hash_ids": ids}) + "\n"
+        for at, length, ids in requests
+    )
+
+
+@pytest.mark.parametrize("scale", [1, 1 << 23, (1 << 63) // 40], ids=["small", "multiples", "63 bits"])
+def test_ids_of_any_size_are_equal_only_to_themselves(plan: Run, tmp_path: Path, scale: int) -> None:
+    """Their tokens have 32 bits: large ids ended in a traceback, and multiples of 2^23 were taken for one."""
+    path = tmp_path / "ids.jsonl"
+    found = []
+    for shared in (False, True):
+        own = [[scale * (2 * n + 1), scale * (2 * n + 2)] for n in range(20)]
+        requests = [(500 * n, 1024, [scale, scale * 2] if shared else own[n]) for n in range(20)]
+        path.write_text(lines(requests))
+        code, out, err = plan("--trace", str(path), *SLO, "--gpu", "H100", "-o", "json")
+        assert code == 0, err
+        served = [each["served"] for each in json.loads(out)["candidates"] if each["served"]]
+        found.append(max(each["tokenHitRate"] for each in served))
+    assert found[0] == 0.0
+    assert found[1] > 0.4
+
+
+def test_a_trace_in_other_units_is_refused_with_the_options_that_read_it(plan: Run, tmp_path: Path) -> None:
+    path = tmp_path / "like.jsonl"
+    path.write_text(lines([(1.7 * n, 521, list(range(33 * n, 33 * n + 33))) for n in range(80)]))
+    arguments = ("--trace", str(path), *SLO, "--gpu", "H100", "-o", "json")
+    code, out, err = plan(*arguments)
+    assert (code, out) == (2, "")
+    assert "line 1: 33 hash_ids for 521 tokens" in err
+    assert "--block-tokens 16" in err
+    code, out, err = plan(*arguments, "--block-tokens", "16")
+    assert (code, out) == (2, "")
+    assert "--time-unit s" in err
+    code, out, err = plan(*arguments, "--block-tokens", "16", "--time-unit", "s")
+    assert code == 0, err
+    assert json.loads(out)["trace"]["seconds"] == pytest.approx(1.7 * 79, abs=0.2)
+    assert json.loads(out)["trace"]["requests"] == 80
+
+
+def test_requests_whose_ids_do_not_fit_their_length_are_left_out_and_counted(
+    plan: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "some.jsonl"
+    fitting = [(500 * n, 1000, [2 * n, 2 * n + 1]) for n in range(10)]
+    path.write_text(lines([*fitting, (250, 1000, [90]), (750, 1000, [91, 92, 93])]))
+    code, out, err = plan("--trace", str(path), *SLO, "--gpu", "H100", "-o", "json")
+    assert code == 0, err
+    shown = json.loads(out)
+    assert (shown["trace"]["requests"], shown["trace"]["leftOut"]) == (10, 2)
+    assert any("left out: 2" in note for note in shown["notes"])
+
+
 def test_no_fleet_is_exit_code_3_with_the_reasons_in_the_document(plan: Run, trace: Path) -> None:
     code, out, err = plan(
         "--trace", str(trace), "--slo-ttft", "1ms", "--slo-tpot", "1ms", "--gpu", "L4", "-o", "json"

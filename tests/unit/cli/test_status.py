@@ -149,12 +149,17 @@ def test_the_file_that_is_served_names_its_endpoints_and_those_that_are_away_are
         "apiVersion": "serving.mambaserve.io/v1alpha1",
         "kind": "MambaDeployment",
         "metadata": {"name": "one"},
-        "spec": {"model": {"uri": "builtin://tiny-recall"}},
+        "spec": {"model": {"uri": "builtin://tiny-recall", "servedName": "m"}},
     }
     file.write_text(json.dumps(body))
     code, out, _ = status(str(file), "--port", port, "--output", "json")
     assert code == 0
     assert read(out)["url"] == f"http://127.0.0.1:{port}"
+    body["spec"] = {"model": {"uri": "builtin://tiny-recall", "servedName": "other"}}
+    file.write_text(json.dumps(body))
+    code, out, err = status(str(file), "--port", port)
+    assert (code, out) == (1, "")
+    assert f"http://127.0.0.1:{port} serves m, not other" in err
     body["spec"] = {**body["spec"], "mode": "Plan"}  # type: ignore[dict-item]
     file.write_text(json.dumps(body))
     code, _, err = status(str(file))

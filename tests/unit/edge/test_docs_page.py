@@ -97,8 +97,8 @@ async def rendered(url: str, proxy: int, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("which", "shown"),
     [
-        ("public", ["/v1/chat/completions", "Answer a conversation", "/v1/models/{name}", "Authorize"]),
-        ("admin", ["/admin/flush_cache", "/admin/strategy", "Authorize"]),
+        ("public", ["/v1/chat/completions", "Answer a conversation", "/v1/models/{name}", "Generation"]),
+        ("admin", ["/admin/flush_cache", "/admin/strategy", "Administration"]),
     ],
 )
 async def test_a_browser_without_the_internet_shows_every_operation(

@@ -108,6 +108,10 @@ def test_relayed_routes_are_described_with_the_body_that_engines_take() -> None:
         operation = found["paths"][path]["post"]
         body = operation["requestBody"]["content"]["application/json"]["schema"]
         assert body == {"$ref": f"#/components/schemas/{name}Request"}
+        examples = operation["requestBody"]["content"]["application/json"]["examples"]
+        # The gateway may serve several models, and by none whichever is there is meant.
+        assert examples
+        assert all("model" not in example["value"] for example in examples.values())
         assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
         assert {"429", "502", "503", "504"} <= set(operation["responses"])
         assert "prompt" in found["components"]["schemas"]["CompletionRequest"]["properties"]

@@ -8,6 +8,7 @@ import pytest
 
 from mamba_cli.errors import CliError, InvalidInput, RunFailed
 from mamba_cli.local.model_facts import HUB_INDEX, ModelFacts, facts_of_model
+from mamba_cli.local.planning import PlanFlags, plan_uri
 from small_hub import Hub, point_at, small_hub
 
 CONFIG = (Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json").read_bytes()
@@ -75,8 +76,13 @@ def test_a_hub_that_is_away_is_a_failure_with_a_way_to_plan_without_it(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_at(monkeypatch, "http://127.0.0.1:9")
-    with pytest.raises(RunFailed, match=rf"^{URI}: config\.json cannot be had .* give spec\.model\.config"):
+    with pytest.raises(RunFailed, match=r"could not fetch .*; or give spec\.model\.config in the file$"):
         facts()
+    # Where no file was given none is named.
+    with pytest.raises(
+        RunFailed, match=rf"^{URI}: could not fetch .* local directory, its config\.json or a"
+    ):
+        plan_uri(URI, PlanFlags())
 
 
 def test_an_index_that_was_never_fetched_is_done_without_while_the_hub_is_away(

@@ -9,6 +9,7 @@ import pytest
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.local import planning
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment, plan_directory
 from model_configs import unserved_config
@@ -42,13 +43,15 @@ def test_a_plan_says_whether_its_model_can_be_served(tmp_path: Path) -> None:
     assert "falcon_h1" in planned_only["notServedBecause"]
 
 
-def test_without_a_word_on_memory_a_gpu_is_assumed_and_the_assumption_said() -> None:
+def test_a_file_that_asks_for_a_gpu_of_no_size_is_planned_for_one_that_the_plan_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "gpu_memory", lambda: None)
     found = outcome()
     assert (found.device.kind, found.device.memory) == ("cuda", 80 * GIB)
-    assert any(
-        "assumed 80Gi; set spec.memory.deviceMemory or --device-memory" in note for note in found.notes
-    )
-    assert any("assumed 80Gi" in note for note in found.to_json()["plan"]["notes"])
+    [note] = [note for note in found.notes if "assumed" in note]
+    assert "spec.memory.deviceMemory or --device-memory" in note
+    assert note in found.to_json()["plan"]["notes"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from rich.console import Console
 from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.local.bring_up import bring_up
 from model_configs import unserved_config
+from prefork import FORK_SERVER
+from small_hub import point_at, small_hub
 
 FAKE = Path(__file__).parent / "fake_child.py"
 LAUNCHER = (sys.executable, str(FAKE))
@@ -119,6 +121,33 @@ def test_once_shows_the_plan_and_the_url_and_drains_with_code_0(bench: Bench) ->
     assert "curl http://127.0.0.1:" in bench.text
     assert re.search(r"status page: http://127\.0\.0\.1:\d+/ui$", bench.text, re.MULTILINE)
     assert bench.events("serve", "drained") == bench.events("gateway", "drained") == 1
+
+
+def test_what_runs_is_found_by_its_file_and_its_name(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two files that one command serves, each is asked at its own port; nothing is found afterwards."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    second = tmp_path / "two.yaml"
+    second.write_text(deployment("two"))
+    said: dict[str, str] = {}
+
+    def ask() -> None:
+        for target in (str(bench.file), str(second), "two"):
+            words = ("status", target)
+            done = FORK_SERVER.run("-m", "mamba_cli", *words, env={**os.environ, "COLUMNS": "200"})
+            said[target] = done.stdout + done.stderr
+        interrupt()
+
+    bench.when(lambda: bench.text.count("is ready: http") == 2, ask)
+    assert bench.up(bench.file, second) == 0
+    urls = dict(re.findall(r"(\w+) is ready: (http://127\.0\.0\.1:\d+)", bench.text))
+    assert urls["one"] in said[str(bench.file)]
+    for target in (str(second), "two"):
+        assert urls["two"] in said[target]
+        assert urls["one"] not in said[target]
+    assert list((tmp_path / "run").rglob("*.json")) == []
 
 
 def test_gateways_end_before_the_engines_behind_them(bench: Bench) -> None:
@@ -442,6 +471,24 @@ def test_an_environment_that_no_process_can_have_is_said_like_any_failed_start(
     assert bench.up() == 1
     assert "one-engine could not start (embedded null byte)" in bench.text
     assert bench.events("gateway", "drained") == 1
+
+
+def test_a_model_that_cannot_be_downloaded_is_refused_before_anything_starts(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"uri": "hf://owner/name", "config": config("nemotron-nano-9b-v2"), "maxModelLen": 4096}
+    bench.file.write_text(deployment(model=model))
+    with small_hub(monkeypatch, str(tmp_path / "cache"), {"config.json": b"{}"}) as hub:
+        hub.refuse = (404, "RepoNotFound")
+        with pytest.raises(InvalidInput, match="the Hub has no model owner/name"):
+            bench.up()
+        point_at(monkeypatch, "http://127.0.0.1:9")
+        with pytest.raises(RunFailed, match=r"mamba\.yaml: hf://owner/name: the Hub cannot be reached"):
+            bench.up()
+        assert bench.journal == []
+        hub.refuse = None
+        point_at(monkeypatch, hub.url)
+        assert bench.up(once=True) == 0
 
 
 def test_mode_plan_starts_nothing(bench: Bench) -> None:

@@ -291,14 +291,6 @@ def test_what_was_declared_and_cannot_be_had_is_said() -> None:
     assert any("made for 131,072 tokens" in note for note in beyond.notes)
 
 
-def test_a_refusal_advises_what_is_not_so_already() -> None:
-    with pytest.raises(InsufficientMemory, match=r"Use more memory or a shorter model length$"):
-        plan(NANO, Constraints(max_model_len=131_072), Device("cuda", 22 * GIB))
-    asked = Constraints(max_model_len=131_072, strategy="ExtraBuffer", state_dtype="float32")
-    with pytest.raises(InsufficientMemory, match=r"a shorter model length, NoBuffer or float16 states$"):
-        plan(NANO, asked, Device("cuda", 22 * GIB))
-
-
 def test_status_is_what_the_contract_accepts_and_nothing_more() -> None:
     status = plan_engine(NANO, EngineSettings(model="file:///nano"), CARD).to_status()
     parsed = PlanStatus.model_validate(status)

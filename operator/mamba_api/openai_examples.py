@@ -1,0 +1,71 @@
+"""`request_examples`: bodies of requests that can be sent as they are, for the OpenAPI documents. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Examples = Mapping[str, Mapping[str, Any]]
+"""By name: OpenAPI example objects with a summary and a value."""
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city now.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "capital": {"type": "boolean"}},
+    "required": ["city", "capital"],
+    "additionalProperties": False,
+}
+
+
+def request_examples(model: str | None = None) -> dict[str, Examples]:
+    """Return the examples by path; `model`: the served model, None = whichever is served."""
+    named = {} if model is None else {"model": model}
+
+    def asks(text: str, **more: Any) -> dict[str, Any]:
+        return {**named, "messages": [{"role": "user", "content": text}], "max_tokens": 100, **more}
+
+    question = "What is the capital of Norway?"
+    return {
+        "/v1/chat/completions": {
+            "question": {"summary": "A question", "value": asks(question)},
+            "stream": {
+                "summary": "The answer as a stream of events",
+                "value": asks(question, stream=True, stream_options={"include_usage": True}),
+            },
+            "schema": {
+                "summary": "An answer that follows a JSON schema",
+                "value": asks(
+                    question,
+                    response_format={
+                        "type": "json_schema",
+                        "json_schema": {"name": "place", "schema": _SCHEMA, "strict": True},
+                    },
+                ),
+            },
+            "tools": {
+                "summary": "A tool that has to be called; the model's chat template must take tools",
+                "value": asks(
+                    "Do I need an umbrella in Oslo?", tools=[_TOOL], tool_choice="required", max_tokens=200
+                ),
+            },
+        },
+        "/v1/completions": {
+            "text": {
+                "summary": "A text to continue",
+                "value": {**named, "prompt": "The capital of Norway is", "max_tokens": 16},
+            },
+            "stream": {
+                "summary": "The continuation as a stream of events",
+                "value": {**named, "prompt": "The capital of Norway is", "max_tokens": 16, "stream": True},
+            },
+        },
+    }
