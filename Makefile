@@ -10,7 +10,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types props gates mutants kube e2e zero-drop images bench docs dashboards crds manifests lock format
+.PHONY: help setup demo test lint types props gates compiled mutants kube e2e zero-drop images bench docs dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ mutants: setup ## seed known defects one by one and see the tests notice each
 
 gates: setup ## the correctness gates of the state cache, the full matrix
 	@MAMBASERVE_GATES=large $(PYTEST) tests/gates
+
+compiled: setup ## every launch of every served model compiled for five GPUs, with two Tritons
+	@MAMBASERVE_COMPILED=all $(PYTEST) tests/unit/kernels/triton/test_compile_matrix.py
 
 kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube

@@ -51,11 +51,12 @@ class Compiled:
     triton: str
 
 
-def compiled_matrix(other_triton: Path | None = None) -> Iterator[Compiled]:
-    """Compile with this process's Triton, or with the one in that folder. Raises CalledProcessError."""
+def compiled_matrix(capabilities: list[int], other_triton: Path | None = None) -> Iterator[Compiled]:
+    """Compile for these GPUs, with this process's Triton or with the one in that folder. Raises
+    CalledProcessError."""
     first = [] if other_triton is None else [str(other_triton)]
     ran = subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, __file__, *map(str, capabilities)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([*first, *FOLDERS]), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
