@@ -26,7 +26,7 @@ def document(name: str = "one", namespace: str | None = None, **spec: Any) -> st
     # JSON of this file has an infinity, for which YAML has another word.
     config = json.loads((CONFIGS / "nemotron-nano-9b-v2.json").read_text())
     config = {key: value for key, value in config.items() if key != "time_step_limit"}
-    model = {"uri": "hf://a/b", "config": config, "maxModelLen": 4096}
+    model = {"uri": "file://./model", "config": config, "maxModelLen": 4096}
     body = {
         "apiVersion": "serving.mambaserve.io/v1alpha1",
         "kind": "MambaDeployment",
