@@ -6,10 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import mamba_planner
 from mamba_planner.families.registry import model_config_from_hf
 from mamba_planner.model_config import LayerKind, ModelConfig
 
-CONFIGS = Path(__file__).parents[2] / "tests" / "golden" / "configs"
+CONFIGS = Path(mamba_planner.__file__).parent / "published"
 NANO = "nemotron-nano-9b-v2"
 SMALLER = "granite-4.0-h-350m"
 """Measured where the card lacks the memory for `NANO`."""
