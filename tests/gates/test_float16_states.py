@@ -18,7 +18,7 @@ import torch
 from engines import greedy, make_engine, run
 from mamba_kernels.invariant import recurrence
 from mamba_kernels.stochastic_rounding import noise_words
-from mamba_server.engine.runner import ModelRunner
+from mamba_server.engine import runner
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 
@@ -80,13 +80,12 @@ def test_a_step_is_given_the_word_of_every_depth(
     """Of the first token and the depth: in prefill, in decode and from a checkpoint on."""
     engine = make_engine(random_model, state_dtype=state_dtype, track_interval=16)
     seen: list[HostBatch] = []
-    real = ModelRunner._hidden
 
-    def spied(runner: ModelRunner, host: HostBatch, *rest: Any) -> torch.Tensor:
-        seen.append(host)
-        return real(runner, host, *rest)
+    def noted(**fields: Any) -> HostBatch:
+        seen.append(HostBatch(**fields))
+        return seen[-1]
 
-    monkeypatch.setattr(ModelRunner, "_hidden", spied)
+    monkeypatch.setattr(runner, "HostBatch", noted)
     stem = [17, *range(60)]
     for name, prompt in (("first", stem), ("again", [*stem, 3]), ("other", [23, *stem])):
         answer = run(engine, [greedy(name, prompt, 20)])[name, 0]

@@ -26,6 +26,8 @@ def guard(engine: Engine) -> list[int]:
         return call
 
     runner._hidden, runner._logits = guarded(runner._hidden), guarded(runner._logits)
+    if runner._step_decoder is not None:
+        runner._step_decoder = guarded(runner._step_decoder)
     return calls
 
 

@@ -15,6 +15,7 @@ import torch
 from eventually import wait_until
 from servers import Server
 from testmodels.checkpoints import random_granite, random_nemotron_h, random_qwen3_next
+from testmodels.published_limits import follow_published_limits
 
 TOLERANCE = 1e-4
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
@@ -78,6 +79,7 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     write, fields, strategy = MODELS[request.param]
     path: Path = write(tmp_path_factory.mktemp("model") / request.param, shard="100KB", **fields)
     reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    follow_published_limits(reference)
     if reference.config.tie_word_embeddings:
         reference.lm_head.weight = reference.get_input_embeddings().weight
     options = (

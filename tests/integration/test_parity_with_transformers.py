@@ -19,6 +19,7 @@ from testmodels.checkpoints import (
     random_nemotron_h,
     random_qwen3_next,
 )
+from testmodels.published_limits import follow_published_limits
 
 TOLERANCE = 1e-4
 OUTPUTS = 64
@@ -102,6 +103,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
             write, fields = OTHERS.get(name) or (random_nemotron_h, SHAPES[name])
             path = write(tmp_path_factory.mktemp(name), **fields)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+            follow_published_limits(model)
             if model.config.tie_word_embeddings:
                 # The reference does not tie by itself: the file has no head of its own.
                 model.lm_head.weight = model.get_input_embeddings().weight

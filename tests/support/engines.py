@@ -33,7 +33,7 @@ def make_engine(
 
     Sizes default to something small. `exact`: float64 throughout.
     """
-    defaults = {"arena_bytes": 64 << 20, "overlap": True}
+    defaults = {"arena_bytes": 64 << 20, "overlap": True, "seed": 0}
     wanted = EngineSettings(model=str(directory), device="cpu", **{**defaults, **settings})
     if not exact:
         return boot(wanted, lambda *_: None, trial)

@@ -22,6 +22,7 @@ from testmodels.checkpoints import (
     random_nemotron_h,
     random_qwen3_next,
 )
+from testmodels.published_limits import follow_published_limits
 
 TOLERANCE = 1e-4
 STEPS = 64
@@ -175,14 +176,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if config.tie_embeddings:
         reference.lm_head.weight = reference.get_input_embeddings().weight
     return ours, reference
-
-
-def follow_published_limits(reference: Any) -> None:
-    """Let Nemotron-H clamp step sizes as the code published with the models does: transformers' single pass
-    takes the least step of initialisation for a limit."""
-    for module in reference.modules():
-        if hasattr(module, "time_step_limit"):
-            module.time_step_limit = tuple(reference.config.time_step_limit)
 
 
 def test_small_steps_of_nemotron_h_are_not_made_larger(tmp_path: Path) -> None:
