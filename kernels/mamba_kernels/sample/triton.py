@@ -27,7 +27,7 @@ from mamba_kernels.triton_support import (
 
 TILE = 4096
 """Logits of a program that draws or checks."""
-ROW_BLOCK = 1024
+ROW_BLOCK = 2048
 """Logits that the program of a row looks at together."""
 PIVOTS = tl.constexpr(12)
 """Distances from the best up to which tokens are counted and weighed for rows with `top_k` and `top_p`."""

@@ -246,7 +246,7 @@ def test_a_model_that_a_kernel_cannot_take_is_served_without_graphs(
 
     graphs = RecordedGraphs()
     engine = make_engine(tiny_recall, trial=BootOverrides(graphs=graphs), max_running_requests=2)
-    monkeypatch.setattr(engine.kernels.operators.state_update, "_kernel", refuse)
+    monkeypatch.setattr(engine.kernels.operators.state_update, "kernel", refuse)
     answers = run(engine, requests(1)[:1])
     assert answers["1-0", 0].tokens == anew["1-0", 0].tokens
     assert not graphs.captured

@@ -56,7 +56,7 @@ def fails(error: Exception) -> Callable[..., None]:
 
 def break_kernel(patch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
     """Let the kernels of an operator fail in every engine that is booted from now on."""
-    module = "gated_delta" if name.startswith("gated_delta") else name
+    module = "gated_delta" if name.startswith("gated_delta") else {"route": "moe"}.get(name, name)
     patch.setattr(importlib.import_module(f"mamba_kernels.{module}.triton"), name, fails(error))
 
 
@@ -161,7 +161,7 @@ def test_a_kernel_that_fails_while_serving_fails_the_step_and_is_used_again(
     engine = start(granite)
     scan = engine.kernels.operators.ssd_prefill
     with monkeypatch.context() as patch:
-        patch.setattr(scan, "_kernel", fails(SHORT))
+        patch.setattr(scan, "kernel", fails(SHORT))
         engine.core.add(AddRequest("bad", list(range(7, 57)), GREEDY))
         deltas = []
         while not engine.core.idle:

@@ -198,7 +198,7 @@ def test_operators_that_the_variable_names_are_left_to_their_references() -> Non
     [
         (
             "triton,-mo",
-            r"no operator mo to leave out; there are conv1d_prefill, .*moe, paged_attention.*sample",
+            r"no operator mo to leave out; there are activate, .*moe, paged_attention.*sample",
         ),
         ("auto,-", "- stands behind a comma"),
         ("triton,moe", r"moe stands behind a comma; write -OPERATOR .* as in triton,-moe"),

@@ -25,8 +25,7 @@ def packed(library: Library, batch: ExpertBatch, pack: Pack = PackedWeight) -> P
     if shared is not None:
         # What the shared expert counts for follows from the row.
         gate = torch.linspace(-2, 3, batch.hidden.shape[1])
-        counts = (batch.hidden.double() @ gate.double()).sigmoid()
-        batch.shared = replace(shared, weight=counts)
+        batch.shared = replace(shared, logit=batch.hidden.double() @ gate.double())
     return PackedExperts(
         library, experts, batch.activation, shared and (pack(shared.gate_up), pack(shared.down)), gate
     )
