@@ -51,6 +51,8 @@ def _depth_of_part(part: Any) -> int:
 def _depth_of_rules(text: str) -> int:
     """That of a grammar in Lark's notation, with the schemas that stand in it."""
     found = list(_RULE.finditer(text))
+    if not found:
+        return _nesting(text)
     ends = [*(match.start() for match in found[1:]), len(text)]
     bodies = {match[1]: text[match.end() : end] for match, end in zip(found, ends, strict=True)}
     inner = {}
@@ -67,7 +69,7 @@ def _depth_of_rules(text: str) -> int:
     def named(rule: Hashable) -> Iterator[Hashable]:
         return (name for name in _NAME.findall(bodies[str(rule)]) if name in bodies)
 
-    return max(_longest(bodies, named, inner.__getitem__), _nesting(text[: ends[0]] if found else text))
+    return max(_longest(bodies, named, inner.__getitem__), _nesting(text[: found[0].start()]))
 
 
 def _nesting(text: str) -> int:

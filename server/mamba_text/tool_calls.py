@@ -16,6 +16,9 @@ from mamba_text.tagged_call import FUNCTION, FUNCTION_END, read_tagged_call
 
 MOST_NAME = 256
 """Characters of a function's name in a tag."""
+MOST_ENDS = 256
+"""End markers that may stand in one call before its own: each costs a look at all of it, so that without a
+bound an answer of nothing but markers would keep the reader busy for minutes."""
 _NO_ARGUMENTS = frozenset(("name", "id", "type"))
 """Keys of a call that has no arguments."""
 
@@ -94,6 +97,8 @@ class ToolCallReader:
     """The last characters of those pieces, in which a split end marker may begin."""
     _place: JsonPlace = field(default_factory=JsonPlace)
     """Whether the current call is within a string of its JSON."""
+    _ends: int = 0
+    """End markers that the current call went on behind."""
     _lone_end: bool = False
     """A call without a begin marker has just ended: its end marker may follow, and is no text."""
     _out: list[str] = field(default_factory=list)
@@ -136,7 +141,7 @@ class ToolCallReader:
             # White space that sets a call apart is no text.
             self._emit_text(said := before.rstrip())
             self._separator = before[len(said) :]
-            self._call_parts, self._tail, self._place = [], "", JsonPlace()
+            self._call_parts, self._tail, self._place, self._ends = [], "", JsonPlace(), 0
             return whole[place + len(self._begin) :]
         certain = len(whole) - max(unfinished(whole, each) for each in self._begins)
         certain = len(whole[:certain].rstrip())
@@ -185,6 +190,10 @@ class ToolCallReader:
                 if not self.form.tagged:
                     self._give_up(written)
                     return seen[stop:]
+            self._ends += 1
+            if self._ends == MOST_ENDS:
+                self._give_up(written)
+                return seen[stop:]
             place = seen.find(end, stop)
         self._call_parts.append(seen[new:])
         self._tail = seen[max(cut, len(seen) - len(end) + 1) :]

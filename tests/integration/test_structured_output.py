@@ -116,6 +116,13 @@ def test_a_call_that_is_forced_is_made(client: openai.OpenAI, choice: Any) -> No
     person(call.function.arguments)
 
 
+def test_a_form_that_no_text_has_is_refused_for_that(client: openai.OpenAI) -> None:
+    endless: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=USER, response_format=endless)
+    assert "no text has this form" in caught.value.message
+
+
 def test_what_cannot_be_followed_is_refused_and_the_next_request_served(client: openai.OpenAI) -> None:
     bad: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "foo"}}}
     with pytest.raises(openai.BadRequestError) as caught:

@@ -20,6 +20,8 @@ class WorkloadState:
     """The controller's message when the progress deadline is over."""
     refused: str | None = None
     """The controller's message when the cluster does not let it make pods."""
+    unavailable_since: str | None = None
+    """Since when too few pods answer, as the API writes times; None: enough do."""
 
 
 def workload_state(deployment: Manifest | None) -> WorkloadState:
@@ -32,6 +34,7 @@ def workload_state(deployment: Manifest | None) -> WorkloadState:
     late = progress.get("status") == "False" and progress.get("reason") == "ProgressDeadlineExceeded"
     failure = conditions.get("ReplicaFailure") or {}
     refused = str(failure.get("message") or "no message") if failure.get("status") == "True" else None
+    available = conditions.get("Available") or {}
     wanted = (deployment.get("spec") or {}).get("replicas")
     return WorkloadState(
         exists=True,
@@ -42,4 +45,5 @@ def workload_state(deployment: Manifest | None) -> WorkloadState:
         ready=int(status.get("readyReplicas") or 0),
         stuck=str(progress.get("message") or "no progress within the deadline") if late else None,
         refused=refused,
+        unavailable_since=available.get("lastTransitionTime") if available.get("status") == "False" else None,
     )

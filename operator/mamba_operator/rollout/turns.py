@@ -12,10 +12,13 @@ from mamba_api import names
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest, name_of
+from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.objects.workload_state import workload_state
 
 RECENT = 60.0
 """Seconds for which a roll-out that was begun counts whatever the watches show: they lag behind."""
+DEADLINE = 600.0
+"""Seconds that a roll-out may take without progress where the Deployment names none, as in Kubernetes."""
 
 
 class RolloutTurns:
@@ -44,14 +47,26 @@ class RolloutTurns:
 
     def _rolls(self, key: Key) -> bool:
         wanted = names.Children(key.name).engine
-        return any(is_rolling(one) for one in self._indices.of(DEPLOYMENT, key) if name_of(one) == wanted)
+        engines = [one for one in self._indices.of(DEPLOYMENT, key) if name_of(one) == wanted]
+        return any(is_rolling(one, self._now()) for one in engines)
 
 
-def is_rolling(engine: Manifest) -> bool:
-    """Tell whether engines are being replaced, or none answers. One that is stuck holds up nobody."""
+def is_rolling(engine: Manifest, now: datetime) -> bool:
+    """Tell whether engines are being replaced, or have lately stopped to answer.
+
+    One that is stuck holds up nobody, nor does one that is paused: it goes on when a person says so. The
+    cluster calls no Deployment stuck whose last roll-out was complete, however long its pods have not
+    answered, so that one without engines counts for as long as a roll-out may take, and no longer.
+    """
     state = workload_state(engine)
-    return (
-        state.stuck is None
-        and state.wanted > 0
-        and (not state.current or state.replicas > state.updated or state.ready == 0)
-    )
+    if state.stuck is not None or state.wanted == 0 or (engine.get("spec") or {}).get("paused"):
+        return False
+    if not state.current or state.replicas > state.updated:
+        return True
+    return state.ready == 0 and not _is_long_dead(engine, state.unavailable_since, now)
+
+
+def _is_long_dead(engine: Manifest, unavailable_since: str | None, now: datetime) -> bool:
+    since = parse_timestamp(unavailable_since) if unavailable_since is not None else None
+    deadline = (engine.get("spec") or {}).get("progressDeadlineSeconds", DEADLINE)
+    return since is not None and (now - since).total_seconds() > deadline

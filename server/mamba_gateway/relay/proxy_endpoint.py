@@ -275,7 +275,9 @@ class ProxyEndpoint:
                 raise
             finally:
                 used = meter.used(tokens) or (tokens if given_up else 0.0)
-                permit.used(used)
+                # What an engine rejected is no use of a rate limit, but it had a place: for nothing, a key
+                # whose requests are all rejected would have every next place, too.
+                permit.used(used or (tokens if permit.reached_engine else 0.0))
                 if entry is not None:
                     entry.used = used
         finally:

@@ -101,6 +101,25 @@ async def test_a_prompt_whose_client_leaves_before_the_answer_is_paid_for(
     assert await status(client, through.url, prompt="word " * 450, max_tokens=1) == 429
 
 
+async def test_a_key_whose_requests_are_all_rejected_takes_turns_with_another_key(
+    engine, gateway, client, keys
+) -> None:
+    fake = await engine(max_running=1)
+
+    async def rejecting(_request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(1)
+        return web.Response(status=400 if body["prompt"] == "wrong" else 200)
+
+    fake.handler = rejecting
+    through = await gateway(fake, api_key_file=keys)
+    many = [asyncio.create_task(status(client, through.url, "sk-a", prompt="wrong")) for _ in range(60)]
+    await asyncio.sleep(0.1)
+    assert await status(client, through.url, "sk-b") == 200
+    # The engine had its fill of the others at first; their next ones wait behind this one.
+    assert sum(one.done() for one in many) <= 2 * (1 + ENGINE_QUEUE)
+    assert await asyncio.gather(*many) == [400] * 60
+
+
 FULL = {"max_in_flight": 8, "max_queue": 4}
 
 

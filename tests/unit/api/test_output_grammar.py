@@ -386,6 +386,13 @@ def test_a_form_that_is_refused_names_no_option_of_a_library() -> None:
     assert "anyOf" in caught.value.message
 
 
+@pytest.mark.parametrize("odd", ["", "# nothing but words", "%json {}"])
+def test_a_grammar_without_a_rule_is_refused_by_who_knows_grammars(odd: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(chat(structured_outputs={"grammar": odd}))
+    assert "zip" not in caught.value.message
+
+
 def test_a_tool_template_of_its_own_says_how_calls_are_written() -> None:
     of_tools = ChatTemplate(f"{{# {HERMES.begin} #}}{{{{ tools }}}}", {})
     plain = ChatTemplate("{{ messages }}", {}, with_tools=of_tools)

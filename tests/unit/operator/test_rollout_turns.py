@@ -106,3 +106,44 @@ def test_what_a_person_changes_waits_for_nobody() -> None:
     assert not cluster.look(second).queued
     cluster.owners[third]["metadata"]["annotations"] = {names.ANNOTATION_RESTART: "now"}
     assert not cluster.look(third).queued
+
+
+def end_engines(cluster: Cluster, key: Key) -> None:
+    """Let no engine of the deployment answer from now on, as when its nodes are gone, after its roll-out."""
+    shown = []
+    for child in cluster.children[key]:
+        if child["kind"] == "Deployment":
+            since = cluster.now.isoformat()
+            conditions = [
+                {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"},
+                {"type": "Available", "status": "False", "lastTransitionTime": since},
+            ]
+            shown.append(
+                {**child, "status": {**child["status"], "readyReplicas": 0, "conditions": conditions}}
+            )
+    cluster.by_id[index_id(DEPLOYMENT)][key] = shown
+
+
+def test_deployments_whose_engines_died_long_ago_do_not_keep_an_upgrade_from_the_others() -> None:
+    cluster = Cluster(4, most=3)
+    *dead, well = cluster.owners
+    for key in dead:
+        end_engines(cluster, key)
+    cluster.images = NEWER
+    cluster.now += timedelta(minutes=5)
+    assert cluster.look(well).queued
+    cluster.now += timedelta(hours=1)
+    assert not cluster.look(well).queued
+
+
+def test_a_roll_out_that_a_person_paused_does_not_keep_an_upgrade_from_the_others() -> None:
+    cluster = Cluster(2, most=1)
+    paused, well = cluster.owners
+    cluster.show(paused, old=1)
+    shown = cluster.by_id[index_id(DEPLOYMENT)][paused]
+    cluster.images = NEWER
+    assert cluster.look(well).queued
+    cluster.by_id[index_id(DEPLOYMENT)][paused] = [
+        {**one, "spec": {**one["spec"], "paused": True}} for one in shown
+    ]
+    assert not cluster.look(well).queued

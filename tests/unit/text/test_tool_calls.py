@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mamba_text.tool_calls import (
     GRANITE,
     HERMES,
+    MOST_ENDS,
     NEMOTRON,
     TAGGED,
     ParsedOutput,
@@ -220,3 +221,23 @@ def test_a_tagged_value_has_the_type_that_its_schema_names_in_one_of_many_ways(
     text = "<tool_call><function=f><parameter=n>5</parameter></function></tool_call>"
     (call,) = reader.feed(text, last=True).calls
     assert json.loads(call.arguments) == {"n": value}
+
+
+@pytest.mark.parametrize(
+    ("form", "begin", "end"),
+    [
+        (HERMES, '<tool_call>"', "</tool_call>"),
+        (TAGGED, "<tool_call>x", "</tool_call>"),
+        (TAGGED, "<function=f>x", "</function>"),
+    ],
+)
+def test_an_answer_of_nothing_but_end_markers_is_text_before_it_is_over(
+    form: ToolCallFormat, begin: str, end: str
+) -> None:
+    reader = Reader(form, parameters={"f": {}})
+    written = begin + end * 2 * MOST_ENDS
+    read = reader.feed(written, last=False)
+    assert read.text
+    more = reader.feed('<tool_call>{"name": "f"}</tool_call>' if form is HERMES else "", last=True)
+    assert read.text + more.text == written
+    assert len(more.calls) == (form is HERMES)
