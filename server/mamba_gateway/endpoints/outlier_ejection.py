@@ -11,6 +11,9 @@ FAILURES = 3
 """In a row, until an engine is left out."""
 SUSPICIOUS = 3
 """Rejections in a row from which on each is compared with what another engine says."""
+COMPARED_SECONDS = 2.0
+"""How long it gets no request while what it rejected is compared. Clients that make mistakes without end, at
+another engine that is slow, must not keep it out for longer."""
 FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
 """How long it is left out the first time, doubled each time; at most."""
 
@@ -29,6 +32,8 @@ class OutlierEjection:
     """Requests that it rejected, as mistakes of clients are, since the last one that it took."""
     comparisons: int = 0
     """Requests that it rejected and that are at another engine now."""
+    compared_until: float = 0.0
+    """The first of them keeps other requests away until then."""
     trial: int | None = None
     """Ticket of the request that is to tell whether it is well again."""
 
@@ -44,9 +49,15 @@ class OutlierEjection:
 
     def excludes(self, now: float) -> bool:
         """No request is sent to it now."""
-        if self.comparisons > 0:
+        if self.comparisons > 0 and now < self.compared_until:
             return True
         return self.doubted and (now < self.until or self.trial is not None)
+
+    def compare(self, now: float) -> None:
+        """A request that it rejected goes to another engine."""
+        if self.comparisons == 0:
+            self.compared_until = now + COMPARED_SECONDS
+        self.comparisons += 1
 
     def fail(self, reason: str, now: float, *, may_eject: bool) -> None:
         """A request failed there; with `may_eject` it may be left out from now on."""

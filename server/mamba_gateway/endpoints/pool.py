@@ -190,7 +190,7 @@ class Pool:
     def begin_comparison(self, url: str) -> None:
         """A request that the endpoint rejected goes to another one; `end_comparison` follows."""
         if record := self._records.get(url):
-            record.outlier.comparisons += 1
+            record.outlier.compare(self._clock())
             self._update_doubts()
             self._invalidate(record)
 

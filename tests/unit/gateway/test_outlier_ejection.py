@@ -118,3 +118,22 @@ async def test_no_more_is_sent_again_than_a_share_and_a_few() -> None:
     assert not budget.available
     await asyncio.sleep(WINDOW)
     assert budget.available
+
+
+def test_mistakes_without_end_keep_an_engine_out_for_a_moment_and_no_longer() -> None:
+    """Where another engine is slow to say the same, there is always a request that is compared."""
+    engine, out = OutlierEjection(), 0
+    for tenth in range(100):
+        engine.compare(tenth / 10)
+        out += engine.excludes(tenth / 10)
+    assert 0 < out / 10 <= 2.5
+
+
+def test_the_next_comparison_keeps_it_out_again() -> None:
+    engine = OutlierEjection()
+    engine.compare(0.0)
+    assert engine.excludes(1.0)
+    engine.comparisons = 0
+    assert not engine.excludes(1.0)
+    engine.compare(50.0)
+    assert engine.excludes(51.0)
