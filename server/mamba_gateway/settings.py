@@ -50,6 +50,9 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     """Base URLs of engines, for a fixed set; in the environment separated by spaces."""
     deployment: str | None = None
     """MambaDeployment whose engines are watched: the EndpointSlices of the Service `NAME-engine`."""
+    served_model_name: str | None = Field(None, min_length=1, max_length=253)
+    """Name of the model that the engines serve. While none of them is there it is listed in `/v1/models` and
+    waited for, and other names get 404; default: engines alone say it."""
     namespace: str | None = None
     """Namespace of the deployment; default: the one this process runs in."""
     kubeconfig: str | None = None
