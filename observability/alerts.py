@@ -53,6 +53,7 @@ def each(series: Series, *by: str) -> str:
 
 
 REQUESTS = series("gateway_requests")
+SHED = REQUESTS.where(code="429").without(reason="key_limit")
 READY, DRAINING = series("gateway_endpoint_ready"), series("gateway_endpoint_draining")
 MISSES = series("prefix_misses")
 PASSES = series("operator_reconciles")
@@ -104,9 +105,9 @@ ALERTS = (
     ),
     Alert(
         "MambaserveRequestsShed",
-        f"{ratio(REQUESTS.where(code='429'), REQUESTS, '5m', 'namespace', 'model')} > 0.01",
+        f"{ratio(SHED, REQUESTS, '5m', 'namespace', 'model')} > 0.01",
         "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are refused with 429: "
-        "there is no room, or their keys are over their limits.",
+        "there is no room for them.",
         "10m",
     ),
     Alert(

@@ -185,24 +185,22 @@ async def test_numbers_that_no_gateway_wrote_neither_lock_a_key_out_for_months_n
         await until(lambda: one.idle)
         [left] = [key for key in keys(redis_server) if key.endswith(":left")]
         redis_server.command("HSET", left, "t", level, "r", level)
-        passed = 0
-        try:
-            for _ in range(8):
+        waits = []
+        for _ in range(4):
+            try:
                 async with one.entered("a", 600, []) as entry:
                     entry.used = 600
-                passed += 1
-        except TooManyRequests as refused:
-            assert refused.retry_after is not None
-            assert refused.retry_after <= 86_400 + 60
-        assert passed <= 1
+            except TooManyRequests as refused:
+                waits.append(refused.retry_after)
+        assert len(waits) >= 3
+        assert max(waits) <= 86_400 + 60
 
 
 async def test_leases_that_end_later_than_any_does_take_no_place(redis_server: RedisServer) -> None:
-    async with gateways(redis_server, KeyLimits(concurrent_requests=2), 1) as (one,):
-        async with one.entered("a", 0, []):
-            [leases] = [key for key in keys(redis_server) if key.endswith(":running")]
-            redis_server.command("ZADD", leases, "9e99", "forged-1", "inf", "forged-2")
-            assert await passes(one)
+    async with gateways(redis_server, KeyLimits(concurrent_requests=2), 1) as (one,), one.entered("a", 0, []):
+        [leases] = [key for key in keys(redis_server) if key.endswith(":running")]
+        redis_server.command("ZADD", leases, "9e99", "forged-1", "inf", "forged-2")
+        assert await passes(one)
 
 
 async def test_a_user_of_one_namespace_counts_and_cannot_touch_the_keys_of_another(
@@ -222,7 +220,7 @@ async def test_a_user_of_one_namespace_counts_and_cannot_touch_the_keys_of_anoth
         await own.renew("web", ["one"])
         assert (await own.leave("web", "one", 5, limits)).tokens == pytest.approx(985, abs=5)
         for outside in (other.enter("web", "one", 10, limits), other.renew("web", ["one"])):
-            with pytest.raises(RedisAway, match="(?i)perm"):
+            with pytest.raises(RedisAway, match=r"(?i)perm"):
                 await outside
         position = await store.append([b"x"])
         await store.beat("e", b"beat")
@@ -235,9 +233,9 @@ async def test_a_user_of_one_namespace_counts_and_cannot_touch_the_keys_of_anoth
         assert await store.between("0", position) == [(position, b"x")]
         await store.forget("e")
         for forbidden in (foreign.append([b"x"]), foreign.heartbeats(), foreign.put_snapshot("e", b"")):
-            with pytest.raises(RedisAway, match="(?i)perm"):
+            with pytest.raises(RedisAway, match=r"(?i)perm"):
                 await forbidden
-        with pytest.raises(ResponseError, match="(?i)perm"):
+        with pytest.raises(ResponseError, match=r"(?i)perm"):
             await (emptying := make_client(url)).flushall()
         await emptying.aclose()
     finally:

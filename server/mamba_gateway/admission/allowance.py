@@ -12,7 +12,7 @@ from mamba_gateway.key_limits import KeyLimits
 
 MINUTE = 60.0
 LONGEST_DEBT = 86_400.0
-"""Seconds that a key waits at most for what it used beyond its tokens; what it owes beyond them is forgotten."""
+"""Seconds that a key waits at most for what it used beyond its tokens; what it owes beyond is forgotten."""
 REFUSALS = frozenset(("", "requests", "tokens", "concurrent"))
 LEAVE_SECONDS = 2.0
 """Longest wait for Redis where no request waits for it."""
@@ -88,7 +88,7 @@ def _filled(level: float, limit: int | None, passed: float) -> float:
 
 
 def bounded(level: float, limit: int) -> float:
-    """Cut a level to what a bucket of this size can have: not more than fits, nor longer a debt than counts."""
+    """Cut a level to what a bucket of this size can have: no more than fits, no longer a debt than counts."""
     return min(float(limit), max(level, -limit * LONGEST_DEBT / MINUTE))
 
 
