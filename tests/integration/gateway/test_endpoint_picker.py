@@ -394,6 +394,36 @@ async def test_of_an_answer_that_breaks_off_each_event_counts_and_of_a_refusal_n
     assert 6000 - 1000 - 2 * prompt <= left[200] <= 6000 - 500
 
 
+async def test_a_prompt_whose_client_leaves_before_the_answer_is_charged(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one-key one\n")
+    key = ("authorization", "Bearer one-key")
+    picker = PickerHarness(keys=tmp_path / "keys", tokens_per_minute=600)
+    picker.engines(*ENGINES)
+    async with picker.running():
+        let_in = 0
+        for _ in range(40):
+            stream = picker.stream()
+            await stream.headers(key)
+            await stream.body(LONG)
+            found = await stream.read()
+            if found.HasField("immediate_response"):
+                assert refused(found)[:2] == (429, "rate_limit_exceeded")
+                break
+            assert (await stream.read()).HasField("request_body")
+            let_in += 1
+            stream.call.cancel()
+            await until(picker.is_empty)
+        assert 1 <= let_in <= 5  # about 190 tokens each
+    picker = PickerHarness(keys=tmp_path / "keys", tokens_per_minute=600)
+    async with picker.running():
+        for _ in range(10):
+            stream = picker.stream()
+            await stream.headers(key)
+            await stream.body(LONG)
+            assert refused(await stream.read())[0] == 503  # no engine had it: nothing is charged
+            await until(picker.is_empty)
+
+
 async def test_the_pool_is_told_under_its_name() -> None:
     picker = PickerHarness(inference_pool="chat")
     picker.engines(*ENGINES, waiting=3, kv_usage=0.5)
