@@ -152,6 +152,13 @@ ALERTS = (
         "10m",
     ),
     Alert(
+        "MambaservePrefixIndexFull",
+        f"{each(series('prefix_index_refused_engines'), *GATEWAY)} > 0",
+        "The gateway {{ $labels.pod }} does not know what {{ $value }} engines have cached: its index has places "
+        "for 64 engines.",
+        "15m",
+    ),
+    Alert(
         "MambaservePublishFailures",
         f"{total(series('prefix_index_publish_failures').increase('10m'), *ENGINE)} > 3",
         "The engine {{ $labels.pod }} {{ $labels.instance }} cannot write to Redis what it has cached.",

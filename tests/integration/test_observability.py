@@ -229,6 +229,9 @@ FIRES: dict[str, tuple[dict[str, str], str, str]] = {
         {f'mambaserve_prefix_index_state{{{POD}, state="stale"}}': "0x5 1x40",
          f'mambaserve_prefix_index_state{{{POD}, state="following"}}': "1x5 0x40"}, "10m", "18m",
     ),
+    "MambaservePrefixIndexFull": (
+        {f"mambaserve_prefix_index_refused_engines{{{POD}}}": "0x5 3x40"}, "18m", "25m",
+    ),
     "MambaservePublishFailures": (
         {f"mambaserve_prefix_index_publish_failures_total{{{ENGINE}}}": "0+1x60"}, "3m", "20m",
     ),
