@@ -154,8 +154,8 @@ ALERTS = (
     Alert(
         "MambaservePrefixIndexFull",
         f"{each(series('prefix_index_refused_engines'), *GATEWAY)} > 0",
-        "The gateway {{ $labels.pod }} does not know what {{ $value }} engines have cached: its index has places "
-        "for 64 engines.",
+        "The gateway {{ $labels.pod }} does not know what {{ $value }} engines have cached: its index has "
+        "places for 64 engines.",
         "15m",
     ),
     Alert(

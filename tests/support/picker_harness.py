@@ -58,11 +58,11 @@ def metadata(namespace: str, **values: Any) -> Metadata:
 class Stream:
     """What a proxy sends and gets for one request."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *shown: tuple[str, str]) -> None:
         process = channel.stream_stream(
             f"/{SERVICE}/{METHOD}", ProcessingRequest.SerializeToString, ProcessingResponse.FromString
         )
-        self.call = process()
+        self.call = process(metadata=shown)
 
     async def headers(
         self, *more: tuple[str, str], path: str = "/v1/completions", mode: int | None = DUPLEX, **fields: Any

@@ -1,6 +1,7 @@
 """The endpoint picker protocol, point by point, by a real gRPC client in the place of the proxy."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -470,6 +471,34 @@ async def test_clients_are_known_by_their_key_and_engines_see_the_gateways_own(t
         assert list(reply.response.header_mutation.remove_headers) == ["cookie"]
         await stream.read()
         await stream.ends()
+
+
+async def test_a_client_that_is_no_proxy_does_not_learn_the_engines_key(tmp_path: Path) -> None:
+    for name, text in (("keys", "client-key one"), ("engines", "engines-key"), ("proxies", "new\nold")):
+        (tmp_path / name).write_text(f"{text}\n")
+    client = ("authorization", "Bearer client-key")
+    picker = PickerHarness(
+        keys=tmp_path / "keys",
+        backend_keys=tmp_path / "engines",
+        endpoint_picker_token_file=str(tmp_path / "proxies"),
+    )
+    picker.engines(*ENGINES)
+    async with picker.running():
+        for shown in (None, client, ("authorization", "new"), ("authorization", "Bearer ne")):
+            stream = Stream(picker.channel, *([shown] if shown else ()))
+            with contextlib.suppress(grpc.aio.AioRpcError):  # refused before the first message is written
+                await stream.headers(client)
+                await stream.body(JSON)
+            assert await stream.call.code() == grpc.StatusCode.UNAUTHENTICATED
+        for token in ("old", "new"):
+            stream = Stream(picker.channel, ("authorization", f"Bearer {token}"))
+            await stream.headers(client)
+            await stream.body(JSON)
+            assert put((await stream.read()).request_headers)["authorization"] == "Bearer engines-key"
+            await stream.read()
+            await stream.ends()
+        assert await asked(picker, "liveness") == health_pb2.HealthCheckResponse.SERVING
+        await until(picker.is_empty)
 
 
 async def test_limits_of_a_key_hold_for_what_the_proxy_sends_itself(tmp_path: Path) -> None:
