@@ -106,7 +106,8 @@ class Model(ApiModel):
     """Where the weights are: hf://owner/name[@revision], pvc://claim/path, file:///path (in local mode
     relative to the YAML when it starts with file://./) or builtin://tiny-recall. A change is a roll-out."""
     served_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Name of the model in the OpenAI API; absent = metadata.name."""
+    """Name of the model in the OpenAI API, which gateways list and wait for while no engine runs; absent =
+    metadata.name. A change replaces engine and gateway pods."""
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Longest prompt plus output in tokens; absent = the model's own limit."""
     config: FreeForm | None = None
