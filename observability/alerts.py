@@ -53,6 +53,7 @@ def each(series: Series, *by: str) -> str:
 
 
 REQUESTS = series("gateway_requests")
+SHED = REQUESTS.where(code="429").without(reason="key_limit")
 READY, DRAINING = series("gateway_endpoint_ready"), series("gateway_endpoint_draining")
 MISSES = series("prefix_misses")
 PASSES = series("operator_reconciles")
@@ -104,9 +105,9 @@ ALERTS = (
     ),
     Alert(
         "MambaserveRequestsShed",
-        f"{ratio(REQUESTS.where(code='429'), REQUESTS, '5m', 'namespace', 'model')} > 0.01",
+        f"{ratio(SHED, REQUESTS, '5m', 'namespace', 'model')} > 0.01",
         "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are refused with 429: "
-        "there is no room, or their keys are over their limits.",
+        "there is no room for them.",
         "10m",
     ),
     Alert(
@@ -149,6 +150,13 @@ ALERTS = (
         "The gateway {{ $labels.pod }} routes without knowing all that engines have cached: its index is "
         "{{ $labels.state }}.",
         "10m",
+    ),
+    Alert(
+        "MambaservePrefixIndexFull",
+        f"{each(series('prefix_index_refused_engines'), *GATEWAY)} > 0",
+        "The gateway {{ $labels.pod }} does not know what {{ $value }} engines have cached: its index has "
+        "places for 64 engines.",
+        "15m",
     ),
     Alert(
         "MambaservePublishFailures",

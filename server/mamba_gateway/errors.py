@@ -1,6 +1,8 @@
 """What the gateway adds to the errors of the HTTP edge: those of a relay.
 
 ApiError (mamba_edge)
+├── TooManyRequests (mamba_edge)
+│   └── KeyOverLimit      429 rate_limit_exceeded the key used up what it may; others are not concerned
 ├── UpstreamLost          502 upstream_died       the engine broke off; not (or no longer) tried elsewhere
 ├── UpstreamIdleTimeout   504 upstream_silent     the engine sent nothing for too long
 ├── RequestTimedOut       504 request_timeout     the request's longest life is over
@@ -9,7 +11,7 @@ ApiError (mamba_edge)
     └── GatewayDraining   503 draining            this gateway is about to stop; retry elsewhere
 """
 
-from mamba_edge.errors import ApiError, NotReady
+from mamba_edge.errors import ApiError, NotReady, TooManyRequests
 
 NO_ANSWER = "the engine closed the connection before it answered; try again"
 CUT_SHORT = "the engine closed the connection before its answer was complete; try again"
@@ -18,6 +20,10 @@ ENDED_AN_ENGINE = (
     "the form, or try again in some minutes"
 )
 SILENT = "the engine sent nothing for too long"
+
+
+class KeyOverLimit(TooManyRequests):
+    """The key of the request has used up its own limit; there may be room for others."""
 
 
 class UpstreamLost(ApiError):

@@ -50,6 +50,9 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     """Base URLs of engines, for a fixed set; in the environment separated by spaces."""
     deployment: str | None = None
     """MambaDeployment whose engines are watched: the EndpointSlices of the Service `NAME-engine`."""
+    served_model_name: str | None = Field(None, min_length=1, max_length=253)
+    """Name of the model that the engines serve. While none of them is there it is listed in `/v1/models` and
+    waited for, and other names get 404; default: engines alone say it."""
     namespace: str | None = None
     """Namespace of the deployment; default: the one this process runs in."""
     kubeconfig: str | None = None
@@ -88,6 +91,9 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     """PEM file with the endpoint picker's certificate, read again when it changes; default: self-signed."""
     endpoint_picker_key: str | None = None
     """PEM file with the key of that certificate."""
+    endpoint_picker_token_file: str | None = None
+    """File with tokens, one a line, read again when it changes: a proxy shows one of them as bearer token in
+    the metadata of each gRPC call, and the endpoint picker serves no other; default: whoever reaches it."""
     inference_pool: str | None = Field(None, min_length=1, max_length=253)
     """Name of the InferencePool that the endpoint picker's metrics carry; default: --deployment."""
     max_in_flight: int = Field(_LIMITS.max_in_flight, ge=1)
@@ -208,6 +214,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
             "--no-endpoint-picker-tls": not self.endpoint_picker_tls,
             "--endpoint-picker-certificate": self.endpoint_picker_certificate is not None,
             "--endpoint-picker-key": self.endpoint_picker_key is not None,
+            "--endpoint-picker-token-file": self.endpoint_picker_token_file is not None,
             "--inference-pool": self.inference_pool is not None,
         }
         given = [name for name, is_given in options.items() if is_given]

@@ -207,7 +207,8 @@ FIRES: dict[str, tuple[dict[str, str], str, str]] = {
     ),
     "MambaserveRequestsShed": (
         {f'mambaserve_gateway_requests_total{{{ENGINE}, code="200"}}': "0+90x60",
-         f'mambaserve_gateway_requests_total{{{ENGINE}, code="429"}}': "0x10 0+10x50"}, "15m", "30m",
+         f'mambaserve_gateway_requests_total{{{ENGINE}, code="429", reason=""}}': "0x10 0+10x50"},
+        "15m", "30m",
     ),
     "MambaserveRequestsHeld": ({f"mambaserve_gateway_held{{{POD}}}": "0x5 3x20"}, "6m", "10m"),
     "MambaserveSlowAdmission": (
@@ -228,6 +229,9 @@ FIRES: dict[str, tuple[dict[str, str], str, str]] = {
         {f'mambaserve_prefix_index_state{{{POD}, state="stale"}}': "0x5 1x40",
          f'mambaserve_prefix_index_state{{{POD}, state="following"}}': "1x5 0x40"}, "10m", "18m",
     ),
+    "MambaservePrefixIndexFull": (
+        {f"mambaserve_prefix_index_refused_engines{{{POD}}}": "0x5 3x40"}, "18m", "25m",
+    ),
     "MambaservePublishFailures": (
         {f"mambaserve_prefix_index_publish_failures_total{{{ENGINE}}}": "0+1x60"}, "3m", "20m",
     ),
@@ -247,6 +251,9 @@ SILENT: tuple[tuple[str, dict[str, str], str], ...] = (
     ("MambaserveNoEngineReady",
      {f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="before-zero"}}': "1x5 _x60",
       f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="woken"}}': "_x20 0x25"}, "40m"),
+    ("MambaserveRequestsShed",
+     {f'mambaserve_gateway_requests_total{{{ENGINE}, code="200", reason=""}}': "0+90x60",
+      f'mambaserve_gateway_requests_total{{{ENGINE}, code="429", reason="key_limit"}}': "0+90x60"}, "40m"),
 )  # fmt: skip
 """An alert, series as they go, and a time at which nobody is to be woken up for it."""
 

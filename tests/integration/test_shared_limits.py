@@ -1,11 +1,15 @@
 """Limits of keys that several gateways count in one Redis."""
 
 import asyncio
+import re
+import shlex
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
+from redis.exceptions import ResponseError
 
 from eventually import PATIENCE, until
 from faulty_port import FaultyPort
@@ -14,7 +18,10 @@ from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.admission.shared_allowance import LEASE_SECONDS, SharedAllowances
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_prefix.errors import RedisAway
 from mamba_prefix.redis_client import make_client
+from mamba_prefix.redis_keys import RedisKeys
+from mamba_prefix.redis_store import RedisStore
 from redis_server import RedisServer
 
 pytestmark = pytest.mark.redis
@@ -167,3 +174,72 @@ def keys(redis: RedisServer) -> list[str]:
     return [
         word for word in redis.command("KEYS", "*").decode().split("\r\n") if word.startswith("mambaserve")
     ]
+
+
+@pytest.mark.parametrize("level", ["-100000000", "-inf", "1e300", "nan", "inf", "-9e999"])
+async def test_numbers_that_no_gateway_wrote_neither_lock_a_key_out_for_months_nor_lift_its_limit(
+    redis_server: RedisServer, level: str
+) -> None:
+    async with gateways(redis_server, KeyLimits(requests_per_minute=3, tokens_per_minute=600), 1) as (one,):
+        assert await passes(one)
+        await until(lambda: one.idle)
+        [left] = [key for key in keys(redis_server) if key.endswith(":left")]
+        redis_server.command("HSET", left, "t", level, "r", level)
+        waits = []
+        for _ in range(4):
+            try:
+                async with one.entered("a", 600, []) as entry:
+                    entry.used = 600
+            except TooManyRequests as refused:
+                waits.append(refused.retry_after)
+        assert len(waits) >= 3
+        assert max(waits) <= 86_400 + 60
+
+
+async def test_leases_that_end_later_than_any_does_take_no_place(redis_server: RedisServer) -> None:
+    async with gateways(redis_server, KeyLimits(concurrent_requests=2), 1) as (one,), one.entered("a", 0, []):
+        [leases] = [key for key in keys(redis_server) if key.endswith(":running")]
+        redis_server.command("ZADD", leases, "9e99", "forged-1", "inf", "forged-2")
+        assert await passes(one)
+
+
+async def test_a_user_of_one_namespace_counts_and_cannot_touch_the_keys_of_another(
+    redis_server: RedisServer,
+) -> None:
+    page = Path(__file__).parents[2] / "docs/howto/share-a-redis.md"
+    [rule] = re.findall(r"```\n(ACL SETUSER team-a .*?)```", page.read_text(), re.DOTALL)
+    rule = rule.replace("\\\n", " ")
+    redis_server.command(*shlex.split(rule.replace(">PASSWORD", ">secret")))
+    url = redis_server.url.replace("redis://", "redis://team-a:secret@")
+    limits = KeyLimits(requests_per_minute=5, tokens_per_minute=1000, concurrent_requests=5)
+    own, other = (SharedAllowances(make_client(url), f"{ns}/model", 10) for ns in ("team-a", "team-b"))
+    store = RedisStore(make_client(url), RedisKeys("team-a/model"))
+    foreign = RedisStore(make_client(url), RedisKeys("team-b/model"))
+    try:
+        assert (await own.enter("web", "one", 10, limits)).requests == 4
+        await own.renew("web", ["one"])
+        assert (await own.leave("web", "one", 5, limits)).tokens == pytest.approx(985, abs=5)
+        for outside in (other.enter("web", "one", 10, limits), other.renew("web", ["one"])):
+            with pytest.raises(RedisAway, match=r"(?i)perm"):
+                await outside
+        position = await store.append([b"x"])
+        await store.beat("e", b"beat")
+        await store.put_snapshot("e", b"all")
+        await store.check_writes()
+        await store.want("e")
+        assert await store.heartbeats() == {"e": b"beat"}
+        assert await store.snapshots(["e"]) == {"e": b"all"}
+        assert await store.read("0", 5, 0.01) == [(position, b"x")]
+        assert await store.between("0", position) == [(position, b"x")]
+        await store.forget("e")
+        for forbidden in (foreign.append([b"x"]), foreign.heartbeats(), foreign.put_snapshot("e", b"")):
+            with pytest.raises(RedisAway, match=r"(?i)perm"):
+                await forbidden
+        with pytest.raises(ResponseError, match=r"(?i)perm"):
+            await (emptying := make_client(url)).flushall()
+        await emptying.aclose()
+    finally:
+        await own.close()
+        await other.close()
+        await store.close()
+        await foreign.close()

@@ -7,7 +7,10 @@ UNIT = "tests/unit/gateway/"
 RELAY = (UNIT + "test_relay.py",)
 PROXY = (UNIT + "test_proxy_endpoint.py",)
 FAILURES, HELD = (f"tests/integration/gateway/test_{name}.py" for name in ("failures", "held_requests"))
-PICKER = ("tests/integration/gateway/test_endpoint_picker.py",)
+PICKER = (
+    "tests/integration/gateway/test_endpoint_picker.py",
+    "tests/integration/gateway/test_picker_keys.py",
+)
 
 MUTANTS = (
     Mutant(

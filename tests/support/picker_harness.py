@@ -1,6 +1,7 @@
 """An endpoint picker that listens here, and a proxy's hand on it: real gRPC, engines by name alone."""
 
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -42,6 +43,7 @@ from mamba_telemetry.tracing import OFF, Tracing
 ENGINES = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
 DUPLEX, BUFFERED = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.BUFFERED
 JSON = b'{"model": "m", "prompt": "x"}'
+LONG = json.dumps({"model": "m", "prompt": "the same beginning " * 40}).encode()
 Pairs = Iterable[tuple[str, str]]
 
 
@@ -58,11 +60,11 @@ def metadata(namespace: str, **values: Any) -> Metadata:
 class Stream:
     """What a proxy sends and gets for one request."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *shown: tuple[str, str]) -> None:
         process = channel.stream_stream(
             f"/{SERVICE}/{METHOD}", ProcessingRequest.SerializeToString, ProcessingResponse.FromString
         )
-        self.call = process()
+        self.call = process(metadata=shown)
 
     async def headers(
         self, *more: tuple[str, str], path: str = "/v1/completions", mode: int | None = DUPLEX, **fields: Any
@@ -136,6 +138,17 @@ def put(reply: Any) -> dict[str, str]:
     options = reply.response.header_mutation.set_headers
     assert all(option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD for option in options)
     return {option.header.key: option.header.raw_value.decode() for option in options}
+
+
+def refused(found: Any) -> tuple[int, str, dict[str, str]]:
+    """Status, code and headers of an answer in the place of an engine's."""
+    assert found.HasField("immediate_response"), found
+    immediate = found.immediate_response
+    error = json.loads(immediate.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    headers = {o.header.key: o.header.raw_value.decode() for o in immediate.headers.set_headers}
+    assert headers["content-type"] == "application/json"
+    return immediate.status.code, error["code"], headers
 
 
 class PickerHarness:

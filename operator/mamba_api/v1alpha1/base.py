@@ -4,11 +4,11 @@ A rule is written once: its CEL form goes into the CRD, its Python form runs in 
 both give the same message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
@@ -56,6 +56,10 @@ def refused(field: str, advice: str) -> Rule:
     )
 
 
+RULES_LATER = {"rules": "later"}
+"""Context of a validation that leaves rules to `broken_rules`."""
+
+
 class ApiModel(BaseModel):
     """Frozen, camelCase on the wire, unknown fields refused, described by attribute docstrings."""
 
@@ -81,11 +85,29 @@ class ApiModel(BaseModel):
         return data
 
     @model_validator(mode="after")
-    def _check_rules(self) -> Self:
+    def _check_rules(self, info: ValidationInfo) -> Self:
+        if info.context is RULES_LATER:
+            return self
         broken = [rule.message for rule in self.rules if not rule.holds(self)]
         if broken:
             raise PydanticCustomError("rule", "{message}", {"message": "; ".join(broken)})
         return self
+
+    def broken_rules(
+        self, location: tuple[str | int, ...] = ()
+    ) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Yield where a rule is broken and what is wrong, at every depth: validation itself asks no
+        rule above a broken part."""
+        for name, about in type(self).model_fields.items():
+            place, value = (*location, about.alias or name), getattr(self, name)
+            if isinstance(value, ApiModel):
+                yield from value.broken_rules(place)
+            elif isinstance(value, tuple | list):
+                for at, each in enumerate(value):
+                    if isinstance(each, ApiModel):
+                        yield from each.broken_rules((*place, at))
+        if broken := [rule.message for rule in self.rules if not rule.holds(self)]:
+            yield location, "; ".join(broken)
 
     def manifest(self) -> dict[str, Any]:
         """Plain JSON data in the spelling of the API, without absent fields."""

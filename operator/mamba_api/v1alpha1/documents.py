@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from mamba_api.errors import InvalidDocument
 from mamba_api.names import API_VERSION, GROUP, KIND, VERSION
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.base import RULES_LATER
 from mamba_api.v1alpha1.deployment import NAME_PATTERN
 
 MAX_DOCUMENTS = 256
@@ -49,7 +50,7 @@ def load_documents(text: str, source: str) -> list[MambaDeployment]:
                     try:
                         found.append(MambaDeployment.model_validate(data, by_alias=True, by_name=False))
                     except ValidationError as error:
-                        problems += [f"{where}: {line}" for line in explain(error)]
+                        problems += [f"{where}: {line}" for line in _explain_all(data, error)]
             case _:
                 problems.append(f"{where}: a Kubernetes object is a mapping, this is a {type(data).__name__}")
     problems += _duplicates(found, source)
@@ -60,6 +61,16 @@ def load_documents(text: str, source: str) -> list[MambaDeployment]:
     if problems:
         raise InvalidDocument(source, problems)
     return found
+
+
+def _explain_all(data: dict[str, Any], error: ValidationError) -> list[str]:
+    """Explain what is wrong with an object; where only rules are broken, those of every depth, as the API
+    server does."""
+    if any(details["type"] != "rule" for details in error.errors(include_url=False)):
+        return explain(error)
+    whole = MambaDeployment.model_validate(data, by_alias=True, by_name=False, context=RULES_LATER)
+    places = ((field_path(location), message) for location, message in whole.broken_rules())
+    return [f"{path}: {message}" if path else message for path, message in places]
 
 
 def explain(error: ValidationError, model: type[BaseModel] = MambaDeployment) -> list[str]:

@@ -40,7 +40,8 @@ class ModelCache(ApiModel):
 
     size: Quantity | None = None
     """Size of the volume, at least that of the weights, and of those of the next model beside them when the
-    URI changes; it may grow where the storage class allows it."""
+    URI changes; it may grow where the storage class allows it. Nothing is removed from it: each further
+    model, or commit of one, needs room of its own."""
     claim_name: ObjectName | None = None
     """Claim of yours in the same namespace, such as one of a local volume, a directory that each node of a
     group has: each engine pod first downloads what is not there, one pod of a directory at a time."""
@@ -105,7 +106,8 @@ class Model(ApiModel):
     """Where the weights are: hf://owner/name[@revision], pvc://claim/path, file:///path (in local mode
     relative to the YAML when it starts with file://./) or builtin://tiny-recall. A change is a roll-out."""
     served_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Name of the model in the OpenAI API; absent = metadata.name."""
+    """Name of the model in the OpenAI API, which gateways list and wait for while no engine runs; absent =
+    metadata.name. A change replaces engine and gateway pods."""
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Longest prompt plus output in tokens; absent = the model's own limit."""
     config: FreeForm | None = None

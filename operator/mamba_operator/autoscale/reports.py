@@ -94,8 +94,10 @@ def gateway_report(text: str) -> GatewayReport:
 
 
 def _is_work(labels: Mapping[str, str]) -> bool:
-    """Whether engines were asked; who has no key, or asks for nonsense, keeps none awake."""
+    """Tell whether engines were wanted; no key, a key over its limit, and nonsense keep none awake."""
     code = labels.get("code", "")
+    if labels.get("reason") == "key_limit":
+        return False
     return not code.startswith("4") or code == "429"
 
 

@@ -143,6 +143,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
     limits, routing = spec.gateway.limits, spec.gateway.routing
     settings = {
+        "SERVED_MODEL_NAME": context.deployment.served_name,
         "MAX_IN_FLIGHT": str(limits.max_in_flight),
         "MAX_QUEUE": str(limits.max_queued),
         "QUEUE_TIMEOUT": number(limits.queue_timeout.seconds),

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from mamba_gateway.key_limits import KeyLimits
 
 MINUTE = 60.0
+LONGEST_DEBT = 86_400.0
+"""Seconds that a key waits at most for what it used beyond its tokens; what it owes beyond is forgotten."""
+REFUSALS = frozenset(("", "requests", "tokens", "concurrent"))
 LEAVE_SECONDS = 2.0
 """Longest wait for Redis where no request waits for it."""
 LEASE_SECONDS = 30
@@ -81,7 +84,12 @@ class KeyAllowance:
 
 
 def _filled(level: float, limit: int | None, passed: float) -> float:
-    return math.inf if limit is None else min(float(limit), level + passed * limit / MINUTE)
+    return math.inf if limit is None else bounded(level + passed * limit / MINUTE, limit)
+
+
+def bounded(level: float, limit: int) -> float:
+    """Cut a level to what a bucket of this size can have: no more than fits, no longer a debt than counts."""
+    return min(float(limit), max(level, -limit * LONGEST_DEBT / MINUTE))
 
 
 def seconds_until(level: float, target: float, limit: int) -> float:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from mamba_edge.errors import TooManyRequests
 from mamba_gateway.admission.allowance import (
     LEASE_SECONDS,
     LEAVE_SECONDS,
@@ -25,6 +24,7 @@ from mamba_gateway.admission.allowance import (
     seconds_until,
 )
 from mamba_gateway.clock import Clock
+from mamba_gateway.errors import KeyOverLimit
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_prefix.errors import RedisAway
@@ -93,7 +93,7 @@ class RateLimiter:
     ) -> AbstractAsyncContextManager[RequestCharge]:
         """A request of the key `name` that needs about `cost` tokens is under way in the block.
 
-        `headers` gets what every answer says of the limits, a refusal too. Raises TooManyRequests, with the
+        `headers` gets what every answer says of the limits, a refusal too. Raises KeyOverLimit, with the
         time after which it would pass.
         """
         limits = self._table.limits_of(name)
@@ -208,9 +208,7 @@ class RateLimiter:
             log.warning("limits are counted by this gateway alone", reason=str(error))
         self._away_until = self._clock() + AWAY_SECONDS
 
-    def _refusal(
-        self, name: str, verdict: AllowanceResult, cost: float, limits: KeyLimits
-    ) -> TooManyRequests:
+    def _refusal(self, name: str, verdict: AllowanceResult, cost: float, limits: KeyLimits) -> KeyOverLimit:
         what = verdict.refused
         if what == "concurrent":
             limit = limits.concurrent_requests or 1
@@ -221,7 +219,7 @@ class RateLimiter:
         else:
             limit = limits.tokens_per_minute or 1
             wait = seconds_until(verdict.tokens, min(cost, limit), limit)
-        return TooManyRequests(
+        return KeyOverLimit(
             f"this key may have {limit} {_LIMIT_NAMES[what]}; try again in {max(1, math.ceil(wait))} s",
             retry_after=wait,
         )

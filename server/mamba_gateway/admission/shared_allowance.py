@@ -1,6 +1,8 @@
 """What is left to the keys, in Redis: counted by all gateways of one scope together, in one step.
 
-Names of keys and numbers lie there, never a key. Leases of a gateway that was killed run out.
+Names of keys and numbers lie there, never a key. Leases of a gateway that was killed run out. Numbers that no
+gateway can have written (whoever has the password may write) are cut to what a bucket can hold, and leases
+that end later than any does are removed: a key gets its limit again within a day.
 Every failure is a RedisAway.
 """
 
@@ -11,7 +13,13 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from mamba_gateway.admission.allowance import LEASE_SECONDS, LEAVE_SECONDS, AllowanceResult
+from mamba_gateway.admission.allowance import (
+    LEASE_SECONDS,
+    LEAVE_SECONDS,
+    REFUSALS,
+    AllowanceResult,
+    bounded,
+)
 from mamba_gateway.key_limits import KeyLimits
 from mamba_prefix.errors import RedisAway
 from mamba_prefix.redis_client import Client
@@ -25,14 +33,19 @@ local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 local limits = {r = tonumber(ARGV[1]), t = tonumber(ARGV[2])}
 local had = redis.call('HMGET', KEYS[1], 'r', 't', 'at')
 local passed = math.max(0, now - (tonumber(had[3]) or now))
+local function bounded(name, level)
+  if level ~= level then return limits[name] end
+  return math.min(limits[name], math.max(-limits[name] * 1440, level))
+end
 local function filled(name, level)
-  return math.min(limits[name], (tonumber(level) or limits[name]) + passed * limits[name] / 60)
+  return bounded(name, (tonumber(level) or limits[name]) + passed * limits[name] / 60)
 end
 local r, t = filled('r', had[1]), filled('t', had[2])
 local function keep()
+  t = bounded('t', t)
   redis.call('HSET', KEYS[1], 'r', tostring(r), 't', tostring(t), 'at', string.format('%.6f', now))
   local debt = limits.t > 0 and math.max(0, -t * 60 / limits.t) or 0
-  redis.call('PEXPIRE', KEYS[1], math.ceil(math.min(debt, 86400) + 120) * 1000)
+  redis.call('PEXPIRE', KEYS[1], math.ceil(debt + 120) * 1000)
 end
 """
 _ENTER = (
@@ -40,6 +53,7 @@ _ENTER = (
     + """
 local most, cost, lease, life = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], now + 2 * life, '+inf')
 local refused = ''
 if most > 0 and redis.call('ZCARD', KEYS[2]) >= most then refused = 'concurrent'
 elseif limits.r > 0 and r < 1 then refused = 'requests'
@@ -120,10 +134,19 @@ def _of(limits: KeyLimits) -> tuple[int, int]:
 def _verdict(answer: Any, limits: KeyLimits) -> AllowanceResult:
     try:
         refused, requests, tokens = (each.decode() for each in answer)
+        if refused not in REFUSALS:
+            raise ValueError(f"refused for {refused[:40]!r}")
         return AllowanceResult(
-            refused,
-            math.inf if limits.requests_per_minute is None else float(requests),
-            math.inf if limits.tokens_per_minute is None else float(tokens),
+            refused, _level(requests, limits.requests_per_minute), _level(tokens, limits.tokens_per_minute)
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise RedisAway(f"answers what was not asked: {error}") from error
+
+
+def _level(said: str, limit: int | None) -> float:
+    if limit is None:
+        return math.inf
+    level = float(said)
+    if math.isnan(level):
+        raise ValueError("no number")
+    return bounded(level, limit)

@@ -36,7 +36,10 @@ class Exchange:
     cost: Cost | None = None
     """Of the engine that has it."""
     ticket: int = 0
+    sent: bool = False
+    """The proxy has been told where to, and the engine begins with the prompt."""
     status: int = 0
+    """0 = no answer has begun."""
     answer: UsageMeter = field(default_factory=UsageMeter)
     readable: bool = True
     """The answer comes as it is, not compressed."""
@@ -48,7 +51,10 @@ class Exchange:
         return [(name.decode(), value) for name, value in self.limit_headers]
 
     def used(self, prompt_tokens: float) -> float:
-        """Tokens of prompt and answer, as of what the gateway relays; none of a refusal."""
+        """Count tokens of prompt and answer, as of what the gateway relays; none of a refusal. Of a request
+        that was given up before the answer began the prompt counts: the engine has begun with it."""
+        if not self.status:
+            return prompt_tokens if self.sent else 0.0
         if self.status != OK:
             return 0.0
         # A compressed answer tells nothing, and its prompt was computed all the same.

@@ -120,6 +120,7 @@ class EndpointPicker:
             permit.sent()
             try:
                 await self._send_choice(exchange, write)
+                exchange.sent = True
                 await self._observe_response(exchange, incoming, write)
             finally:
                 self._end(exchange)

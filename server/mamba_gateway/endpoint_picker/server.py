@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from mamba_api.authority import authority
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.errors import Unauthorized
 from mamba_edge.listener import CannotListen
 from mamba_gateway.endpoint_picker.certificate import CertificateFiles, credentials
 from mamba_gateway.endpoint_picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
@@ -23,6 +24,10 @@ from mamba_telemetry.tracing import OFF, Tracing
 
 log = structlog.get_logger("mambaserve.gateway")
 
+UNKNOWN_PROXY = (
+    "this endpoint picker serves proxies that show a token of its --endpoint-picker-token-file: set "
+    "authorization: Bearer TOKEN in the initial_metadata of the proxy's grpc_service"
+)
 READINESS, LIVENESS = "readiness", "liveness"
 MESSAGE_MARGIN = 1024 * 1024
 """Bytes of a message beside the body in it."""
@@ -58,8 +63,15 @@ class PickerServer:
             await self._health.set(name, ready)
 
 
-def _service_of(picker: EndpointPicker) -> grpc.GenericRpcHandler:
+def _service_of(picker: EndpointPicker, tokens: KeyFile | None) -> grpc.GenericRpcHandler:
     async def process(request_iterator: Any, context: Any) -> None:
+        if tokens is not None:
+            # Before anything of the request is read: what is told a proxy has the engines' key in it.
+            shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+            try:
+                tokens.check(shown.encode() if isinstance(shown, str) else shown)
+            except Unauthorized:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN_PROXY)
         await picker.process(aiter(request_iterator), context.write)
 
     method = grpc.stream_stream_rpc_method_handler(
@@ -90,7 +102,7 @@ def make_picker(
 async def picker_listening(
     settings: GatewaySettings, picker: EndpointPicker, pool: Pool
 ) -> AsyncIterator[PickerServer]:
-    """Serve for the length of the block. Raises CannotListen, CertificateError."""
+    """Serve for the length of the block. Raises CannotListen, CertificateError, KeyFileError."""
     assert settings.endpoint_picker_port is not None
     server = grpc.aio.server(
         options=(
@@ -98,7 +110,14 @@ async def picker_listening(
             ("grpc.max_receive_message_length", settings.max_body_bytes + MESSAGE_MARGIN),
         )
     )
-    server.add_generic_rpc_handlers((_service_of(picker),))
+    token_file = settings.endpoint_picker_token_file
+    tokens = KeyFile(token_file, "--endpoint-picker-token-file") if token_file else None
+    if tokens is None and settings.backend_key_file is not None:
+        log.warning(
+            "the endpoint picker tells the engines' key to whoever reaches its port: let the proxy alone "
+            "reach it, or give --endpoint-picker-token-file"
+        )
+    server.add_generic_rpc_handlers((_service_of(picker, tokens),))
     address = authority(settings.host, settings.endpoint_picker_port)
     try:
         if settings.endpoint_picker_tls:

@@ -102,7 +102,9 @@ class _EndpointRecord:
 class Pool:
     """Mutable register behind the snapshots; used from one event loop."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic, expected_model: str | None = None) -> None:
+        """`expected_model`: what the engines will serve, where that is known before any of them is there."""
+        self._expected = frozenset() if expected_model is None else frozenset((expected_model,))
         self.synced = False
         """A source has given its targets, and each of them was looked at, at least once."""
         self._targets_known = False
@@ -271,8 +273,13 @@ class Pool:
         """
         if self._names is None:
             current = frozenset().union(*(one.names or () for one in self._records.values()))
-            self._names = current or self._last_names
+            self._names = current or self._last_names or self._expected
         return self._names
+
+    def may_serve(self, model: str | None) -> bool:
+        """Tell whether waiting for an engine can help a request for `model`: False where another model is
+        expected and no engine says that it serves this one."""
+        return model is None or not self._expected or model in self._expected or model in self.names
 
     def reasons(self) -> dict[str, str]:
         """By name of each endpoint that is not ready: the reason."""
@@ -283,9 +290,13 @@ class Pool:
         }
 
     def model_entries(self) -> tuple[dict[str, Any], ...]:
-        """The `/v1/models` entries of all endpoints, ready or not; one for each id."""
+        """The `/v1/models` entries of all endpoints, ready or not, one for each id; without any, an entry for
+        the model that is expected, so that clients which list models before they ask find it."""
         entries = (e for r in self._records.values() for e in r.report.models or () if "id" in e)
-        return tuple({str(entry["id"]): entry for entry in entries}.values())
+        listed = tuple({str(entry["id"]): entry for entry in entries}.values())
+        return listed or tuple(
+            {"id": name, "object": "model", "created": 0, "owned_by": "mambaserve"} for name in self._expected
+        )
 
     def model_names(self) -> tuple[str, ...]:
         """Names of all models, ready or not."""

@@ -20,6 +20,8 @@ from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.tracing import OFF, Tracing
 
 RetryReason = Literal["refused", "unreachable", "died", "silent", "rejected"]
+KEY_LIMIT = "key_limit"
+"""Reason of a refusal: the key is over its own limit, whatever room there is."""
 UNKNOWN_MODEL = "unknown"
 """Label of what no endpoint reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -89,8 +91,8 @@ class GatewayMetrics:
         prefix = "mambaserve_gateway"
         self.requests = GatheringCounter(
             f"{prefix}_requests",
-            "Requests answered, by status.",
-            ["route", "model", "code"],
+            "Requests answered, by status, and whether their own key's limit refused them.",
+            ["route", "model", "code", "reason"],
             registry=registry,
         )
         self.cancelled = Counter(

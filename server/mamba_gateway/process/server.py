@@ -84,7 +84,7 @@ async def serve(
         KeyFile(settings.backend_key_file, "--backend-key-file") if settings.backend_key_file else None
     )
     bound = listen(settings.host, settings.port)
-    pool = Pool()
+    pool = Pool(expected_model=settings.served_model_name)
     index = PrefixIndex()
     metrics = GatewayMetrics(pool.snapshot, index, tracing, lambda: pool.names)
     limits = settings.key_limits

@@ -22,10 +22,10 @@ from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
 from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
 from mamba_gateway.admission.usage_meter import UsageMeter
-from mamba_gateway.errors import CUT_SHORT, GatewayDraining, UpstreamLost
+from mamba_gateway.errors import CUT_SHORT, GatewayDraining, KeyOverLimit, UpstreamLost
 from mamba_gateway.headers import to_engine
 from mamba_gateway.key_limits import ANYONE, KeyLimits
-from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL, GatewayMetrics
+from mamba_gateway.metrics.gateway_metrics import KEY_LIMIT, UNKNOWN_MODEL, GatewayMetrics
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.relay.client_response import ClientResponse
@@ -72,7 +72,7 @@ class ProxyEndpoint:
         """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
         direct: DirectExchange | None = scope.get(DIRECT)
         response = ClientResponse(send, direct.write if direct else None, scope.get(BEGIN))
-        fields, key = NO_FIELDS, ANYONE
+        fields, key, reason = NO_FIELDS, ANYONE, ""
         try:
             if self._keys:
                 key = self._keys.check(scope["header_values"].get(b"authorization"))
@@ -108,6 +108,7 @@ class ProxyEndpoint:
             # A stream that has begun has told it already.
             if not (await response.fail(error) or response.status):
                 response.status = error.status
+                reason = KEY_LIMIT if isinstance(error, KeyOverLimit) else ""
                 raise
         except Exception as error:
             await response.fail(as_api_error(error))
@@ -115,7 +116,7 @@ class ProxyEndpoint:
             raise
         finally:
             scope["log_fields"]["model"] = fields.model and fields.model[:LOGGED_MODEL]
-            self._record(scope, fields, response)
+            self._record(scope, fields, response, reason)
 
     def cancel_running(self) -> int:
         """End what still runs; streams get an error event. Returns how many were cancelled."""
@@ -283,10 +284,10 @@ class ProxyEndpoint:
         finally:
             permit.release()
 
-    def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
+    def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse, reason: str) -> None:
         begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics
         model = metrics.model_label(fields.model)
-        metrics.request(scope["path"], model, str(response.status)).inc()
+        metrics.request(scope["path"], model, str(response.status), reason).inc()
         trace: RequestTrace = scope["trace"]
         # Comments that kept the stream alive meanwhile are no answer.
         trace.answered_at = response.first_byte

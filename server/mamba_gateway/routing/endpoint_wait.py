@@ -69,9 +69,9 @@ class EndpointWait:
     ) -> RoutingRecord | NoCandidate:
         with self._metrics.held.track_inprogress():
             while not isinstance(found, RoutingRecord):
-                self._wake()
-                if found is NoCandidate.MODEL_UNKNOWN:
+                if found is NoCandidate.MODEL_UNKNOWN or not self._pool.may_serve(model):
                     raise ModelNotFound(no_such_model(model, self._pool.model_names()), param="model")
+                self._wake()  # from here on an engine would help: nonsense starts none
                 if found is NoCandidate.ALL_TRIED:
                     raise UpstreamLost(NO_ANSWER)
                 if found is NoCandidate.NONE_ASKED_FOR:

@@ -25,13 +25,24 @@ from mamba_prefix.messages import Snapshot, pack_entries
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_text.segment_cache import SegmentCache
-from picker_harness import BUFFERED, DUPLEX, ENGINES, JSON, PickerHarness, Stream, addresses, metadata, put
+from picker_harness import (
+    BUFFERED,
+    DUPLEX,
+    ENGINES,
+    JSON,
+    LONG,
+    PickerHarness,
+    Stream,
+    addresses,
+    metadata,
+    put,
+    refused,
+)
 from scripted_engine import Api
 
 REAL_TIME = True
 """gRPC has threads and timers of its own."""
 SUBSET = "envoy.lb.subset_hint"
-LONG = json.dumps({"model": "m", "prompt": "the same beginning " * 40}).encode()
 
 
 @pytest.fixture
@@ -46,17 +57,6 @@ async def picker() -> AsyncIterator[PickerHarness]:
 def measured(**more: Any) -> ProbeReport:
     """Of an engine that says how fast it is: a prompt costs it seconds, not the number of its requests."""
     return ProbeReport(ready=True, speed=EngineSpeed(10_000, 0, 0.001), prompt_tokens_waiting=0, **more)
-
-
-def refused(found: Any) -> tuple[int, str, dict[str, str]]:
-    """Status, code and headers of an answer in the place of an engine's."""
-    assert found.HasField("immediate_response"), found
-    immediate = found.immediate_response
-    error = json.loads(immediate.body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    headers = {o.header.key: o.header.raw_value.decode() for o in immediate.headers.set_headers}
-    assert headers["content-type"] == "application/json"
-    return immediate.status.code, error["code"], headers
 
 
 async def test_headers_are_answered_with_the_engine_and_the_body_comes_back_as_it_was(
@@ -370,30 +370,6 @@ async def test_usage_of_answers_is_counted_streamed_or_not(picker: PickerHarness
     assert picker.sample("inference_objective_running_requests", model_name="m") == 0
 
 
-async def test_of_an_answer_that_breaks_off_each_event_counts_and_of_a_refusal_nothing(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "keys").write_text("one-key one\n")
-    left = {}
-    for status in (503, 200):
-        picker = PickerHarness(keys=tmp_path / "keys", tokens_per_minute=6000)
-        picker.engines(*ENGINES)
-        async with picker.running():
-            for _ in range(2):
-                stream = picker.stream()
-                await stream.picked(JSON, ("authorization", "Bearer one-key"))
-                told = put((await stream.answer_headers(status=status)).response_headers)
-                left[status] = int(told["x-ratelimit-remaining-tokens"])
-                await stream.answer_body(b'data: {"a": 1}\n\n' * 1000)
-                await stream.ends()
-                await until(picker.is_empty)
-    # Refusals are free, but for the prompt while it is under way; the answer has its prompt and its events.
-    prompt = 6000 - left[503]
-    assert 0 < prompt < 50
-    # Meanwhile a hundred come back each second.
-    assert 6000 - 1000 - 2 * prompt <= left[200] <= 6000 - 500
-
-
 async def test_the_pool_is_told_under_its_name() -> None:
     picker = PickerHarness(inference_pool="chat")
     picker.engines(*ENGINES, waiting=3, kv_usage=0.5)
@@ -420,53 +396,6 @@ async def test_a_hundred_requests_at_once_are_spread_and_let_go(picker: PickerHa
     assert min(picker.in_flight) > 20
     await asyncio.gather(*(stream.ends() for stream in streams))
     await until(picker.is_empty)
-
-
-async def test_clients_are_known_by_their_key_and_engines_see_the_gateways_own(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("client-key\n")
-    (tmp_path / "backend").write_text("engine-key\n")
-    picker = PickerHarness(keys=tmp_path / "keys", backend_keys=tmp_path / "backend")
-    picker.engines(*ENGINES)
-    async with picker.running():
-        stream = picker.stream()
-        await stream.headers(("authorization", "Bearer wrong"))
-        status, code, headers = refused(await stream.read())
-        assert (status, code, headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")
-        stream = picker.stream()
-        await stream.headers(("authorization", "Bearer client-key"), ("cookie", "a=b"))
-        await stream.body(JSON)
-        reply = (await stream.read()).request_headers
-        assert put(reply)["authorization"] == "Bearer engine-key"
-        assert list(reply.response.header_mutation.remove_headers) == ["cookie"]
-        await stream.read()
-        await stream.ends()
-
-
-async def test_limits_of_a_key_hold_for_what_the_proxy_sends_itself(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("one-key one\nother-key other\n")
-    limits = {"api_key_file": str(tmp_path / "keys"), "requests_per_minute": 1}
-    picker = PickerHarness(keys=tmp_path / "keys", **limits)
-    picker.engines(*ENGINES)
-
-    async def ask(key: str) -> Stream:
-        stream = picker.stream()
-        await stream.headers(("authorization", f"Bearer {key}"))
-        await stream.body(JSON)
-        return stream
-
-    async with picker.running():
-        first = await ask("one-key")
-        assert addresses(await first.read())
-        second = await ask("one-key")
-        status, code, headers = refused(await second.read())
-        assert (status, code) == (429, "rate_limit_exceeded")
-        assert 1 <= int(headers["retry-after"]) <= 60
-        assert headers["x-ratelimit-remaining-requests"] == "0"
-        other = await ask("other-key")
-        assert addresses(await other.read())
-        for stream in (first, other):
-            await stream.read()
-            await stream.ends()
 
 
 async def asked(picker: PickerHarness, name: str) -> int:

@@ -179,3 +179,18 @@ async def unfinished(url: str, key: str) -> tuple[asyncio.StreamReader, asyncio.
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:1])
     await writer.drain()
     return reader, writer
+
+
+async def test_without_an_engine_the_expected_model_is_listed_and_other_names_get_404(
+    engine, gateway, client
+) -> None:
+    fake = await engine()
+    await fake.kill()
+    through = await gateway(fake, hold_timeout=60, served_model_name="m", wait=False)
+    async with client.get(f"{through.url}/v1/models") as response:
+        assert [entry["id"] for entry in (await response.json())["data"]] == ["m"]
+    assert await status(client, through.url, model="nonsense") == 404
+    asking = asyncio.create_task(status(client, through.url))
+    await held(through, client, 1)
+    await fake.start()
+    assert await asking == 200

@@ -64,7 +64,10 @@ async def test_two_hundred_streams_at_once_all_end_well_and_in_order(engine, gat
         assert events[count] == b"data: [DONE]"
     seen = await through.metrics(client)
     assert seen["mambaserve_gateway_in_flight"] == 0
-    assert seen['mambaserve_gateway_requests_total{code="200",model="m",route="/v1/completions"}'] == 200
+    assert (
+        seen['mambaserve_gateway_requests_total{code="200",model="m",reason="",route="/v1/completions"}']
+        == 200
+    )
 
 
 async def test_churning_clients_leave_no_count_behind(engine, gateway, client, eventually) -> None:

@@ -287,7 +287,7 @@ async def test_requests_are_counted_by_route_model_and_status(engine, gateway, c
         async with client.post(f"{through.url}/v1/completions", json=body) as response:
             await response.read()
     seen = await through.metrics(client)
-    name = 'mambaserve_gateway_requests_total{code="%s",model="%s",route="/v1/completions"}'
+    name = 'mambaserve_gateway_requests_total{code="%s",model="%s",reason="",route="/v1/completions"}'
     assert seen[name % (200, "m")] == 2
     assert seen[name % (404, "unknown")] == 1
     assert seen['mambaserve_gateway_time_to_first_byte_seconds_count{model="m"}'] == 2

@@ -56,10 +56,18 @@ def test_all_problems_of_all_documents_are_told_at_once() -> None:
         + "---\n"
         + document("  scaling: {minReplicas: 2, maxReplicas: 1}", "b")
     )
-    assert len(found) == 3
+    assert len(found) == 4
     assert "spec.engine.pageSize: 0 should be greater than or equal to 1" in found[0]
     assert "did you mean 2G?" in found[1]
     assert "(b): spec.scaling: minReplicas is above maxReplicas" in found[2]
+    assert "(b): spec: spec.replicas is below scaling.minReplicas" in found[3]
+
+
+def test_a_broken_rule_of_a_part_does_not_hide_those_of_the_whole() -> None:
+    found = problems(document("  replicas: 1\n  scaling: {mode: External, minReplicas: 2, ttftTarget: 1s}"))
+    assert len(found) == 2
+    assert "spec.scaling: ttftTarget" in found[0]
+    assert "spec: spec.replicas is below scaling.minReplicas" in found[1]
 
 
 def test_a_wrong_choice_lists_the_right_ones() -> None:

@@ -53,7 +53,7 @@ class RelayHarness:
     """A relay, its pool and what the client got."""
 
     def __init__(self, connector: Any, **limits: Any) -> None:
-        self.pool = Pool()
+        self.pool = Pool(expected_model=limits.pop("expected_model", None))
         self.metrics = GatewayMetrics(self.pool.snapshot)
         self.wakes = 0
         self.sent: list[dict[str, Any]] = []

@@ -79,6 +79,16 @@ async def test_a_model_that_turns_out_to_be_unknown_is_told_while_held(harness: 
     assert caught.value.param == "model"
 
 
+async def test_a_model_that_no_engine_will_serve_wakes_none(harness: Harnesses) -> None:
+    made = harness(hold_timeout=30, expected_model="expected")
+    with pytest.raises(ModelNotFound, match="'m' does not exist here; 'expected' is served"):
+        await asyncio.wait_for(made.run(), 1)
+    made.engines("http://e", models=({"id": "other"},))
+    with pytest.raises(ModelNotFound):
+        await asyncio.wait_for(made.run(), 1)
+    assert made.wakes == 0
+
+
 async def test_a_held_request_that_is_cancelled_is_held_no_more(harness: Harnesses) -> None:
     made = harness(hold_timeout=30)
     asking = asyncio.create_task(made.run())

@@ -57,6 +57,12 @@ async def test_a_key_at_its_limit_is_told_when_to_come_back_and_others_go_on(key
         429, "rate_limit_exceeded", "rate_limit_error",
     )  # fmt: skip
     assert refused.headers["retry-after"] == "30"
+    reasons = {
+        labels["reason"]: value
+        for name, labels, value in samples(harness.metrics.registry)
+        if name == "mambaserve_gateway_requests_total" and labels["code"] == "429"
+    }
+    assert reasons == {"key_limit": 1}
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
     assert (await harness.ask(**B).done()).status == 200
     assert len(harness.relay.calls) == 3

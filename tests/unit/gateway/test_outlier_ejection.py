@@ -2,7 +2,12 @@
 
 import asyncio
 
-from mamba_gateway.endpoints.outlier_ejection import FAILURES, FIRST_SECONDS, LONGEST_SECONDS
+from mamba_gateway.endpoints.outlier_ejection import (
+    FAILURES,
+    FIRST_SECONDS,
+    LONGEST_SECONDS,
+    OutlierEjection,
+)
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.relay.retry_budget import MIN_RETRIES, RETRY_RATIO, WINDOW, RetryBudget
 

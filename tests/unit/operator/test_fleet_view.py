@@ -36,6 +36,7 @@ mambaserve_gateway_queued 2.0
 mambaserve_gateway_held 1.0
 mambaserve_gateway_requests_total{code="200",model="m",route="/v1/chat/completions"} 90
 mambaserve_gateway_requests_total{code="429",model="m",route="/v1/chat/completions"} 5
+mambaserve_gateway_requests_total{code="429",model="m",reason="key_limit",route="/v1/chat/completions"} 700
 mambaserve_gateway_requests_total{code="401",model="unknown",route="/v1/chat/completions"} 1000
 """
 
@@ -157,5 +158,5 @@ def test_what_engines_and_gateways_are_asked_for_is_what_they_tell() -> None:
     assert told >= reports._ENGINE
 
     gateway = GatewayMetrics(lambda: ())
-    gateway.request("/v1/completions", "m", "200").inc()
+    gateway.request("/v1/completions", "m", "200", "").inc()
     assert gateway_report(gateway.render().decode()).arrivals_total == 1

@@ -129,7 +129,7 @@ def scans() -> list[KernelCall]:
 def in_segments() -> list[KernelCall]:
     """The scan of a long piece of few heads on a GPU that has processors for all of its segments."""
     pieces, H, P, N = chunk_plan([PiecePlan(0, ROWS, -1, 1, {})], 1, device=META), 48, 64, 128
-    with mock.patch.object(scan_kernels, "processors", lambda _: 1 << 20):
+    with mock.patch.object(scan_kernels, "processors", return_value=1 << 20):
         return ssd_prefill(state(H, P, N), scan(H, P, 1, N), pieces, meta(ROWS, H, P))
 
 
