@@ -101,7 +101,8 @@ class JsonSchema(Strict):
     schema_: dict[str, Any] = Field({}, alias="schema")
     """A JSON schema; none = any JSON."""
     strict: bool | None = None
-    """Ignored: answers always follow the schema."""
+    """`true`: a schema of which something cannot be enforced is refused; else that is left out, and named in
+    the header `X-Mambaserve-Form-Left-Out`. Answers always follow the rest."""
 
 
 class ResponseFormat(Strict):
@@ -205,6 +206,8 @@ class FunctionDefinition(Strict):
     """What it does."""
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
+    strict: bool | None = None
+    """As of a `response_format`, where the function has to be called."""
 
 
 class FunctionName(Strict):

@@ -116,6 +116,22 @@ def test_a_call_that_is_forced_is_made(client: openai.OpenAI, choice: Any) -> No
     person(call.function.arguments)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_names_what_of_a_schema_was_left_out(client: openai.OpenAI, stream: bool) -> None:
+    tags = {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2, "uniqueItems": True}
+    loose = {**PERSON, "properties": {**PERSON["properties"], "tags": tags}, "not": {"required": ["none"]}}
+    names = "x-mambaserve-form-left-out"
+
+    def headers(of: dict[str, Any]) -> Any:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": of}}
+        return client.chat.completions.with_raw_response.create(
+            model="tiny", messages=USER, response_format=form, max_tokens=200, stream=stream
+        ).headers
+
+    assert headers(loose)[names] == "not, uniqueItems"
+    assert names not in headers(PERSON)
+
+
 def test_what_cannot_be_followed_is_refused_and_the_next_request_served(client: openai.OpenAI) -> None:
     bad: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "foo"}}}
     with pytest.raises(openai.BadRequestError) as caught:

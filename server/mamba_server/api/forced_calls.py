@@ -7,33 +7,26 @@ one of an `enum`.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest
 from mamba_api.openai_fields import NamedTool, Tool
-from mamba_server.api.followed_schema import followed
+from mamba_server.api.followed_schema import FormLimits, followed
 from mamba_text.tagged_call import SchemaTypes
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-JSON_STYLE: "JsonCompileOptions" = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-"""White space of JSON has one place: a model that may add more of it might add it for ever."""
 _DEFINITIONS = ("$defs", "definitions")
 _ANNOTATIONS = frozenset({"title", "description", "$schema", "examples", "default", "additionalProperties"})
 """Keys of a schema of arguments that ask for nothing: arguments that it does not name are not written."""
 
 
-def forced_calls(request: ChatCompletionRequest, form: ToolCallFormat, tokenizer: Tokenizer) -> str:
-    """llguidance's grammar of calls of the functions that have to be called, and nothing else. Raises
+def forced_calls(
+    request: ChatCompletionRequest, form: ToolCallFormat, tokenizer: Tokenizer, limits: FormLimits
+) -> str:
+    """Make llguidance's grammar of calls of the functions that have to be called, and nothing else. Raises
     ValueError where arguments cannot be followed."""
     once = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
     begin, end = (token_or_text(text, tokenizer) for text in (form.begin, form.end))
@@ -46,7 +39,7 @@ def forced_calls(request: ChatCompletionRequest, form: ToolCallFormat, tokenizer
             start = f'{start} ("\\n"? {start})*'
     rules = [f"start: {start}", "call: " + " | ".join(f"call_{n}" for n in range(len(request.forced_tools)))]
     for number, tool in enumerate(request.forced_tools):
-        rules += _tagged_call(number, tool) if form.tagged else _json_call(number, tool)
+        rules += (_tagged_call if form.tagged else _json_call)(number, tool, limits)
     if form.tagged:
         rules.append(r"text[lazy]: /(?s:.*)\n<\/parameter>\n/")
     return str(LLMatcher.grammar_from_lark("\n".join(rules)))
@@ -92,20 +85,25 @@ def token_or_text(text: str, tokenizer: Tokenizer) -> str:
     return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
 
-def _json_call(number: int, tool: Tool) -> list[str]:
-    schema = {"type": "object", **(tool.function.parameters or {}), "x-guidance": JSON_STYLE}
+def _json_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
+    schema = {"type": "object", **_parameters(tool, limits), "x-guidance": limits.style}
     head = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
     # Each schema is one by itself, so that what it refers to is found.
     return [
         f'call_{number}: {head} arguments_{number} "}}"',
-        f"arguments_{number}: %json {json.dumps(followed(schema))}",
+        f"arguments_{number}: %json {json.dumps(schema)}",
     ]
 
 
-def _tagged_call(number: int, tool: Tool) -> list[str]:
-    schema = tool.function.parameters or {}
-    followed = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
-    if unknown := sorted(set(schema) - followed):
+def _parameters(tool: Tool, limits: FormLimits) -> dict[str, Any]:
+    """The part of the schema of a function's arguments that a forced call follows."""
+    return followed(tool.function.parameters or {}, limits, strict=bool(tool.function.strict))
+
+
+def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
+    schema = _parameters(tool, limits)
+    known = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
+    if unknown := sorted(set(schema) - known):
         raise ValueError(
             f"{tool.function.name}: {unknown[0]!r} of its arguments is not supported by this model's calls"
         )
@@ -120,19 +118,19 @@ def _tagged_call(number: int, tool: Tool) -> list[str]:
     for place, (key, value) in enumerate(properties.items()):
         name = f"argument_{number}_{place}"
         parts.append(name if key in required else f"{name}?")
-        rules += _tagged_argument(name, key, value, schema, types.of(value))
+        rules += _tagged_argument(name, key, value, schema, types.of(value), limits)
     head, end = json.dumps(f"<function={tool.function.name}>\n"), json.dumps("</function>")
     return [f"call_{number}: {' '.join([head, *parts, end])}", *rules]
 
 
 def _tagged_argument(
-    name: str, key: str, schema: Any, root: Mapping[str, Any], types: frozenset[str]
+    name: str, key: str, schema: Any, root: Mapping[str, Any], types: frozenset[str], limits: FormLimits
 ) -> Iterator[str]:
     head, end = json.dumps(f"<parameter={key}>\n"), json.dumps("\n</parameter>\n")
     if types and "string" not in types:
         yield f"{name}: {head} {name}_value {end}"
         shared = {each: root[each] for each in _DEFINITIONS if each in root}
-        yield f"{name}_value: %json {json.dumps(followed({**shared, **schema, 'x-guidance': JSON_STYLE}))}"
+        yield f"{name}_value: %json {json.dumps({**shared, **schema, 'x-guidance': limits.style})}"
     elif types == {"string"} and "enum" in schema:
         texts = schema["enum"] if isinstance(schema["enum"], list) else []
         texts = [text for text in texts if isinstance(text, str)]
