@@ -1,4 +1,4 @@
-"""Parts of the OpenAI-compatible requests: bounded texts and lists, messages, tools, and what is refused.
+"""Parts of the OpenAI-compatible requests: bounded texts and lists, messages, and what is refused.
 
 Used by `openai`, which has the requests. Every list and table has a bound and fails at its first wrong
 element: a body of a megabyte must not cost seconds of complaints. Pure.
@@ -193,43 +193,3 @@ class ChatMessage(Strict):
         if self.content is None and self.role not in ("assistant", "tool"):
             raise ValueError(f"content: a message of role '{self.role}' needs content")
         return self
-
-
-class FunctionDefinition(Strict):
-    """A function the model may call."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = Field(min_length=1, max_length=256)
-    """Its name."""
-    description: str | None = None
-    """What it does."""
-    parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments."""
-    strict: bool | None = None
-    """As of a `response_format`, where the function has to be called."""
-
-
-class FunctionName(Strict):
-    """The function that is to be called."""
-
-    name: str = Field(min_length=1)
-    """One of `tools`."""
-
-
-class NamedTool(Strict):
-    """Forces one call of one function."""
-
-    type: Literal["function"]
-    """`function`."""
-    function: FunctionName
-    """The function."""
-
-
-class Tool(Strict):
-    """A tool offered to the model."""
-
-    type: Literal["function"]
-    """`function`."""
-    function: FunctionDefinition
-    """The function."""

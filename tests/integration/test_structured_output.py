@@ -116,6 +116,19 @@ def test_a_call_that_is_forced_is_made(client: openai.OpenAI, choice: Any) -> No
     person(call.function.arguments)
 
 
+def test_a_custom_tool_that_is_forced_gets_an_input_of_its_format(client: openai.OpenAI) -> None:
+    form: Any = {"type": "grammar", "grammar": {"syntax": "regex", "definition": r"go (left|right)\n"}}
+    tool: Any = {"type": "custom", "custom": {"name": "steer", "format": form}}
+    allowed: Any = {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "steer"}}]}
+    made = client.chat.completions.create(
+        model="tiny", messages=USER, tools=[WEATHER, tool], max_tokens=400, temperature=1, seed=1,
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, parallel_tool_calls=False,
+    )  # fmt: skip
+    (call,) = made.choices[0].message.tool_calls or ()
+    assert call.type == "custom"
+    assert (call.custom.name, call.custom.input in ("go left\n", "go right\n")) == ("steer", True)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_header_names_what_of_a_schema_was_left_out(client: openai.OpenAI, stream: bool) -> None:
     tags = {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2, "uniqueItems": True}

@@ -12,7 +12,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest
-from mamba_api.openai_fields import NamedTool, Tool
+from mamba_api.openai_tools import INPUT, CustomGrammar, Tool
 from mamba_server.api.followed_schema import FormLimits, followed
 from mamba_text.tagged_call import SchemaTypes
 from mamba_text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ def forced_calls(
 ) -> str:
     """Make llguidance's grammar of calls of the functions that have to be called, and nothing else. Raises
     ValueError where arguments cannot be followed."""
-    once = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
+    once = request.parallel_tool_calls is False or request.names_one_tool
     begin, end = (token_or_text(text, tokenizer) for text in (form.begin, form.end))
     if form.listed:
         more = "" if once else ' (", " call)*'
@@ -37,12 +37,35 @@ def forced_calls(
         start = f'{begin} "\\n"? call "\\n"? {end}'
         if not once:
             start = f'{start} ("\\n"? {start})*'
+    inputs: list[dict[str, Any]] = []
     rules = [f"start: {start}", "call: " + " | ".join(f"call_{n}" for n in range(len(request.forced_tools)))]
     for number, tool in enumerate(request.forced_tools):
-        rules += (_tagged_call if form.tagged else _json_call)(number, tool, limits)
+        grammar = None if tool.custom is None else tool.custom.grammar
+        if grammar is not None and form.tagged:
+            first, *others = grammars_of(_of_input(grammar))
+            inputs += [{**first, "name": f"input_{number}"}, *others]
+            rules.append(_tagged_input(number, tool))
+        elif grammar is not None and grammar.syntax == "lark":
+            limits.leave_out("format", strict=False)
+            rules += _json_call(number, tool, limits)
+        else:
+            rules += (_tagged_call if form.tagged else _json_call)(number, tool, limits)
     if form.tagged:
         rules.append(r"text[lazy]: /(?s:.*)\n<\/parameter>\n/")
-    return str(LLMatcher.grammar_from_lark("\n".join(rules)))
+    calls = str(LLMatcher.grammar_from_lark("\n".join(rules)))
+    return json.dumps({"grammars": grammars_of(calls) + inputs}) if inputs else calls
+
+
+def _of_input(grammar: CustomGrammar) -> str:
+    make = LLMatcher.grammar_from_regex if grammar.syntax == "regex" else LLMatcher.grammar_from_lark
+    return str(make(grammar.definition))
+
+
+def _tagged_input(number: int, tool: Tool) -> str:
+    """The rule of a call of a custom tool whose input has a grammar of its own."""
+    head = json.dumps(f"<function={tool.name}>\n<parameter={INPUT}>\n")
+    end = json.dumps("\n</parameter>\n</function>")
+    return f"call_{number}: {head} @input_{number} {end}"
 
 
 def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, once: bool) -> str:
@@ -87,7 +110,7 @@ def token_or_text(text: str, tokenizer: Tokenizer) -> str:
 
 def _json_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
     schema = {"type": "object", **_parameters(tool, limits), "x-guidance": limits.style}
-    head = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
+    head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
     # Each schema is one by itself, so that what it refers to is found.
     return [
         f'call_{number}: {head} arguments_{number} "}}"',
@@ -96,8 +119,13 @@ def _json_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
 
 
 def _parameters(tool: Tool, limits: FormLimits) -> dict[str, Any]:
-    """The part of the schema of a function's arguments that a forced call follows."""
-    return followed(tool.function.parameters or {}, limits, strict=bool(tool.function.strict))
+    """The part of the schema of a tool's arguments that a forced call follows."""
+    schema = tool.parameters
+    if tool.custom is not None and tool.custom.grammar is not None and tool.custom.grammar.syntax == "regex":
+        # What the expression cannot be made of is an error: it is the form that was asked for.
+        pattern = {"type": "string", "pattern": f"^(?:{tool.custom.grammar.definition})$"}
+        return {**schema, "properties": {INPUT: pattern}}
+    return followed(schema, limits, strict=tool.strict)
 
 
 def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
@@ -105,13 +133,13 @@ def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
     known = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
     if unknown := sorted(set(schema) - known):
         raise ValueError(
-            f"{tool.function.name}: {unknown[0]!r} of its arguments is not supported by this model's calls"
+            f"{tool.name}: {unknown[0]!r} of its arguments is not supported by this model's calls"
         )
     if schema.get("type", "object") != "object":
-        raise ValueError(f"{tool.function.name}: arguments have to be an object")
+        raise ValueError(f"{tool.name}: arguments have to be an object")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
-        raise ValueError(f"{tool.function.name}: properties have to be an object, and required a list")
+        raise ValueError(f"{tool.name}: properties have to be an object, and required a list")
     rules: list[str] = []
     parts = []
     types = SchemaTypes(schema)
@@ -119,7 +147,7 @@ def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
         name = f"argument_{number}_{place}"
         parts.append(name if key in required else f"{name}?")
         rules += _tagged_argument(name, key, value, schema, types.of(value), limits)
-    head, end = json.dumps(f"<function={tool.function.name}>\n"), json.dumps("</function>")
+    head, end = json.dumps(f"<function={tool.name}>\n"), json.dumps("</function>")
     return [f"call_{number}: {' '.join([head, *parts, end])}", *rules]
 
 

@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest, GenerationRequest
 from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
+from mamba_api.openai_tools import Tool
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.followed_schema import FormLimits, followed
 from mamba_server.api.forced_calls import (
@@ -66,10 +67,10 @@ async def output_grammar(
     if isinstance(request, ChatCompletionRequest) and request.offered_tools:
         form = template.tool_calls if template is not None else None
         if form is None or not (request.forced_tools or asked is not None):
-            return OutputForm()
+            return _of_free_calls(request)
         if asked is not None and not request.forced_tools:
             once = request.parallel_tool_calls is False
-            return await _checked(
+            made = await _checked(
                 param,
                 _written(asked),
                 lambda limits: of_answer(
@@ -78,14 +79,16 @@ async def output_grammar(
                 check,
                 strict=_is_strict(asked),
             )
+            left_out = {*made.left_out, *_of_free_calls(request).left_out}
+            return OutputForm(made.grammar, tuple(sorted(left_out)))
         # Calls that have to be made leave no answer that could have the form.
-        schemas = [tool.function.parameters for tool in request.forced_tools]
+        schemas = [_written_of(tool) for tool in request.forced_tools]
         return await _checked(
             "tools",
             schemas,
             lambda limits: of_answer(forced_calls(request, form, text.tokenizer, limits)),
             check,
-            strict=any(tool.function.strict for tool in request.forced_tools),
+            strict=any(tool.strict for tool in request.forced_tools),
         )
     if asked is None:
         return OutputForm()
@@ -96,6 +99,13 @@ async def output_grammar(
         check,
         strict=_is_strict(asked),
     )
+
+
+def _of_free_calls(request: ChatCompletionRequest) -> OutputForm:
+    """The form of an answer that may be anything, calls included: no input of a custom tool follows a
+    grammar there."""
+    customs = [tool.custom for tool in request.callable_tools if tool.custom is not None]
+    return OutputForm(left_out=("format",) if any(each.grammar is not None for each in customs) else ())
 
 
 async def _checked(
@@ -132,6 +142,11 @@ async def _tried(
         raise ValueError(f"has {len(grammar)} characters as a grammar, and {MOST_CHARS} are the most")
     check_depth(grammar)
     return grammar, await check(grammar)
+
+
+def _written_of(tool: Tool) -> Any:
+    grammar = None if tool.custom is None else tool.custom.grammar
+    return tool.parameters if grammar is None else grammar.definition
 
 
 def _is_strict(asked: ResponseFormat | StructuredOutputs) -> bool:

@@ -78,12 +78,27 @@ class ToolCallDeltaBody(ToolCallBody, kw_only=True):
     index: int
 
 
+class CustomBody(msgspec.Struct):
+    name: str
+    input: str
+
+
+class CustomCallBody(msgspec.Struct):
+    id: str
+    custom: CustomBody
+    type: str = "custom"
+
+
+class CustomCallDeltaBody(CustomCallBody, kw_only=True):
+    index: int
+
+
 class MessageBody(msgspec.Struct):
     content: str | None
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallBody] | UnsetType = UNSET
+    tool_calls: list[ToolCallBody | CustomCallBody] | UnsetType = UNSET
 
 
 class ChatChoiceBody(msgspec.Struct):
@@ -109,7 +124,7 @@ class DeltaBody(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDeltaBody] | UnsetType = UNSET
+    tool_calls: list[ToolCallDeltaBody | CustomCallDeltaBody] | UnsetType = UNSET
 
 
 class ChatChunkChoiceBody(msgspec.Struct):
