@@ -16,6 +16,8 @@ from mamba_edge.request_body import ClientGone, RawHeaders
 USAGE_HEADER = b"x-mambaserve-usage"
 """With the value 1 a request asks for the usage in a comment at the end of its stream, whatever the client
 asked for: a gateway counts by it."""
+MOST_AT_ONCE = 1 << 20
+"""Bytes of an answer that are handed to the connection in one piece."""
 _JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -44,7 +46,10 @@ async def send_json_pieces(send: Send, pieces: list[bytes], headers: RawHeaders 
     pieces.reverse()
     while pieces:
         body = pieces.pop()
-        await send({"type": "http.response.body", "body": body, "more_body": bool(pieces)})
+        for start in range(0, max(len(body), 1), MOST_AT_ONCE):
+            part = body[start : start + MOST_AT_ONCE]
+            more = bool(pieces) or start + MOST_AT_ONCE < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
 async def send_error(send: Send, error: ApiError) -> None:

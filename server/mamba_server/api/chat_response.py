@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from mamba_api.openai import ChatCompletionRequest
@@ -31,6 +31,7 @@ from mamba_server.api.responses import (
     ToolCallDeltaBody,
     UsageBody,
 )
+from mamba_server.api.score_json import prompt_scores
 from mamba_server.wire import TokenLogprobs
 from mamba_text import strict_json
 from mamba_text.tokenizer import Tokenizer
@@ -152,11 +153,11 @@ class ChatResponseBuilder:
             return usage
         return replace(usage, completion_tokens_details=CompletionTokensDetailsBody(sum(known)))
 
-    def _about_prompt(self) -> tuple[responses.PromptLogprobs | UnsetType, list[int] | UnsetType]:
+    def _about_prompt(self) -> tuple[responses.PromptLogprobs | Raw | UnsetType, list[int] | UnsetType]:
         token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
             return UNSET, token_ids
-        return responses.prompt_logprobs(self._tokenizer, self._prompt_logprobs), token_ids
+        return prompt_scores(self._tokenizer, self._prompt_logprobs), token_ids
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobsBody | None:
         if not self._request.logprobs:

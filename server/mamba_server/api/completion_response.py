@@ -8,6 +8,7 @@ from mamba_api.openai import CompletionRequest
 from mamba_server.api import responses
 from mamba_server.api.active_request import ChoiceUpdate
 from mamba_server.api.responses import CompletionBody, CompletionChoiceBody, UsageBody
+from mamba_server.api.score_json import completion_scores, prompt_scores
 from mamba_server.wire import FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
@@ -125,14 +126,12 @@ class CompletionResponseBuilder:
         body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
         if self._request.logprobs is not None and len(entries) == len(token_ids):
             tokenizer, special = self._tokenizer, self._request.skip_special_tokens is False
-            body.logprobs = responses.completion_logprobs(
-                tokenizer, token_ids, entries, choice.shown, special=special
-            )
+            body.logprobs = completion_scores(tokenizer, token_ids, entries, choice.shown, special=special)
             choice.shown += sum(
                 responses.shown_length(tokenizer, token_id, special=special) for token_id in token_ids
             )
         if self._request.prompt_logprobs is not None and first and scores is not None:
-            body.prompt_logprobs = responses.prompt_logprobs(self._tokenizer, scores)
+            body.prompt_logprobs = prompt_scores(self._tokenizer, scores)
         if self._request.return_token_ids:
             body.token_ids = list(choice.token_ids)
             if first:

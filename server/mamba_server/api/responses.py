@@ -43,9 +43,9 @@ class CompletionLogprobsBody(msgspec.Struct):
 class CompletionChoiceBody(msgspec.Struct):
     index: int
     text: str
-    logprobs: CompletionLogprobsBody | None = None
+    logprobs: CompletionLogprobsBody | msgspec.Raw | None = None
     finish_reason: FinishReason | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: OptionalTokenIds = UNSET
     token_ids: OptionalTokenIds = UNSET
 
@@ -116,7 +116,7 @@ class ChatBody(msgspec.Struct):
     choices: list[ChatChoiceBody]
     usage: UsageBody
     object: str = "chat.completion"
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: OptionalTokenIds = UNSET
 
 
@@ -142,7 +142,7 @@ class ChatChunkBody(msgspec.Struct):
     choices: list[ChatChunkChoiceBody]
     object: str = "chat.completion.chunk"
     usage: UsageBody | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: OptionalTokenIds = UNSET
 
 
@@ -152,7 +152,7 @@ COMMENT = b":\n\n"
 """What clients of a stream skip."""
 
 
-def encode(body: msgspec.Struct | dict[str, Any]) -> bytes:
+def encode(body: msgspec.Struct | dict[str, Any] | list[Any]) -> bytes:
     """JSON."""
     return _ENCODER.encode(body)
 
