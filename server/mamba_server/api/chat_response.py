@@ -31,7 +31,7 @@ from mamba_server.api.responses import (
     ToolCallDeltaBody,
     UsageBody,
 )
-from mamba_server.api.score_json import prompt_scores
+from mamba_server.api.score_json import LongParts, let_go, prompt_scores
 from mamba_server.wire import TokenLogprobs
 from mamba_text import strict_json
 from mamba_text.tokenizer import Tokenizer
@@ -142,8 +142,9 @@ class ChatResponseBuilder:
             if self._request.return_token_ids:
                 shown.token_ids = choice.token_ids
             body.choices.append(shown)
-        body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
-        return [responses.encode(body)]
+        parts = LongParts()
+        body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
+        return parts.in_place(responses.encode(body))
 
     def _counted(self, usage: UsageBody) -> UsageBody:
         """With the tokens of thoughts, where these are told apart."""
@@ -153,11 +154,16 @@ class ChatResponseBuilder:
             return usage
         return replace(usage, completion_tokens_details=CompletionTokensDetailsBody(sum(known)))
 
-    def _about_prompt(self) -> tuple[responses.PromptLogprobs | Raw | UnsetType, list[int] | UnsetType]:
+    def _about_prompt(
+        self, parts: LongParts
+    ) -> tuple[responses.PromptLogprobs | Raw | UnsetType, list[int] | UnsetType]:
+        """What the answer says of its prompt, once."""
         token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
             return UNSET, token_ids
-        return prompt_scores(self._tokenizer, self._prompt_logprobs), token_ids
+        shown = prompt_scores(self._tokenizer, self._prompt_logprobs, parts)
+        let_go(self._prompt_logprobs)
+        return shown, token_ids
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobsBody | None:
         if not self._request.logprobs:
@@ -168,7 +174,9 @@ class ChatResponseBuilder:
         body = ChatChunkBody(self._id, self._created, self._model, [choice], usage=usage)
         if not self._begun:
             self._begun = True
-            body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
+            parts = LongParts()
+            body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
+            return b"".join(parts.in_place(responses.event(body)))
         return responses.event(body)
 
 

@@ -219,12 +219,12 @@ def test_the_scores_of_a_long_prompt_are_those_of_its_pieces(
 
     def answer() -> Any:
         builder = CompletionResponseBuilder(request, TOKENIZER, [(prompt, "long: ")], **ABOUT)
-        builder.collect(update(0, "a", first=True, finish="length", prompt_logprobs=scores))
+        builder.collect(update(0, "a", first=True, finish="length", prompt_logprobs=[*scores]))
         return json.loads(b"".join(builder.full(USAGE)))
 
     def answer_of_chat() -> Any:
         builder = chat(prompt_logprobs=1)
-        builder.collect(update(0, "a", first=True, finish="length", prompt_logprobs=scores))
+        builder.collect(update(0, "a", first=True, finish="length", prompt_logprobs=[*scores]))
         return json.loads(b"".join(builder.full(USAGE)))
 
     whole, whole_chat = answer(), answer_of_chat()
