@@ -7,6 +7,7 @@ reaches them as a function of one argument, and its calls come back as calls of 
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from mamba_api.openai_fields import MAX_TOOLS, Strict
 
@@ -195,8 +196,9 @@ class ToolSelection(Strict):
 
 
 def _check_one(kind: str, given: dict[str, Any]) -> None:
-    """Raises ValueError unless of the fields exactly that of the type is there."""
+    """Raises PydanticCustomError or ValueError unless of the fields exactly that of the type is there."""
     if given[kind] is None:
-        raise ValueError(f"{kind!r} is missing, which the type '{kind}' needs")
+        said = f"{kind}: {kind!r} is missing, which the type '{kind}' needs"
+        raise PydanticCustomError("missing_part", said)
     if others := [name for name, value in given.items() if value is not None and name != kind]:
         raise ValueError(f"{others[0]!r} does not belong to the type '{kind}'; leave it out")

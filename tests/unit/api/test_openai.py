@@ -174,7 +174,7 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
      {"tool_choice": {"type": "function", "function": {"name": "f"}, "custom": {"name": "f"}}},
      "'custom' does not belong to the type 'function'; leave it out"),
     ("a custom tool without what it is", chat, {"tools": [{"type": "custom"}]},
-     "tools.0: 'custom' is missing, which the type 'custom' needs"),
+     "tools.0: custom: 'custom' is missing, which the type 'custom' needs"),
     ("a format that is none", chat,
      {"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar"}}}]},
      "'grammar', with 'syntax' and 'definition', belongs to the type 'grammar'"),
