@@ -98,6 +98,8 @@ INDEX_TROUBLE_KEY = "prefixIndexTrouble"
 """Key beside it: when (RFC 3339) the prefix index missed its Redis, a blank, and what was the matter."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
 ENGINE_KEY_KEY = "key"
+GATEWAY_KEY = "gateway"
+"""Name of the key of an engine whose holder may speak for clients, and ask what is cached."""
 """Key inside the Secret with the key that engines ask gateways for."""
 REDIS_URL_KEY = "url"
 """Key of the Secret with the address of a Redis."""

@@ -7,7 +7,7 @@ and is not acted on is refused. Holds no behaviour beyond validation.
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
 from mamba_api.openai_fields import (
     FAIL_FAST,
@@ -20,7 +20,6 @@ from mamba_api.openai_fields import (
     ChatMessage,
     LogitBias,
     Metadata,
-    NamedTool,
     ResponseFormat,
     StopString,
     StopStrings,
@@ -29,9 +28,9 @@ from mamba_api.openai_fields import (
     StructuredOutputs,
     TokenId,
     TokenIds,
-    Tool,
     refuse_unsupported,
 )
+from mamba_api.openai_tools import Tool, ToolSelection
 
 
 class GenerationRequest(Strict):
@@ -191,6 +190,11 @@ class CompletionRequest(GenerationRequest):
 
 ToolChoice = Literal["auto", "none", "required"]
 TOOL_CHOICES: tuple[str, ...] = get_args(ToolChoice)
+WordOrSelection = Annotated[
+    Annotated[ToolChoice, Tag("Word")] | Annotated[ToolSelection, Tag("Selection")],
+    Discriminator(lambda value: "Word" if isinstance(value, str) else "Selection"),
+]
+"""Parted by what it is, so that an error speaks of that alone."""
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -205,10 +209,10 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Alternatives per token; needs `logprobs`."""
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
-    """Functions that the model may call; only for models whose chat template takes tools."""
-    tool_choice: ToolChoice | NamedTool | None = None
-    """`auto`: the model decides; `none`: it is shown no tools; `required`: it calls some; a function: it
-    calls that one, once."""
+    """Functions and custom tools that the model may call; only for models whose chat template takes tools."""
+    tool_choice: WordOrSelection | None = None
+    """`auto`: the model decides; `none`: it is shown no tools; `required`: it calls some; a tool: it
+    calls that one, once; allowed tools: it is shown these alone, and calls some if the mode is `required`."""
     parallel_tool_calls: bool | None = None
     """`false`: of several calls in an answer only the first is returned."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -233,31 +237,68 @@ class ChatCompletionRequest(GenerationRequest):
     @field_validator("tool_choice", mode="before")
     @classmethod
     def _known_choice(cls, value: Any) -> Any:
-        if value is not None and not isinstance(value, dict | NamedTool) and value not in TOOL_CHOICES:
-            raise ValueError(f"must be one of {', '.join(TOOL_CHOICES)}, or an object that names a function")
+        if value is not None and not isinstance(value, dict | ToolSelection) and value not in TOOL_CHOICES:
+            raise ValueError(f"must be one of {', '.join(TOOL_CHOICES)}, or an object that names tools")
         return value
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools as chat templates take them; none where the model shall not call any."""
+    def callable_tools(self) -> list[Tool]:
+        """The tools that the model is shown; none where it shall not call any."""
         if self.tool_choice == "none":
             return []
-        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        if self.has_allowed_tools:
+            return self._named_tools
+        return list(self.tools or ())
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The same, as chat templates take them."""
+        return [tool.in_templates() for tool in self.callable_tools]
+
+    @property
+    def has_allowed_tools(self) -> bool:
+        """Whether the model may call some of its tools alone."""
+        return isinstance(self.tool_choice, ToolSelection) and self.tool_choice.allowed_tools is not None
+
+    @property
+    def names_one_tool(self) -> bool:
+        """Whether the model has to call one tool, once."""
+        return isinstance(self.tool_choice, ToolSelection) and self.tool_choice.allowed_tools is None
+
+    @property
+    def _named_tools(self) -> list[Tool]:
+        """The first tool of each type and name that the choice has, in the order of `tools`."""
+        assert isinstance(self.tool_choice, ToolSelection)
+        wanted = set(self.tool_choice.named)
+        found: list[Tool] = []
+        for tool in self.tools or ():
+            if (tool.type, tool.name) in wanted:
+                wanted.discard((tool.type, tool.name))
+                found.append(tool)
+        return found
 
     @property
     def forced_tools(self) -> list[Tool]:
-        """The functions of which one has to be called; none where the model may do without."""
-        known = list(self.tools or ())
-        if isinstance(self.tool_choice, NamedTool):
-            return [tool for tool in known if tool.function.name == self.tool_choice.function.name][:1]
-        return known if self.tool_choice == "required" else []
+        """The tools of which one has to be called; none where the model may do without."""
+        if isinstance(self.tool_choice, ToolSelection):
+            allowed = self.tool_choice.allowed_tools
+            return self._named_tools if allowed is None or allowed.mode == "required" else []
+        return list(self.tools or ()) if self.tool_choice == "required" else []
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
         if self.tool_choice == "required" and not self.tools:
             raise ValueError("tool_choice: 'required' needs tools")
-        if isinstance(self.tool_choice, NamedTool) and not self.forced_tools:
-            raise ValueError(f"tool_choice: tools has no function {self.tool_choice.function.name[:64]!r}")
+        names = [tool.name for tool in self.tools or ()]
+        for tool in self.tools or ():
+            if tool.custom is not None and names.count(tool.name) > 1:
+                raise ValueError(f"tools: another tool has the name of the custom tool {tool.name[:64]!r}")
+        if isinstance(self.tool_choice, ToolSelection):
+            known = {(tool.type, tool.name) for tool in self.tools or ()}
+            for kind, name in self.tool_choice.named:
+                if (kind, name) not in known:
+                    what = "function" if kind == "function" else "custom tool"
+                    raise ValueError(f"tool_choice: tools has no {what} {name[:64]!r}")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only allowed together with 'logprobs': true")
         if self.max_tokens == 0:

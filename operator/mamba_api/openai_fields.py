@@ -1,4 +1,4 @@
-"""Parts of the OpenAI-compatible requests: bounded texts and lists, messages, tools, and what is refused.
+"""Parts of the OpenAI-compatible requests: bounded texts and lists, messages, and what is refused.
 
 Used by `openai`, which has the requests. Every list and table has a bound and fails at its first wrong
 element: a body of a megabyte must not cost seconds of complaints. Pure.
@@ -101,7 +101,8 @@ class JsonSchema(Strict):
     schema_: dict[str, Any] = Field({}, alias="schema")
     """A JSON schema; none = any JSON."""
     strict: bool | None = None
-    """Ignored: answers always follow the schema."""
+    """`true`: a schema of which something cannot be enforced is refused; else that is left out, and named in
+    the header `X-Mambaserve-Form-Left-Out`. Answers always follow the rest."""
 
 
 class ResponseFormat(Strict):
@@ -192,41 +193,3 @@ class ChatMessage(Strict):
         if self.content is None and self.role not in ("assistant", "tool"):
             raise ValueError(f"content: a message of role '{self.role}' needs content")
         return self
-
-
-class FunctionDefinition(Strict):
-    """A function the model may call."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = Field(min_length=1, max_length=256)
-    """Its name."""
-    description: str | None = None
-    """What it does."""
-    parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments."""
-
-
-class FunctionName(Strict):
-    """The function that is to be called."""
-
-    name: str = Field(min_length=1)
-    """One of `tools`."""
-
-
-class NamedTool(Strict):
-    """Forces one call of one function."""
-
-    type: Literal["function"]
-    """`function`."""
-    function: FunctionName
-    """The function."""
-
-
-class Tool(Strict):
-    """A tool offered to the model."""
-
-    type: Literal["function"]
-    """`function`."""
-    function: FunctionDefinition
-    """The function."""

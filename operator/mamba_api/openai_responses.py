@@ -134,15 +134,26 @@ class CalledFunction(_Answer):
     """JSON of its arguments, as the model wrote them: check them before use."""
 
 
+class CalledCustomTool(_Answer):
+    """A custom tool that the model calls."""
+
+    name: str
+    """Its name."""
+    input: str
+    """The text that the model gives it."""
+
+
 class AnsweredToolCall(_Answer):
     """One call of a tool."""
 
     id: str
     """What the `tool` message with the result names."""
-    type: Literal["function"]
-    """`function`."""
-    function: CalledFunction
-    """The call."""
+    type: Literal["function", "custom"]
+    """Type of the tool."""
+    function: CalledFunction | None = None
+    """The call of a function."""
+    custom: CalledCustomTool | None = None
+    """The call of a custom tool."""
 
 
 class ToolCallDelta(AnsweredToolCall):

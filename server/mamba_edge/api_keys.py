@@ -76,6 +76,12 @@ class KeyFile:
         self._refresh()
         return self._keys[0] if self._keys else b""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the keys that are accepted."""
+        self._refresh()
+        return frozenset(self._names)
+
     def check(self, authorization: str | bytes | None) -> str:
         """The name of the key in the value of an Authorization header. Raises Unauthorized."""
         if isinstance(authorization, str):

@@ -11,11 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 from mamba_edge.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import ApiError
-from mamba_edge.request_body import ClientGone
+from mamba_edge.request_body import ClientGone, RawHeaders
 
 USAGE_HEADER = b"x-mambaserve-usage"
 """With the value 1 a request asks for the usage in a comment at the end of its stream, whatever the client
 asked for: a gateway counts by it."""
+MOST_AT_ONCE = 1 << 20
+"""Bytes of an answer that are handed to the connection in one piece."""
 _JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -35,15 +37,19 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_json_pieces(send: Send, pieces: list[bytes]) -> None:
-    """One JSON answer, which is long and comes in pieces; they are gone as they are sent."""
+async def send_json_pieces(send: Send, pieces: list[bytes], headers: RawHeaders = ()) -> None:
+    """Send one JSON answer, which is long and comes in pieces; they are gone as they are sent. `headers`:
+    further ones."""
     length = sum(map(len, pieces))
-    headers = [_JSON, (b"content-length", b"%d" % length)]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    pairs = [_JSON, (b"content-length", b"%d" % length), *headers]
+    await send({"type": "http.response.start", "status": 200, "headers": pairs})
     pieces.reverse()
     while pieces:
         body = pieces.pop()
-        await send({"type": "http.response.body", "body": body, "more_body": bool(pieces)})
+        for start in range(0, max(len(body), 1), MOST_AT_ONCE):
+            part = body[start : start + MOST_AT_ONCE]
+            more = bool(pieces) or start + MOST_AT_ONCE < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
 async def send_error(send: Send, error: ApiError) -> None:
@@ -52,9 +58,13 @@ async def send_error(send: Send, error: ApiError) -> None:
 
 
 async def send_events(
-    send: Send, events: AsyncGenerator[bytes], direct: DirectExchange | None = None
+    send: Send,
+    events: AsyncGenerator[bytes],
+    direct: DirectExchange | None = None,
+    headers: RawHeaders = (),
 ) -> None:
-    """Server-sent events. The headers go out with the first event: an error before it has its own status.
+    """Send server-sent events. Headers go out with the first event: an error before
+    it has its own status.
 
     What follows is written past `send` where the exchange is at hand and the client keeps up.
     """
@@ -63,7 +73,8 @@ async def send_events(
         async for event in events:
             if not started:
                 started = True
-                await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)})
+                pairs = [*EVENT_STREAM, *headers]
+                await send({"type": "http.response.start", "status": 200, "headers": pairs})
             elif direct is not None and direct.write(event):
                 continue
             await send({"type": "http.response.body", "body": event, "more_body": True})

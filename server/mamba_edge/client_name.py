@@ -6,10 +6,10 @@ A gateway tells the engine with a header, since its own key is all that the engi
 import re
 from typing import Any
 
+from mamba_api.names import GATEWAY_KEY
+
 CLIENT_HEADER = b"x-mambaserve-client"
 """From a gateway to an engine: the name of the client's key."""
-GATEWAY_KEY = "gateway"
-"""Name of the key of an engine whose holder may speak for clients."""
 SCOPE_KEY = "key_name"
 """In the scope of a request: the name of the key that it was let in with."""
 _NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")

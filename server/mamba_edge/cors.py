@@ -20,7 +20,7 @@ METHODS = ("GET", "HEAD", "POST")
 _OF_LIMITS = tuple(
     f"X-RateLimit-{what}-{of}" for of in ("Requests", "Tokens") for what in ("Limit", "Remaining", "Reset")
 )
-EXPOSED = ("X-Request-Id", "Retry-After", *_OF_LIMITS)
+EXPOSED = ("X-Request-Id", "Retry-After", "X-Mambaserve-Form-Left-Out", *_OF_LIMITS)
 """Headers of an answer that a page may read."""
 ANY_HEADER = ("*",)
 

@@ -17,7 +17,7 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     param = param_of(worst["loc"])
     message = _of_branches([item for item in errors if param_of(item["loc"]) == param]) or _said(worst)
     code = "invalid_type" if worst["type"].endswith("_type") else "invalid_value"
-    if worst["type"] == "missing":
+    if worst["type"] in ("missing", "missing_part"):
         code = "missing_required_parameter"
     named, separator, _ = message.partition(":")
     if param is None and separator and named.isidentifier():

@@ -128,13 +128,17 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Tokens of a page; 0 = the engine does not say."""
 
 
-class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
-    """Log-probabilities at one position: of the token, and of the most likely ones (best first)."""
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Log-probabilities at one position: of the token, and of the most likely ones (best first).
+
+    Nothing of them is looked at by the garbage collector, which would stop everything for a tenth of a second
+    when there are some 100,000.
+    """
 
     token_id: int
     logprob: float
-    top_ids: list[int]
-    top_logprobs: list[float]
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
     rank: int = 0
     """Of a prompt's token: 1 = the most likely one; 0 = not counted."""
 
@@ -184,7 +188,7 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """Prompt tokens resumed from a checkpoint (with the first delta)."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """With the first delta of the first sequence when asked for, before any of the others; None at position
-    0."""
+    0. Long ones come in pieces before it, each a delta with nothing else."""
     error: str = ""
     """What went wrong, for the client, where `finish_reason` is "error"."""
     at: float = 0.0

@@ -3,6 +3,7 @@
 from typing import Any
 
 from mamba_api.openai import ChatCompletionRequest
+from mamba_api.openai_tools import INPUT
 from mamba_text import strict_json
 
 
@@ -24,6 +25,12 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     """Clients send arguments as the text that they got; templates encode them, or walk over them."""
+    custom = call.get("custom")
+    if call.get("type") == "custom" and isinstance(custom, dict):
+        # Templates know functions alone, and the tool is shown as one.
+        name, written = custom.get("name", ""), custom.get(INPUT, "")
+        kept = {key: value for key, value in call.items() if key != "custom"}
+        return {**kept, "type": "function", "function": {"name": name, "arguments": {INPUT: written}}}
     function = call.get("function")
     if not isinstance(function, dict):
         return call

@@ -49,6 +49,24 @@ def test_a_prompt_as_long_as_the_model_allows_is_scored_whole(server: tuple[Serv
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (length, 0)
 
 
+def test_scores_that_come_in_pieces_are_those_that_come_at_once(server: tuple[Server, int]) -> None:
+    running, length = server
+    prompt = prompt_of(length)
+    # With 20 alternatives they are too many for one message of the engine.
+    few, many = (score(running, prompt, logprobs=each)[1]["choices"][0]["logprobs"] for each in (1, 20))
+    assert len(many["tokens"]) == length
+    assert (many["tokens"], many["text_offset"]) == (few["tokens"], few["text_offset"])
+    assert many["token_logprobs"][1:] == pytest.approx(few["token_logprobs"][1:], abs=1e-3)
+    assert all(
+        one.items() <= other.items()
+        for one, other in zip(
+            [dict.fromkeys(each, 0) for each in few["top_logprobs"][1:]],
+            [dict.fromkeys(each, 0) for each in many["top_logprobs"][1:]],
+            strict=True,
+        )
+    )
+
+
 def test_each_of_several_choices_is_scored(server: tuple[Server, int]) -> None:
     running, length = server
     prompt = prompt_of(length)

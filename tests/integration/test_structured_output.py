@@ -123,6 +123,35 @@ def test_a_form_that_no_text_has_is_refused_for_that(client: openai.OpenAI) -> N
     assert "no text has this form" in caught.value.message
 
 
+def test_a_custom_tool_that_is_forced_gets_an_input_of_its_format(client: openai.OpenAI) -> None:
+    form: Any = {"type": "grammar", "grammar": {"syntax": "regex", "definition": r"go (left|right)\n"}}
+    tool: Any = {"type": "custom", "custom": {"name": "steer", "format": form}}
+    allowed: Any = {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "steer"}}]}
+    made = client.chat.completions.create(
+        model="tiny", messages=USER, tools=[WEATHER, tool], max_tokens=400, temperature=1, seed=1,
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, parallel_tool_calls=False,
+    )  # fmt: skip
+    (call,) = made.choices[0].message.tool_calls or ()
+    assert call.type == "custom"
+    assert (call.custom.name, call.custom.input in ("go left\n", "go right\n")) == ("steer", True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_names_what_of_a_schema_was_left_out(client: openai.OpenAI, stream: bool) -> None:
+    tags = {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2, "uniqueItems": True}
+    loose = {**PERSON, "properties": {**PERSON["properties"], "tags": tags}, "not": {"required": ["none"]}}
+    names = "x-mambaserve-form-left-out"
+
+    def headers(of: dict[str, Any]) -> Any:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": of}}
+        return client.chat.completions.with_raw_response.create(
+            model="tiny", messages=USER, response_format=form, max_tokens=200, stream=stream
+        ).headers
+
+    assert headers(loose)[names] == "not, uniqueItems"
+    assert names not in headers(PERSON)
+
+
 def test_what_cannot_be_followed_is_refused_and_the_next_request_served(client: openai.OpenAI) -> None:
     bad: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "foo"}}}
     with pytest.raises(openai.BadRequestError) as caught:

@@ -17,12 +17,13 @@ KEY_FILE = f"{MOUNT}/{names.ENGINE_KEY_KEY}"
 
 
 def engine_key_secret(context: Context, token: str) -> Manifest:
-    """`token` is that of the admin port; the key tells nothing of it."""
+    """Make the Secret. `token` is that of the admin port; the key tells nothing of it. Its name lets gateways
+    speak for clients, and ask for what is cached."""
     key = hashlib.sha256(f"engine key {token}".encode()).hexdigest()
     return {
         **child(context, SECRET, _secret_name(context), "engine"),
         "type": "Opaque",
-        "stringData": {names.ENGINE_KEY_KEY: key},
+        "stringData": {names.ENGINE_KEY_KEY: f"{key} {names.GATEWAY_KEY}"},
     }
 
 

@@ -50,6 +50,8 @@ class _Sequence:
     finished: bool = False
     first_at: float = 0.0
     last_at: float = 0.0
+    scores: Logprobs = field(default_factory=list)
+    """Of the prompt's log-probabilities what has come before the first delta."""
 
 
 @dataclass(slots=True)
@@ -146,6 +148,12 @@ class ActiveRequest:
         sequence = self._sequences.get(key)
         if sequence is None or sequence.finished:
             return None  # the engine runs one step behind a stop string
+        if delta.prompt_logprobs is not None and not delta.token_ids and delta.finish_reason is None:
+            sequence.scores += delta.prompt_logprobs
+            return None
+        scores = delta.prompt_logprobs
+        if sequence.scores:
+            scores, sequence.scores = [*sequence.scores, *(scores or ())], []
         first, sequence.updated = not sequence.updated, True
         finish = delta.finish_reason
         step = sequence.text.feed(
@@ -166,7 +174,7 @@ class ActiveRequest:
             logprobs=None if delta.logprobs is None else delta.logprobs[: step.used],
             finish_reason=finish,
             first=first,
-            prompt_logprobs=delta.prompt_logprobs,
+            prompt_logprobs=scores,
         )
 
     def _count(self, delta: SequenceDelta, sequence: _Sequence, tokens: int) -> None:

@@ -84,7 +84,7 @@ class AnswerFormat:
     ) -> list[AnswerReader]:
         """One for each choice."""
         most = 1 if request.parallel_tool_calls is False else None
-        parameters = {tool.function.name: tool.function.parameters or {} for tool in request.tools or ()}
+        parameters = {tool.name: tool.parameters for tool in request.callable_tools}
 
         form = self.tool_calls
         offered = None
@@ -97,7 +97,8 @@ class AnswerFormat:
                 start = ReasoningStart.of(self.reasoning, prompt.opening)
                 thoughts = ReasoningReader(self.reasoning, start, offered)
             if self.tool_calls is not None:
-                calls = ToolCallReader(self.tool_calls, most, parameters)
+                alone = request.has_allowed_tools
+                calls = ToolCallReader(self.tool_calls, most, parameters, offered_alone=alone)
             return AnswerReader(text.tokenizer, thoughts, calls)
 
         return [reader() for _ in range(request.n or 1)]

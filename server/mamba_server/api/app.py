@@ -24,6 +24,7 @@ from mamba_edge.cors import with_cors
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints
+from mamba_server.api.gateway_guard import GatewayGuard
 from mamba_server.api.info import InfoEndpoints
 from mamba_server.api.prefix_feed import CONTENT_TYPE, PrefixFeed
 from mamba_server.api.request_body import limited_route
@@ -60,7 +61,8 @@ _GENERATION_ERRORS = error_responses(
 def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None) -> ASGIApp:
     """The application. With `keys`, everything below /v1/ needs one."""
     settings = serving.settings
-    guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
+    about_keys = "One of the keys in `--api-key-file`; without that option nobody needs one."
+    guard = KeyGuard(keys, about_keys)
     app = make_application(
         "mambaserve",
         guard=guard,
@@ -80,8 +82,10 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         operation_id="prefixChanges",
         summary="What is cached here, for gateways",
         response_class=Response,
-        dependencies=[Security(guard)],
-        responses=_UNAUTHORIZED | _MSGPACK | error_responses(e400="A parameter is wrong"),
+        dependencies=[Security(GatewayGuard(keys, about_keys))],
+        responses=_UNAUTHORIZED
+        | _MSGPACK
+        | error_responses(e400="A parameter is wrong", e403="The key is not the one of gateways"),
     )
 
     app.add_api_route(

@@ -2,12 +2,14 @@
 
 import uuid
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from mamba_api.openai import ChatCompletionRequest
+from mamba_api.openai_tools import INPUT
 from mamba_server.api import responses
 from mamba_server.api.active_request import ChoiceUpdate
 from mamba_server.api.answer_reader import AnswerReader
@@ -19,6 +21,9 @@ from mamba_server.api.responses import (
     ChatFinish,
     ChatLogprobsBody,
     CompletionTokensDetailsBody,
+    CustomBody,
+    CustomCallBody,
+    CustomCallDeltaBody,
     DeltaBody,
     FunctionBody,
     MessageBody,
@@ -26,7 +31,9 @@ from mamba_server.api.responses import (
     ToolCallDeltaBody,
     UsageBody,
 )
+from mamba_server.api.score_json import LongParts, let_go, prompt_scores
 from mamba_server.wire import TokenLogprobs
+from mamba_text import strict_json
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCall
 
@@ -61,6 +68,7 @@ class ChatResponseBuilder:
         self._tokenizer = tokenizer
         self._prompt_token_ids = prompt_token_ids
         self._id, self._created, self._model = response_id, created, model
+        self._customs = {tool.name for tool in request.callable_tools if tool.custom is not None}
         self._choices = [_ChatChoice(reader) for reader in readers]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._begun = False
@@ -87,7 +95,9 @@ class ChatResponseBuilder:
                 first = len(known.calls)
                 known.calls += read.calls
                 delta.tool_calls = [
-                    ToolCallDeltaBody(_call_id(), FunctionBody(call.name, call.arguments), index=index)
+                    CustomCallDeltaBody(_call_id(), _custom(call), index=index)
+                    if call.name in self._customs
+                    else ToolCallDeltaBody(_call_id(), FunctionBody(call.name, call.arguments), index=index)
                     for index, call in enumerate(read.calls, first)
                 ]
             choice = ChatChunkChoiceBody(update.choice, delta, finish_reason=read.finish)
@@ -127,13 +137,14 @@ class ChatResponseBuilder:
         """The JSON of the complete answer."""
         body = ChatBody(self._id, self._created, self._model, [], self._counted(usage))
         for index, choice in enumerate(self._choices):
-            message = _message("".join(choice.reasoning), "".join(choice.text), choice.calls)
+            message = _message("".join(choice.reasoning), "".join(choice.text), choice.calls, self._customs)
             shown = ChatChoiceBody(index, message, self._logprobs(choice.logprobs), choice.finish_reason)
             if self._request.return_token_ids:
                 shown.token_ids = choice.token_ids
             body.choices.append(shown)
-        body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
-        return [responses.encode(body)]
+        parts = LongParts()
+        body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
+        return parts.in_place(responses.encode(body))
 
     def _counted(self, usage: UsageBody) -> UsageBody:
         """With the tokens of thoughts, where these are told apart."""
@@ -143,11 +154,16 @@ class ChatResponseBuilder:
             return usage
         return replace(usage, completion_tokens_details=CompletionTokensDetailsBody(sum(known)))
 
-    def _about_prompt(self) -> tuple[responses.PromptLogprobs | UnsetType, list[int] | UnsetType]:
+    def _about_prompt(
+        self, parts: LongParts
+    ) -> tuple[responses.PromptLogprobs | Raw | UnsetType, list[int] | UnsetType]:
+        """What the answer says of its prompt, once."""
         token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
             return UNSET, token_ids
-        return responses.prompt_logprobs(self._tokenizer, self._prompt_logprobs), token_ids
+        shown = prompt_scores(self._tokenizer, self._prompt_logprobs, parts)
+        let_go(self._prompt_logprobs)
+        return shown, token_ids
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobsBody | None:
         if not self._request.logprobs:
@@ -158,19 +174,35 @@ class ChatResponseBuilder:
         body = ChatChunkBody(self._id, self._created, self._model, [choice], usage=usage)
         if not self._begun:
             self._begun = True
-            body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
+            parts = LongParts()
+            body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
+            return b"".join(parts.in_place(responses.event(body)))
         return responses.event(body)
 
 
-def _message(reasoning: str, text: str, calls: list[ToolCall]) -> MessageBody:
+def _message(reasoning: str, text: str, calls: list[ToolCall], customs: AbstractSet[str]) -> MessageBody:
+    """The whole message. `customs`: names of the custom tools."""
     message = MessageBody(text or (None if calls or reasoning else ""))
     if reasoning:
         message.reasoning_content = reasoning
     if calls:
         message.tool_calls = [
-            ToolCallBody(_call_id(), FunctionBody(each.name, each.arguments)) for each in calls
+            CustomCallBody(_call_id(), _custom(each))
+            if each.name in customs
+            else ToolCallBody(_call_id(), FunctionBody(each.name, each.arguments))
+            for each in calls
         ]
     return message
+
+
+def _custom(call: ToolCall) -> CustomBody:
+    """The call of a custom tool; arguments that are no input are the input as they were written."""
+    try:
+        arguments = strict_json.parse_whole(call.arguments)
+    except (ValueError, RecursionError):
+        arguments = None
+    read = arguments.get(INPUT) if isinstance(arguments, dict) else None
+    return CustomBody(call.name, read if isinstance(read, str) else call.arguments)
 
 
 def _call_id() -> str:

@@ -1,5 +1,6 @@
 """The answer of `POST /v1/completions`, as a whole or in chunks, out of a generation's updates. Pure."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
@@ -8,6 +9,7 @@ from mamba_api.openai import CompletionRequest
 from mamba_server.api import responses
 from mamba_server.api.active_request import ChoiceUpdate
 from mamba_server.api.responses import CompletionBody, CompletionChoiceBody, UsageBody
+from mamba_server.api.score_json import LongParts, completion_scores, let_go, prompt_scores
 from mamba_server.wire import FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
@@ -44,21 +46,30 @@ class CompletionResponseBuilder:
         self._n = request.n or 1
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         """By prompt, in order; of its choices one brings them."""
-        self._sealed: dict[int, bytes] = {}
-        """The JSON of choices that are over."""
+        self._begun: Counter[int] = Counter()
+        """By prompt: choices whose first event was made, which has its scores."""
+        self._sealed: dict[int, list[bytes]] = {}
+        """The JSON of choices that are over, in pieces."""
         self._choices = [_CompletionChoice() for _ in range(self._n * len(prompts))]
 
     def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
         """The event of one update; None when it shows nothing new."""
         self._add(update)
         choice = self._choices[update.choice]
-        body = self._choice_body(update.choice, choice, first=update.first, finish=update.finish_reason)
+        parts = LongParts()
+        body = self._choice_body(
+            update.choice, choice, parts, first=update.first, finish=update.finish_reason
+        )
         choice.text, choice.token_ids, choice.logprobs = [], [], []
+        if update.first:
+            self._begun[prompt := update.choice // self._n] += 1
+            if self._begun[prompt] == self._n:
+                let_go(self._prompt_logprobs.pop(prompt, []))
         about_tokens = bool(update.token_ids) and self._says_more
         about_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
         if not (body.text or body.finish_reason or about_tokens or about_prompt):
             return None
-        return responses.event(self._body([body], usage if with_usage else UNSET))
+        return b"".join(parts.in_place(responses.event(self._body([body], usage if with_usage else UNSET))))
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """The event after the last choice."""
@@ -79,13 +90,13 @@ class CompletionResponseBuilder:
     def seal(self, index: int) -> None:
         """The choice is over: keep its JSON, and nothing else of it."""
         choice = self._choices[index]
-        self._sealed[index] = responses.encode(
-            self._choice_body(index, choice, first=True, finish=choice.finish_reason)
-        )
+        parts = LongParts()
+        body = self._choice_body(index, choice, parts, first=True, finish=choice.finish_reason)
+        self._sealed[index] = parts.in_place(responses.encode(body))
         self._choices[index] = _CompletionChoice()
         first = index - index % self._n
         if all(each in self._sealed for each in range(first, first + self._n)):
-            self._prompt_logprobs.pop(index // self._n, None)
+            let_go(self._prompt_logprobs.pop(index // self._n, []))
 
     def full(self, usage: UsageBody) -> list[bytes]:
         """The JSON of the complete answer, in pieces."""
@@ -95,7 +106,7 @@ class CompletionResponseBuilder:
         for index in range(len(self._choices)):
             if index not in self._sealed:
                 self.seal(index)
-            pieces += [self._sealed.pop(index), b","]
+            pieces += [*self._sealed.pop(index), b","]
         return [*pieces[:-1], b"]" + tail]
 
     @property
@@ -112,7 +123,13 @@ class CompletionResponseBuilder:
         choice.logprobs += update.logprobs or ()
 
     def _choice_body(
-        self, index: int, choice: _CompletionChoice, *, first: bool, finish: FinishReason | None
+        self,
+        index: int,
+        choice: _CompletionChoice,
+        parts: LongParts,
+        *,
+        first: bool,
+        finish: FinishReason | None,
     ) -> CompletionChoiceBody:
         prompt_token_ids, prompt_text = self._prompts[index // self._n]
         scores = self._prompt_logprobs.get(index // self._n)
@@ -125,14 +142,14 @@ class CompletionResponseBuilder:
         body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
         if self._request.logprobs is not None and len(entries) == len(token_ids):
             tokenizer, special = self._tokenizer, self._request.skip_special_tokens is False
-            body.logprobs = responses.completion_logprobs(
-                tokenizer, token_ids, entries, choice.shown, special=special
+            body.logprobs = completion_scores(
+                tokenizer, token_ids, entries, choice.shown, parts, special=special
             )
             choice.shown += sum(
                 responses.shown_length(tokenizer, token_id, special=special) for token_id in token_ids
             )
         if self._request.prompt_logprobs is not None and first and scores is not None:
-            body.prompt_logprobs = responses.prompt_logprobs(self._tokenizer, scores)
+            body.prompt_logprobs = prompt_scores(self._tokenizer, scores, parts)
         if self._request.return_token_ids:
             body.token_ids = list(choice.token_ids)
             if first:

@@ -19,14 +19,15 @@ from mamba_edge.body_budget import BodyShare
 from mamba_edge.client_name import client_of
 from mamba_edge.direct_exchange import DIRECT
 from mamba_edge.errors import ApiError, InvalidRequest, NotReady
-from mamba_edge.request_body import find_header
+from mamba_edge.request_body import RawHeaders, find_header
 from mamba_server.api import responses
 from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.answer_reader import AnswerFormat
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
+from mamba_server.api.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.output_grammar import GrammarCheck, output_grammar
+from mamba_server.api.output_grammar import GrammarCheck, OutputForm, output_grammar
 from mamba_server.api.prompts import PromptBuilder
 from mamba_server.api.responses import UsageBody
 from mamba_server.api.sampling import output_tokens, prompt_alternatives, sampling_params
@@ -91,12 +92,19 @@ class GenerationEndpoints:
         with self._serving.admitted(len(request.prompts), request.n or 1):
             made = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompts = await made.of_completion(request)
-            grammar = await output_grammar(request, text, self._check_grammar(scope))
+            form = await output_grammar(request, text, self._check_grammar(scope))
         priorities = self._serving.settings.anonymous_priority
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
             _add_request(
-                request, f"{response_id}-{place}", prompt, text, limits, scope, grammar, priorities=priorities
+                request,
+                f"{response_id}-{place}",
+                prompt,
+                text,
+                limits,
+                scope,
+                form.grammar,
+                priorities=priorities,
             )
             for place, prompt in enumerate(prompts)
         ]
@@ -109,7 +117,7 @@ class GenerationEndpoints:
             created=int(time.time()),
             model=self._serving.model_name,
         )
-        await self._run(request, builder, adds, text, scope, send)
+        await self._run(request, builder, adds, text, scope, send, headers=_headers(form))
 
     async def _answer(self, request: ChatCompletionRequest, scope: Scope, send: Send) -> None:
         text, limits = self._model(request)
@@ -117,12 +125,14 @@ class GenerationEndpoints:
         with self._serving.admitted(1, request.n or 1):
             prompts = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompts.of_chat(request, scope["body_bytes"])
-            grammar = await output_grammar(request, text, self._check_grammar(scope), prompt.opening)
+            form = await output_grammar(request, text, self._check_grammar(scope), prompt.opening)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         priorities = self._serving.settings.anonymous_priority
-        add = _add_request(request, response_id, prompt, text, limits, scope, grammar, priorities=priorities)
+        add = _add_request(
+            request, response_id, prompt, text, limits, scope, form.grammar, priorities=priorities
+        )
         self._foresee(request, [prompt], scope)
-        form = AnswerFormat.of(request, text.template)
+        read = AnswerFormat.of(request, text.template)
         builder = ChatResponseBuilder(
             request,
             text.tokenizer,
@@ -130,10 +140,10 @@ class GenerationEndpoints:
             response_id=response_id,
             created=int(time.time()),
             model=self._serving.model_name,
-            readers=form.readers(request, text, prompt),
+            readers=read.readers(request, text, prompt),
         )
-        kept = text.tokenizer.ids_of(form.markers)
-        await self._run(request, builder, [add], text, scope, send, kept)
+        kept = text.tokenizer.ids_of(read.markers)
+        await self._run(request, builder, [add], text, scope, send, kept, headers=_headers(form))
 
     def _foresee(self, request: GenerationRequest, prompts: Sequence[Prompt], scope: Scope) -> None:
         """Count what the log-probabilities of prompts will take against what bodies may. Raises
@@ -185,8 +195,10 @@ class GenerationEndpoints:
         scope: Scope,
         send: Send,
         visible_special: frozenset[int] = frozenset(),
+        *,
+        headers: RawHeaders = (),
     ) -> None:
-        """`visible_special`: special tokens by which the response is parsed."""
+        """`visible_special`: special tokens by which the response is parsed; `headers`: more of its own."""
         fields = scope["log_fields"]
         fields["answer"] = adds[0].request_id
         serving = self._serving
@@ -203,9 +215,9 @@ class GenerationEndpoints:
                 if request.stream:
                     told = find_header(scope["headers"], USAGE_HEADER) == b"1"
                     events = _events(request, builder, active, trace, serving.encoders, with_comment=told)
-                    await send_events(send, events, scope.get(DIRECT))
+                    await send_events(send, events, scope.get(DIRECT), headers)
                 else:
-                    await send_json_pieces(send, await _whole(builder, active, serving.encoders))
+                    await send_json_pieces(send, await _whole(builder, active, serving.encoders), headers)
         finally:
             trace.root.set(names.RESPONSE_ID, adds[0].request_id)
             trace.root.set(names.INPUT_TOKENS, active.counts.prompt)
@@ -243,6 +255,11 @@ def _add_request(
         turn_boundary=prompt.turn_boundary,
         arrival=scope["arrival"],
     )
+
+
+def _headers(form: OutputForm) -> RawHeaders:
+    """What the answer's headers say of its form."""
+    return [(LEFT_OUT_HEADER.lower().encode(), ", ".join(form.left_out).encode())] if form.left_out else ()
 
 
 def _usage(active: ActiveRequest) -> UsageBody:

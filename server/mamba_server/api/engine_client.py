@@ -246,6 +246,9 @@ class EngineClient:
             message = await process.receive()
             self._message_received = True
             self._route(message)
+            if isinstance(message, wire.Outputs) and any(each.prompt_logprobs for each in message.deltas):
+                # More may be at hand, and be read without a pause.
+                await asyncio.sleep(0)
 
     async def _watch(self) -> None:
         """Return when a ready engine has sent nothing for `silence` seconds. Counts its own wake-ups rather

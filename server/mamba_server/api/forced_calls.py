@@ -7,35 +7,28 @@ one of an `enum`.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest
-from mamba_api.openai_fields import NamedTool, Tool
-from mamba_server.api.followed_schema import followed
+from mamba_api.openai_tools import INPUT, CustomGrammar, Tool
+from mamba_server.api.followed_schema import FormLimits, followed
 from mamba_text.tagged_call import SchemaTypes
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-JSON_STYLE: "JsonCompileOptions" = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-"""White space of JSON has one place: a model that may add more of it might add it for ever."""
 _DEFINITIONS = ("$defs", "definitions")
 _ANNOTATIONS = frozenset({"title", "description", "$schema", "examples", "default", "additionalProperties"})
 """Keys of a schema of arguments that ask for nothing: arguments that it does not name are not written."""
 
 
-def forced_calls(request: ChatCompletionRequest, form: ToolCallFormat, tokenizer: Tokenizer) -> str:
-    """llguidance's grammar of calls of the functions that have to be called, and nothing else. Raises
+def forced_calls(
+    request: ChatCompletionRequest, form: ToolCallFormat, tokenizer: Tokenizer, limits: FormLimits
+) -> str:
+    """Make llguidance's grammar of calls of the functions that have to be called, and nothing else. Raises
     ValueError where arguments cannot be followed."""
-    once = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
+    once = request.parallel_tool_calls is False or request.names_one_tool
     begin, end = (token_or_text(text, tokenizer) for text in (form.begin, form.end))
     if form.listed:
         more = "" if once else ' (", " call)*'
@@ -44,12 +37,35 @@ def forced_calls(request: ChatCompletionRequest, form: ToolCallFormat, tokenizer
         start = f'{begin} "\\n"? call "\\n"? {end}'
         if not once:
             start = f'{start} ("\\n"? {start})*'
+    inputs: list[dict[str, Any]] = []
     rules = [f"start: {start}", "call: " + " | ".join(f"call_{n}" for n in range(len(request.forced_tools)))]
     for number, tool in enumerate(request.forced_tools):
-        rules += _tagged_call(number, tool) if form.tagged else _json_call(number, tool)
+        grammar = None if tool.custom is None else tool.custom.grammar
+        if grammar is not None and form.tagged:
+            first, *others = grammars_of(_of_input(grammar))
+            inputs += [{**first, "name": f"input_{number}"}, *others]
+            rules.append(_tagged_input(number, tool))
+        elif grammar is not None and grammar.syntax == "lark":
+            limits.leave_out("format", strict=False)
+            rules += _json_call(number, tool, limits)
+        else:
+            rules += (_tagged_call if form.tagged else _json_call)(number, tool, limits)
     if form.tagged:
         rules.append(r"text[lazy]: /(?s:.*)\n<\/parameter>\n/")
-    return str(LLMatcher.grammar_from_lark("\n".join(rules)))
+    calls = str(LLMatcher.grammar_from_lark("\n".join(rules)))
+    return json.dumps({"grammars": grammars_of(calls) + inputs}) if inputs else calls
+
+
+def _of_input(grammar: CustomGrammar) -> str:
+    make = LLMatcher.grammar_from_regex if grammar.syntax == "regex" else LLMatcher.grammar_from_lark
+    return str(make(grammar.definition))
+
+
+def _tagged_input(number: int, tool: Tool) -> str:
+    """The rule of a call of a custom tool whose input has a grammar of its own."""
+    head = json.dumps(f"<function={tool.name}>\n<parameter={INPUT}>\n")
+    end = json.dumps("\n</parameter>\n</function>")
+    return f"call_{number}: {head} @input_{number} {end}"
 
 
 def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, once: bool) -> str:
@@ -92,47 +108,57 @@ def token_or_text(text: str, tokenizer: Tokenizer) -> str:
     return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
 
-def _json_call(number: int, tool: Tool) -> list[str]:
-    schema = {"type": "object", **(tool.function.parameters or {}), "x-guidance": JSON_STYLE}
-    head = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
+def _json_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
+    schema = {"type": "object", **_parameters(tool, limits), "x-guidance": limits.style}
+    head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
     # Each schema is one by itself, so that what it refers to is found.
     return [
         f'call_{number}: {head} arguments_{number} "}}"',
-        f"arguments_{number}: %json {json.dumps(followed(schema))}",
+        f"arguments_{number}: %json {json.dumps(schema)}",
     ]
 
 
-def _tagged_call(number: int, tool: Tool) -> list[str]:
-    schema = tool.function.parameters or {}
-    followed = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
-    if unknown := sorted(set(schema) - followed):
+def _parameters(tool: Tool, limits: FormLimits) -> dict[str, Any]:
+    """The part of the schema of a tool's arguments that a forced call follows."""
+    schema = tool.parameters
+    if tool.custom is not None and tool.custom.grammar is not None and tool.custom.grammar.syntax == "regex":
+        # What the expression cannot be made of is an error: it is the form that was asked for.
+        pattern = {"type": "string", "pattern": f"^(?:{tool.custom.grammar.definition})$"}
+        return {**schema, "properties": {INPUT: pattern}}
+    return followed(schema, limits, strict=tool.strict)
+
+
+def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
+    schema = _parameters(tool, limits)
+    known = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
+    if unknown := sorted(set(schema) - known):
         raise ValueError(
-            f"{tool.function.name}: {unknown[0]!r} of its arguments is not supported by this model's calls"
+            f"{tool.name}: {unknown[0]!r} of its arguments is not supported by this model's calls"
         )
     if schema.get("type", "object") != "object":
-        raise ValueError(f"{tool.function.name}: arguments have to be an object")
+        raise ValueError(f"{tool.name}: arguments have to be an object")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
-        raise ValueError(f"{tool.function.name}: properties have to be an object, and required a list")
+        raise ValueError(f"{tool.name}: properties have to be an object, and required a list")
     rules: list[str] = []
     parts = []
     types = SchemaTypes(schema)
     for place, (key, value) in enumerate(properties.items()):
         name = f"argument_{number}_{place}"
         parts.append(name if key in required else f"{name}?")
-        rules += _tagged_argument(name, key, value, schema, types.of(value))
-    head, end = json.dumps(f"<function={tool.function.name}>\n"), json.dumps("</function>")
+        rules += _tagged_argument(name, key, value, schema, types.of(value), limits)
+    head, end = json.dumps(f"<function={tool.name}>\n"), json.dumps("</function>")
     return [f"call_{number}: {' '.join([head, *parts, end])}", *rules]
 
 
 def _tagged_argument(
-    name: str, key: str, schema: Any, root: Mapping[str, Any], types: frozenset[str]
+    name: str, key: str, schema: Any, root: Mapping[str, Any], types: frozenset[str], limits: FormLimits
 ) -> Iterator[str]:
     head, end = json.dumps(f"<parameter={key}>\n"), json.dumps("\n</parameter>\n")
     if types and "string" not in types:
         yield f"{name}: {head} {name}_value {end}"
         shared = {each: root[each] for each in _DEFINITIONS if each in root}
-        yield f"{name}_value: %json {json.dumps(followed({**shared, **schema, 'x-guidance': JSON_STYLE}))}"
+        yield f"{name}_value: %json {json.dumps({**shared, **schema, 'x-guidance': limits.style})}"
     elif types == {"string"} and "enum" in schema:
         texts = schema["enum"] if isinstance(schema["enum"], list) else []
         texts = [text for text in texts if isinstance(text, str)]

@@ -1,7 +1,12 @@
 """What llguidance says of a form, in words that tell what to change. Pure."""
 
+import re
+
+OVERLAP = "coerce_one_of"
+"""In what the library says of a `oneOf` whose branches cannot be told apart."""
+_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _WORDS = (
-    ("coerce_one_of", "oneOf: its branches overlap, or cannot be told apart; use anyOf"),
+    (OVERLAP, "oneOf: its branches overlap, or cannot be told apart; use anyOf"),
     (
         "lexer precomputation failed",
         "the expression takes too long to be prepared; make it simpler, with fewer repetitions",
@@ -16,6 +21,9 @@ _WORDS = (
 
 def in_our_words(failure: str) -> str:
     """The failure, without advice that nobody can take."""
+    if unknown := _KEYS.search(failure):
+        keys = unknown[1].replace('"', "'")
+        return f"the schema has keys that cannot be enforced: {keys}; leave them out"
     for part, words in _WORDS:
         if part in failure:
             return words

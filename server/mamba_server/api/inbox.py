@@ -17,12 +17,15 @@ def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
     logprobs = first.logprobs
     if second.logprobs is not None:
         logprobs = [*(logprobs or ()), *second.logprobs]
+    scores = first.prompt_logprobs
+    if second.prompt_logprobs is not None:
+        scores = [*(scores or ()), *second.prompt_logprobs]
     return msgspec.structs.replace(
         second,
         token_ids=first.token_ids + second.token_ids,
         logprobs=logprobs,
         cached_tokens=max(first.cached_tokens, second.cached_tokens),
-        prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
+        prompt_logprobs=scores,
         started=first.started or second.started,
         first_at=first.first_at or second.first_at,
         timeline=_joined(first.timeline, second.timeline),

@@ -6,23 +6,24 @@ Used by the two generation endpoints. The engine checks it once more, with the m
 import json
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest, GenerationRequest
 from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
+from mamba_api.openai_tools import Tool
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.followed_schema import followed
+from mamba_server.api.followed_schema import FormLimits, followed
 from mamba_server.api.forced_calls import (
-    JSON_STYLE,
     calls_or_form,
     forced_calls,
     grammars_of,
     token_or_text,
 )
 from mamba_server.api.form_size import is_shorter_than
-from mamba_server.api.grammar_words import in_our_words
+from mamba_server.api.grammar_words import OVERLAP, in_our_words
 from mamba_server.grammar_depth import check_depth
 from mamba_text.prompt import TextProcessor
 from mamba_text.reasoning import ReasoningFormat, ReasoningStart
@@ -33,10 +34,20 @@ MOST_CHARS = 64 * 1024
 GrammarCheck = Callable[[str], Awaitable[str]]
 
 
+@dataclass(frozen=True, slots=True)
+class OutputForm:
+    """The form of one answer."""
+
+    grammar: str = ""
+    """llguidance's; "" = the answer may be anything."""
+    left_out: tuple[str, ...] = ()
+    """Keys of what was asked for that the answer is not made to follow."""
+
+
 async def output_grammar(
     request: GenerationRequest, text: TextProcessor, check: GrammarCheck, opening: str = ""
-) -> str:
-    """Make llguidance's grammar; "" = the answer may be anything. `opening`: what a chat's prompt has of the
+) -> OutputForm:
+    """Make the grammar of an answer. `opening`: what a chat's prompt has of the
     answer; `check`: says why a grammar cannot be followed, "" = it can. Tools, if there are any, are such as
     the model's template takes. Raises InvalidRequest, and what `check` does."""
     reasoning = template = None
@@ -56,50 +67,102 @@ async def output_grammar(
     if isinstance(request, ChatCompletionRequest) and request.offered_tools:
         form = template.tool_calls if template is not None else None
         if form is None or not (request.forced_tools or asked is not None):
-            return ""
+            return _of_free_calls(request)
         if asked is not None and not request.forced_tools:
             once = request.parallel_tool_calls is False
-            return await _checked(
+            made = await _checked(
                 param,
                 _written(asked),
-                lambda: of_answer(calls_or_form(_of_form(asked), form, text.tokenizer, once=once)),
+                lambda limits: of_answer(
+                    calls_or_form(_of_form(asked, limits), form, text.tokenizer, once=once)
+                ),
                 check,
+                strict=_is_strict(asked),
             )
+            left_out = {*made.left_out, *_of_free_calls(request).left_out}
+            return OutputForm(made.grammar, tuple(sorted(left_out)))
         # Calls that have to be made leave no answer that could have the form.
-        schemas = [tool.function.parameters for tool in request.forced_tools]
+        schemas = [_written_of(tool) for tool in request.forced_tools]
         return await _checked(
-            "tools", schemas, lambda: of_answer(forced_calls(request, form, text.tokenizer)), check
+            "tools",
+            schemas,
+            lambda limits: of_answer(forced_calls(request, form, text.tokenizer, limits)),
+            check,
+            strict=any(tool.strict for tool in request.forced_tools),
         )
     if asked is None:
-        return ""
-    return await _checked(param, _written(asked), lambda: of_answer(_of_form(asked)), check)
+        return OutputForm()
+    return await _checked(
+        param,
+        _written(asked),
+        lambda limits: of_answer(_of_form(asked, limits)),
+        check,
+        strict=_is_strict(asked),
+    )
 
 
-async def _checked(param: str, written: Any, make: Callable[[], str], check: GrammarCheck) -> str:
-    """`written`: what the client sent of it, whose size is looked at before anything is made of it."""
+def _of_free_calls(request: ChatCompletionRequest) -> OutputForm:
+    """The form of an answer that may be anything, calls included: no input of a custom tool follows a
+    grammar there."""
+    customs = [tool.custom for tool in request.callable_tools if tool.custom is not None]
+    return OutputForm(left_out=("format",) if any(each.grammar is not None for each in customs) else ())
+
+
+async def _checked(
+    param: str,
+    written: Any,
+    make: Callable[[FormLimits], str],
+    check: GrammarCheck,
+    *,
+    strict: bool,
+) -> OutputForm:
+    """The form, of which the engine can follow all. `written`: what the client sent of it, whose size is
+    looked at before anything is made of it; `strict`: nothing of it may be left out."""
     try:
         if not is_shorter_than(written, MOST_CHARS):
             raise ValueError(f"has more than {MOST_CHARS} characters, which are the most")
-        grammar = make()
-        if len(grammar) > MOST_CHARS:
-            raise ValueError(f"has {len(grammar)} characters as a grammar, and {MOST_CHARS} are the most")
-        check_depth(grammar)
-        if failure := await check(grammar):
+        limits = FormLimits()
+        grammar, failure = await _tried(make, limits, check)
+        if OVERLAP in failure and not strict:
+            limits = FormLimits(overlaps=True)
+            grammar, failure = await _tried(make, limits, check)
+        if failure:
             raise ValueError(in_our_words(failure))
     except ValueError as error:
         raise InvalidRequest(f"{param}: {error}", param=param, code="invalid_output_grammar") from error
-    return grammar
+    return OutputForm(grammar, tuple(sorted(limits.left_out)))
 
 
-def _of_form(asked: ResponseFormat | StructuredOutputs) -> str:
+async def _tried(
+    make: Callable[[FormLimits], str], limits: FormLimits, check: GrammarCheck
+) -> tuple[str, str]:
+    """The grammar within the limits, and why it cannot be followed, "" = it can. Raises ValueError."""
+    grammar = make(limits)
+    if len(grammar) > MOST_CHARS:
+        raise ValueError(f"has {len(grammar)} characters as a grammar, and {MOST_CHARS} are the most")
+    check_depth(grammar)
+    return grammar, await check(grammar)
+
+
+def _written_of(tool: Tool) -> Any:
+    grammar = None if tool.custom is None else tool.custom.grammar
+    return tool.parameters if grammar is None else grammar.definition
+
+
+def _is_strict(asked: ResponseFormat | StructuredOutputs) -> bool:
+    schema = asked.json_schema if isinstance(asked, ResponseFormat) else None
+    return schema is not None and bool(schema.strict)
+
+
+def _of_form(asked: ResponseFormat | StructuredOutputs, limits: FormLimits) -> str:
     if isinstance(asked, ResponseFormat):
         if asked.json_schema is not None:
-            return _of_schema(asked.json_schema.schema_)
-        return _of_schema({"type": "object", **(asked.schema_ or {})})
+            return _of_schema(asked.json_schema.schema_, limits, strict=_is_strict(asked))
+        return _of_schema({"type": "object", **(asked.schema_ or {})}, limits)
     if asked.json_ is not None:
-        return _of_schema(asked.json_)
+        return _of_schema(asked.json_, limits)
     if asked.json_object:
-        return _of_schema({"type": "object"})
+        return _of_schema({"type": "object"}, limits)
     if asked.regex is not None:
         return str(LLMatcher.grammar_from_regex(asked.regex))
     if asked.choice is not None:
@@ -114,7 +177,7 @@ def _written(asked: ResponseFormat | StructuredOutputs) -> Any:
     return [asked.json_, asked.regex, asked.choice, asked.grammar]
 
 
-def _of_schema(schema: dict[str, Any] | str) -> str:
+def _of_schema(schema: dict[str, Any] | str, limits: FormLimits, *, strict: bool = False) -> str:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -122,7 +185,8 @@ def _of_schema(schema: dict[str, Any] | str) -> str:
             raise ValueError("is nested too deeply") from error
         if not isinstance(schema, dict):
             raise ValueError("has to be an object")
-    return str(LLMatcher.grammar_from_json_schema(followed(schema), defaults=JSON_STYLE))
+    kept = followed(schema, limits, strict=strict)
+    return str(LLMatcher.grammar_from_json_schema(kept, defaults=limits.style))
 
 
 def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenizer: Tokenizer) -> str:

@@ -43,9 +43,9 @@ class CompletionLogprobsBody(msgspec.Struct):
 class CompletionChoiceBody(msgspec.Struct):
     index: int
     text: str
-    logprobs: CompletionLogprobsBody | None = None
+    logprobs: CompletionLogprobsBody | msgspec.Raw | None = None
     finish_reason: FinishReason | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: OptionalTokenIds = UNSET
     token_ids: OptionalTokenIds = UNSET
 
@@ -78,12 +78,27 @@ class ToolCallDeltaBody(ToolCallBody, kw_only=True):
     index: int
 
 
+class CustomBody(msgspec.Struct):
+    name: str
+    input: str
+
+
+class CustomCallBody(msgspec.Struct):
+    id: str
+    custom: CustomBody
+    type: str = "custom"
+
+
+class CustomCallDeltaBody(CustomCallBody, kw_only=True):
+    index: int
+
+
 class MessageBody(msgspec.Struct):
     content: str | None
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallBody] | UnsetType = UNSET
+    tool_calls: list[ToolCallBody | CustomCallBody] | UnsetType = UNSET
 
 
 class ChatChoiceBody(msgspec.Struct):
@@ -101,7 +116,7 @@ class ChatBody(msgspec.Struct):
     choices: list[ChatChoiceBody]
     usage: UsageBody
     object: str = "chat.completion"
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: OptionalTokenIds = UNSET
 
 
@@ -109,7 +124,7 @@ class DeltaBody(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDeltaBody] | UnsetType = UNSET
+    tool_calls: list[ToolCallDeltaBody | CustomCallDeltaBody] | UnsetType = UNSET
 
 
 class ChatChunkChoiceBody(msgspec.Struct):
@@ -127,7 +142,7 @@ class ChatChunkBody(msgspec.Struct):
     choices: list[ChatChunkChoiceBody]
     object: str = "chat.completion.chunk"
     usage: UsageBody | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: OptionalTokenIds = UNSET
 
 
@@ -137,7 +152,7 @@ COMMENT = b":\n\n"
 """What clients of a stream skip."""
 
 
-def encode(body: msgspec.Struct | dict[str, Any]) -> bytes:
+def encode(body: msgspec.Struct | dict[str, Any] | list[Any]) -> bytes:
     """JSON."""
     return _ENCODER.encode(body)
 

@@ -289,10 +289,11 @@ class Admission:
         if allocation is None:
             return 0
         self.waiting.remove(sequence)
+        sequence.make_room()
         sequence.allocation = allocation
         sequence.target = sequence.known
         sequence.phase = Phase.PREFILL
-        self.cache.batch.last_depth[allocation.row] = len(sequence.token_ids) - 1
+        self.cache.batch.last_depth[allocation.row] = sequence.longest - 1
         self.prefilling.append(sequence)
         if self.cache.prefix_caching:
             self.leading.append(sequence)

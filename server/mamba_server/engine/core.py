@@ -148,7 +148,7 @@ class EngineCore:
                 request.request_id, 400, "invalid_request_error", "empty_prompt",
                 "the prompt has no tokens: send at least one",
             )  # fmt: skip
-        token_ids = np.asarray(request.token_ids, np.int32)
+        token_ids = np.array(request.token_ids, np.int32)
         limit = self.scheduler.limits.max_model_len
         total = len(token_ids) + request.params.max_tokens
         if total > limit:
@@ -224,7 +224,7 @@ class EngineCore:
         """
         wanted = reservation(name, overlap=self.overlap)
         for group in self.sequences.values():
-            longest = len(group[0].token_ids)
+            longest = group[0].longest
             if self.cache.never_fits(longest, wanted):
                 return (
                     f"request {group[0].request_id} may grow to {longest} tokens, which with "

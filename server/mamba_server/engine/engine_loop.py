@@ -19,6 +19,7 @@ from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.garbage import search_new_objects
 from mamba_server.engine.grammar_compiler import GrammarCompiler
 from mamba_server.engine.output_grammar import OutputGrammar
+from mamba_server.engine.output_messages import output_messages
 from mamba_server.engine.stats import collect
 from mamba_server.wire import (
     AbortRequest,
@@ -27,7 +28,6 @@ from mamba_server.wire import (
     EngineStats,
     Fatal,
     FromEngine,
-    Outputs,
     Progress,
     Ready,
     RequestRejected,
@@ -131,8 +131,8 @@ class EngineLoop:
             before = self._core.step_number
             deltas = self._core.step()
             stalled = self._core.step_number == before and not deltas
-            if deltas:
-                self._port.send(Outputs(deltas))
+            for outputs in output_messages(deltas):
+                self._port.send(outputs)
             if self._core.device_error:
                 raise DeviceLost(self._core.device_error)
             self._after_step()

@@ -69,7 +69,7 @@ def host_result(
     for span, score in zip(spans, scores, strict=True):
         follow = span.follow.tolist()
         prompt[span.piece] = [
-            TokenLogprobs(token, logprob, ids[: span.top], values[: span.top], rank)
+            TokenLogprobs(token, logprob, tuple(ids[: span.top]), tuple(values[: span.top]), rank)
             for token, logprob, rank, ids, values in zip(
                 follow,
                 score.logprob.tolist(),
@@ -93,5 +93,5 @@ def _row_logprobs(sampled: SampledTokens | None, tops: list[int]) -> dict[int, T
         if top < 0:
             continue
         best = (top_ids[index][:top], top_logprobs[index][:top]) if top_ids and top_logprobs else ([], [])
-        out[index] = TokenLogprobs(ids[index], logprobs[index], *best)
+        out[index] = TokenLogprobs(ids[index], logprobs[index], tuple(best[0]), tuple(best[1]))
     return out

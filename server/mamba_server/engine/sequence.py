@@ -107,9 +107,9 @@ class Sequence:
         self.deferred = False
         """It waited for the checkpoint of another prompt, or still does: once is enough."""
         self.prompt_len = len(token_ids)
-        self.token_ids: Tokens = np.empty(self.prompt_len + params.max_tokens, np.int32)
-        """The prompt, then the output: one piece of memory, so that a prefix of both needs no copy."""
-        self.token_ids[: self.prompt_len] = token_ids
+        self.token_ids = token_ids
+        """The prompt, which siblings share; from `make_room` on the prompt, then the output: one piece of
+        memory, so that a prefix of both needs no copy."""
         self.known = self.prompt_len
         self.target = self.prompt_len
         """Tokens to prefill before it decodes: the prompt, and after a preemption the output so far."""
@@ -128,6 +128,18 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if params.prompt_logprobs >= 0 and scores_prompt else None
         )
+
+    def make_room(self) -> None:
+        """Take memory for the prompt and all that may be generated; once, when the sequence starts."""
+        if len(self.token_ids) < self.longest:
+            room: Tokens = np.empty(self.longest, np.int32)
+            room[: self.known] = self.token_ids
+            self.token_ids = room
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it may grow to."""
+        return self.prompt_len + self.params.max_tokens
 
     @property
     def key(self) -> tuple[str, int]:

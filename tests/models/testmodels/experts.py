@@ -76,9 +76,9 @@ class ExpertBatch:
                     made = self._expert(self.hidden[row], self.gate_up[expert], self.down[expert])
                     total[row] += self.weights[row, j].double() * made
             if self.shared is not None:
-                assert self.shared.logit is not None
                 made = self._expert(self.hidden[row], self.shared.gate_up, self.shared.down)
-                total[row] += self.shared.logit[row].double().sigmoid() * made
+                logit = self.shared.logit
+                total[row] += made if logit is None else logit[row].double().sigmoid() * made
         return total
 
     def _expert(self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:

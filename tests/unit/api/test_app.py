@@ -40,7 +40,7 @@ async def test_every_error_answer_is_described_as_the_envelope(document: dict[st
                     schema = answer["content"]["application/json"]["schema"]
                     assert schema == {"$ref": "#/components/schemas/ErrorEnvelope"}
                     assert answer["description"]
-    assert codes == {"400", "401", "404", "408", "413", "415", "429", "500", "503"}
+    assert codes == {"400", "401", "403", "404", "408", "413", "415", "429", "500", "503"}
     assert {"HTTPValidationError", "ValidationError"}.isdisjoint(document["components"]["schemas"])
 
 

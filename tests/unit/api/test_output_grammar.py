@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from byte_tokenizer import byte_tokenizer
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.output_grammar import MOST_CHARS, output_grammar
+from mamba_server.api.output_grammar import MOST_CHARS, OutputForm, output_grammar
 from mamba_server.grammar_limits import LIMITS
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults
@@ -58,6 +58,12 @@ def thinking(*special: str) -> TextProcessor:
 
 
 def grammar(body: dict[str, Any], processor: TextProcessor | None = None, opening: str = "") -> str:
+    return output_form(body, processor, opening).grammar
+
+
+def output_form(
+    body: dict[str, Any], processor: TextProcessor | None = None, opening: str = ""
+) -> OutputForm:
     kind = CompletionRequest if "prompt" in body else ChatCompletionRequest
     return asyncio.run(output_grammar(kind.model_validate(body), processor or text(), check, opening))
 
@@ -218,6 +224,73 @@ def test_required_calls_are_written_as_the_template_teaches(
     assert [allows(single, each, *special) for each in (one, two)] == [True, False]
 
 
+def test_allowed_tools_alone_are_called_where_some_have_to_be() -> None:
+    named = {"type": "function", "function": {"name": "go"}}
+    for mode, calls in (("required", True), ("auto", False)):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+        made = grammar(chat(tools=[ADD, GO, NOTHING], tool_choice=choice), text(HERMES))
+        if not calls:
+            assert made == ""
+            continue
+        assert allows(made, f"<tool_call>{CALL_GO}</tool_call>" * 2)
+        assert not allows(made, f"<tool_call>{CALL_ADD}</tool_call>")
+
+
+def custom(syntax: str = "", definition: str = "") -> dict[str, Any]:
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": "run", **({"format": grammar} if syntax else {})}}
+
+
+def run_call(written: str, form: ToolCallFormat) -> str:
+    if form is TAGGED:
+        argument = f"<parameter=input>\n{written}\n</parameter>"
+        return f"<tool_call>\n<function=run>\n{argument}\n</function>\n</tool_call>"
+    return f'<tool_call>{{"name": "run", "arguments": {{"input": {json.dumps(written)}}}}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("tool", "form", "right", "wrong"),
+    [
+        (custom(), HERMES, ["", 'print("a")\n'], []),
+        (custom(), TAGGED, ["", 'print("a")\n'], []),
+        (custom("regex", r'say "[a-z/]+"(\n|!)'), HERMES, ['say "a/b"!', 'say "a"\n'], ["say a!", ""]),
+        (custom("regex", r'say "[a-z/]+"(\n|!)'), TAGGED, ['say "a/b"!', 'say "a"\n'], ["say a!", ""]),
+        (custom("lark", 'start: "(" start? ")"'), TAGGED, ["()", "((()))"], ["(()", ""]),
+    ],
+)
+def test_the_input_of_a_custom_tool_that_has_to_be_called_follows_its_format(
+    tool: dict[str, Any], form: ToolCallFormat, right: list[str], wrong: list[str]
+) -> None:
+    choice = {"type": "custom", "custom": {"name": "run"}}
+    made = grammar(chat(tools=[ADD, tool], tool_choice=choice), text(form))
+    assert [allows(made, run_call(each, form)) for each in right] == [True] * len(right)
+    assert [allows(made, run_call(each, form)) for each in wrong] == [False] * len(wrong)
+    assert not allows(made, f"<tool_call>{CALL_ADD}</tool_call>")
+
+
+def test_a_format_that_an_input_does_not_follow_is_named() -> None:
+    lark, regex = custom("lark", 'start: "(" start? ")"'), custom("regex", "a+")
+
+    def left_out(tool: dict[str, Any], form: ToolCallFormat, choice: str) -> tuple[str, ...]:
+        return output_form(chat(tools=[tool], tool_choice=choice), text(form)).left_out
+
+    assert left_out(lark, HERMES, "required") == ("format",)  # its input is JSON there
+    assert [left_out(each, TAGGED, "auto") for each in (lark, regex)] == [("format",)] * 2
+    assert left_out(custom(), TAGGED, "auto") == ()
+    assert [left_out(each, TAGGED, "required") for each in (lark, regex)] == [()] * 2
+    assert left_out(regex, HERMES, "required") == ()
+    both = chat(tools=[regex], response_format={"type": "json_object"})
+    assert output_form(both, text(HERMES)).left_out == ("format",)
+
+
+@pytest.mark.parametrize("form", [HERMES, TAGGED])
+def test_an_expression_of_a_custom_tool_that_cannot_be_followed_is_refused(form: ToolCallFormat) -> None:
+    for definition in ("(a", "(?=a)a"):
+        with pytest.raises(InvalidRequest) as caught:
+            grammar(chat(tools=[custom("regex", definition)], tool_choice="required"), text(form))
+        assert caught.value.param == "tools"
+
+
 def test_a_named_function_is_called_once() -> None:
     named = {"type": "function", "function": {"name": "go"}}
     made = grammar(chat(tools=[ADD, GO], tool_choice=named), text(HERMES))
@@ -290,7 +363,7 @@ def test_calls_with_tags_have_the_arguments_that_their_function_names(special: t
         {"type": "object", "oneOf": [{"required": ["a"]}]},
         {"type": "array"},
         {"type": "object", "properties": []},
-        {"type": "object", "properties": {"a": {"type": "integer", "not": {}}}},
+        {"type": "object", "properties": {"a": {"type": "integer", "dependentRequired": {}}}},
     ],
 )
 def test_arguments_of_tags_that_cannot_be_followed_are_an_error_of_the_tools(parameters: Any) -> None:
@@ -379,11 +452,75 @@ def test_a_format_that_nobody_knows_asks_for_nothing_and_a_known_one_does() -> N
     assert [allows(of("date"), f'{{"format": "{each}"}}') for each in ("any", "2026-01-31")] == [False, True]
 
 
-def test_a_form_that_is_refused_names_no_option_of_a_library() -> None:
+OVERLAPPING = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+NOT_ENFORCED: list[tuple[dict[str, Any], str, str]] = [
+    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems", "[1, 1]"),
+    ({"type": "array", "items": {"type": "integer"}, "contains": {"const": 5}}, "contains", "[1, 1]"),
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames", '{"b": 1}'),
+    ({"type": "integer", "not": {"const": 3}}, "not", "3"),
+    ({"type": "integer", "if": {"const": 3}, "then": False}, "if, then", "3"),
+    ({"type": "string", "pattern": r"^(?!0)\d+$"}, "pattern", '"01"'),
+    ({"type": "string", "pattern": r"\bword\b"}, "pattern", '"other"'),
+    (OVERLAPPING, "oneOf", "1.5"),
+]
+
+
+def strictly(value: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": value, "strict": strict}}
+
+
+@pytest.mark.parametrize(("value", "names", "written"), NOT_ENFORCED)
+def test_what_of_a_schema_cannot_be_enforced_is_left_out_and_named(
+    value: dict[str, Any], names: str, written: str
+) -> None:
+    inner = {"type": "object", "properties": {"a": value}, "required": ["a"]}
+    made = output_form(chat(response_format=strictly(inner, strict=False)))
+    assert ", ".join(made.left_out) == names
+    # The rest of the schema is followed.
+    assert [allows(made.grammar, each) for each in (f'{{"a": {written}}}', '{"a": null}', "{}")] == [
+        True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "names", "_"), NOT_ENFORCED)
+def test_a_strict_schema_is_followed_as_a_whole_or_refused(value: dict[str, Any], names: str, _: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        grammar(chat(response_format=schema({"oneOf": [{"type": "integer"}, {"type": "number"}]})))
-    assert "coerce_one_of" not in caught.value.message
-    assert "anyOf" in caught.value.message
+        output_form(chat(response_format=strictly(value, strict=True)))
+    assert names.partition(",")[0] in caught.value.message
+    tool = {"type": "function", "function": {"name": "f", "strict": True,
+            "parameters": {"type": "object", "properties": {"a": value}}}}  # fmt: skip
+    with pytest.raises(InvalidRequest):
+        output_form(chat(tools=[tool], tool_choice="required"), text(HERMES))
+    tool["function"]["strict"] = False  # type: ignore[index] # of the object above
+    assert ", ".join(output_form(chat(tools=[tool], tool_choice="required"), text(HERMES)).left_out) == names
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": "array", "uniqueItems": False},
+        {"type": "object", "propertyNames": {"type": "string"}},
+        {"type": "string", "pattern": r"^[(?=]\\b$"},
+        {"type": "object", "properties": {"not": {"type": "integer"}, "if": {"type": "integer"}}},
+        {"oneOf": [{"type": "integer"}, {"type": "string"}]},
+        {"enum": [{"not": 1}]},
+        *({"type": "string", "format": each} for each in ("binary", "path", "password", "base64")),
+    ],
+)
+def test_nothing_is_named_of_a_schema_that_is_followed_as_a_whole(value: dict[str, Any]) -> None:
+    assert output_form(chat(response_format=strictly(value, strict=True))).left_out == ()
+
+
+def test_a_form_that_is_refused_says_what_to_change_and_names_no_option_of_a_library() -> None:
+    for value, says in (
+        (OVERLAPPING, "use anyOf"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired'; leave them out"),
+        ({"not": {}}, "leave it out, or send 'strict': false"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            grammar(chat(response_format=strictly(value, strict=True)))
+        assert "coerce_one_of" not in caught.value.message
+        assert says in caught.value.message
 
 
 @pytest.mark.parametrize("odd", ["", "# nothing but words", "%json {}"])

@@ -93,3 +93,27 @@ async def test_it_needs_a_key_where_the_others_do(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("key-1\n")
     api = Api(keys=KeyFile(tmp_path / "keys", "api_key_file"))
     assert (await ask(api.app, "GET", "/v1/prefix_changes").done()).status == 401
+
+
+@pytest.mark.parametrize(
+    ("keys", "statuses"),
+    [
+        ("one\n", {"one": 200, "none": 401}),
+        ("one team\nnew team\n", {"one": 200, "new": 200}),
+        ("one\ntwo gateway\n", {"one": 403, "two": 200}),
+        ("one team\ntwo other\n", {"one": 403, "two": 403}),
+    ],
+)
+async def test_clients_beside_others_cannot_ask_what_is_cached_and_gateways_can(
+    tmp_path: Path, keys: str, statuses: dict[str, int]
+) -> None:
+    (tmp_path / "keys").write_text(keys)
+    api = Api(keys=KeyFile(tmp_path / "keys", "api_key_file"))
+    for key, status in statuses.items():
+        headers = [("authorization", f"Bearer {key}")]
+        answer = await ask(api.app, "GET", "/v1/prefix_changes", headers=headers).done()
+        assert answer.status == status
+        if status == 403:
+            assert "KEY gateway" in answer.json["error"]["message"]
+        models = await ask(api.app, "GET", "/v1/models", headers=headers).done()
+        assert models.status == (401 if status == 401 else 200)

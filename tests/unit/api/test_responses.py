@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
-from mamba_server.api import responses
+from mamba_server.api import responses, score_json
 from mamba_server.api.active_request import ChoiceUpdate
 from mamba_server.api.answer_reader import AnswerReader
 from mamba_server.api.chat_response import ChatResponseBuilder
@@ -205,6 +205,33 @@ def test_the_sampled_token_is_among_the_alternatives_though_it_is_not_one_of_the
     assert ranked is not None
     assert ranked[str(sampled)] == {"logprob": -5.0, "rank": 17, "decoded_token": "a"}
     assert ranked[str(likely)]["rank"] == 1
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_the_scores_of_a_long_prompt_are_those_of_its_pieces(
+    special: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [*ids_of("long: \u4e16\U0001f389 "), 2, *ids_of("and so on")]
+    scores = [None, *scored(prompt[1:])]
+    request = CompletionRequest(
+        prompt=[prompt], echo=True, logprobs=1, prompt_logprobs=1, skip_special_tokens=not special
+    )
+
+    def answer() -> Any:
+        builder = CompletionResponseBuilder(request, TOKENIZER, [(prompt, "long: ")], **ABOUT)
+        builder.collect(update(0, "a", first=True, finish="length", prompt_logprobs=[*scores]))
+        return json.loads(b"".join(builder.full(USAGE)))
+
+    def answer_of_chat() -> Any:
+        builder = chat(prompt_logprobs=1)
+        builder.collect(update(0, "a", first=True, finish="length", prompt_logprobs=[*scores]))
+        return json.loads(b"".join(builder.full(USAGE)))
+
+    whole, whole_chat = answer(), answer_of_chat()
+    assert len(whole["choices"][0]["logprobs"]["tokens"]) == len(prompt) + 1
+    for piece in (1, 2, 3, 7):
+        monkeypatch.setattr(score_json, "PIECE", piece)
+        assert (answer(), answer_of_chat()) == (whole, whole_chat)
 
 
 def test_offsets_do_not_count_special_tokens_which_are_no_text() -> None:

@@ -39,6 +39,10 @@ async def answered(api: Api, *parts: str, finish: str = "stop", **fields: Any) -
     return await api.chat(body, parts, finish)
 
 
+def prompt_of(api: Api) -> str:
+    return TOKENIZER.decode(list(api.engine.requests[0].token_ids))
+
+
 def chunks(asked: Asked) -> list[dict[str, Any]]:
     blocks = asked.body.decode().split("\n\n")
     return [json.loads(block.removeprefix("data: ")) for block in blocks if block and "[DONE]" not in block]
@@ -134,6 +138,58 @@ async def test_with_tool_choice_none_the_model_sees_no_tool_and_its_text_stays_t
     choice = (await answered(api, CALL, tool_choice="none")).json["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", CALL)
     assert "tools" not in TOKENIZER.decode(list(api.engine.requests[0].token_ids))
+
+
+RUN = {"type": "custom", "custom": {"name": "run", "description": "Runs a line"}}
+
+
+async def test_a_call_of_a_custom_tool_has_its_input_as_text(api: Api) -> None:
+    written = """<tool_call>{"name": "run", "arguments": {"input": "say \\"hi\\"\\n"}}</tool_call>"""
+    asked = await answered(api, written, CALL, tools=[ADD, RUN])
+    ChatCompletionResponse.model_validate(asked.json)
+    custom, plain = ChatCompletion.model_validate(asked.json).choices[0].message.tool_calls or []
+    assert custom.type == "custom"
+    assert (custom.custom.name, custom.custom.input) == ("run", 'say "hi"\n')
+    assert plain.type == "function"
+    streamed = await answered(calling(), written, CALL, tools=[ADD, RUN], stream=True)
+    for event in chunks(streamed):
+        Chunk.model_validate(event)
+    calls = [call for one in chunks(streamed) for call in one["choices"][0]["delta"].get("tool_calls", ())]
+    assert [(call["index"], call["type"]) for call in calls] == [(0, "custom"), (1, "function")]
+    assert calls[0]["custom"] == {"name": "run", "input": 'say "hi"\n'}
+
+
+async def test_arguments_that_are_no_input_reach_the_client_as_they_were_written(api: Api) -> None:
+    asked = await answered(api, CALL.replace('"add"', '"run"'), tools=[RUN])
+    (call,) = asked.json["choices"][0]["message"]["tool_calls"]
+    assert call["custom"] == {"name": "run", "input": '{"a": 1}'}
+
+
+async def test_an_earlier_call_of_a_custom_tool_is_the_functions_that_the_model_was_shown() -> None:
+    template = HERMES.replace("call.function.arguments.a", "call.function.arguments.input")
+    api = calling(template)
+    earlier = {"id": "c", "type": "custom", "custom": {"name": "run", "input": "once"}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [earlier]},
+                {"role": "tool", "tool_call_id": "c", "content": "done"}]  # fmt: skip
+    await answered(api, "x", messages=messages, tools=[RUN])
+    shown = prompt_of(api)
+    assert "assistant: once tool: done" in shown
+    assert '"name": "run"' in shown
+    assert "custom" not in shown
+
+
+async def test_allowed_tools_are_the_ones_that_the_model_is_shown_and_may_call(api: Api) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    named = {"type": "function", "function": {"name": "other"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    asked = await answered(api, CALL, tools=[ADD, other], tool_choice=choice)
+    assert '"add"' not in prompt_of(api)
+    assert '"other"' in prompt_of(api)
+    (answer,) = asked.json["choices"]
+    assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", CALL)
+    allowed = CALL.replace("add", "other")
+    again = await answered(calling(), allowed, tools=[ADD, other], tool_choice=choice)
+    assert again.json["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_arguments_that_are_tags_get_the_types_of_the_functions_parameters() -> None:

@@ -242,8 +242,8 @@ def check(told: TokenLogprobs, token: int, logits: torch.Tensor, top: int) -> No
     assert told.token_id == token
     assert math.isclose(told.logprob, float(expected[token]), abs_tol=1e-4)
     best = expected.topk(top) if top else None
-    assert told.top_ids == (best.indices.tolist() if best else [])
-    assert told.top_logprobs == pytest.approx(best.values.tolist() if best else [], abs=1e-4)
+    assert list(told.top_ids) == (best.indices.tolist() if best else [])
+    assert list(told.top_logprobs) == pytest.approx(best.values.tolist() if best else [], abs=1e-4)
 
 
 def test_each_row_gets_as_many_alternatives_as_it_asked_for(bench: Bench) -> None:

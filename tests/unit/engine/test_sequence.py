@@ -21,8 +21,10 @@ def sequence(
     return Sequence("r", 0, np.array(prompt, np.int32), wanted, order=order, priority=priority)
 
 
-def test_it_has_room_for_its_prompt_and_all_it_may_generate_from_the_start() -> None:
+def test_it_has_room_for_its_prompt_and_all_it_may_generate_once_it_starts() -> None:
     made = sequence([5, 6, 7], 4)
+    assert made.longest == 7
+    made.make_room()
     assert len(made.token_ids) == 7
     assert made.known_token_ids().tolist() == [5, 6, 7]
     assert (made.phase, made.outputs, made.target, made.row) == (Phase.WAITING, 0, 3, -1)
@@ -31,10 +33,19 @@ def test_it_has_room_for_its_prompt_and_all_it_may_generate_from_the_start() -> 
 def test_siblings_of_one_prompt_do_not_write_into_each_other() -> None:
     prompt = np.array([5, 6, 7], np.int32)
     one, two = (Sequence("r", index, prompt, SamplingParams(max_tokens=2), order=index) for index in range(2))
+    one.make_room()
+    two.make_room()
     one.token_ids[one.known] = 99
     one.token_ids[0] = 98
     assert two.known_token_ids().tolist() == prompt.tolist() == [5, 6, 7]
     assert (one.key, two.key) == (("r", 0), ("r", 1))
+
+
+def test_siblings_that_wait_share_their_prompt() -> None:
+    engine = EngineTrial(TrialSetup(slabs=40), random.Random(0))
+    engine.add([each % 90 + 1 for each in range(50)], 12, n=8)
+    (group,) = engine.core.sequences.values()
+    assert all(np.shares_memory(each.token_ids, group[0].token_ids) for each in group)
 
 
 def test_where_memory_is_short_the_older_goes_on_whatever_the_priorities() -> None:

@@ -38,7 +38,9 @@ json = st.recursive(
     max_leaves=6,
 )
 bodies = st.dictionaries(st.text(max_size=8), json, max_size=4)
-logprobs = st.builds(wire.TokenLogprobs, st.integers(0, 9), FLOATS, TOKENS, st.lists(FLOATS, max_size=4))
+logprobs = st.builds(
+    wire.TokenLogprobs, st.integers(0, 9), FLOATS, TOKENS.map(tuple), st.lists(FLOATS, max_size=4).map(tuple)
+)
 deltas = st.builds(
     wire.SequenceDelta,
     st.text(),

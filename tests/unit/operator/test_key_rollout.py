@@ -80,8 +80,9 @@ def test_the_key_is_made_before_the_pods_and_is_neither_a_clients_nor_the_admin_
     [admin] = [one for one in plan.applies if one.manifest["metadata"]["name"].startswith("nano-admin")]
     assert key.create_only
     assert plan.applies.index(key) < 2
-    value = key.manifest["stringData"][names.ENGINE_KEY_KEY]
-    assert len(value) == 64
+    value, name = key.manifest["stringData"][names.ENGINE_KEY_KEY].split()
+    # By this name engines know who may speak for clients.
+    assert (len(value), name) == (64, "gateway")
     assert value not in str(admin.manifest)
 
 
