@@ -22,6 +22,7 @@ from mamba_kernels.gated_delta.triton import prefill_call, update_call
 from mamba_kernels.gated_norm.triton import call as gated_norm
 from mamba_kernels.kv_write.triton import write_call
 from mamba_kernels.moe import Activation, Routing, SharedExpert
+from mamba_kernels.moe import triton as moe_kernels
 from mamba_kernels.moe.route_kernel import route_call
 from mamba_kernels.moe.triton import calls as moe
 from mamba_kernels.paged_attention import AttentionPlan
@@ -67,7 +68,8 @@ class ServedLaunch:
 
 def served_launches(capability: int) -> list[ServedLaunch]:
     """The launches of all models on such a GPU, those that compile alike once."""
-    attention_kernels.warp_groups = lambda _: capability in (90, 100)  # type: ignore[assignment]
+    for kernels in (attention_kernels, moe_kernels):
+        kernels.warp_groups = lambda _: capability in (90, 100)  # type: ignore[assignment]
     kept: dict[Any, ServedLaunch] = {}
     for path in sorted(CONFIGS.glob("*.json")):
         model = model_config_from_hf(json.loads(path.read_text()))

@@ -26,6 +26,7 @@ from mamba_kernels.triton_support import (
     dot_dtype,
     launch_for,
     stride_unit,
+    warp_groups,
 )
 
 MOST_EXPERTS = 4096
@@ -267,8 +268,11 @@ def _products(
     if x.dtype == torch.float32:
         # An operand of float32 is two while it is multiplied.
         default = Launch(4, 2, {"N": 32, "K": 32})
+    elif rows == LEAST_ROWS:
+        default = Launch(4, 3, {"N": 64, "K": 128})
     else:
-        default = Launch(4, 3, {"N": 64, "K": 128 if rows == LEAST_ROWS else 64})
+        # Rows that all go to one expert leave no registers for wide operands where these have to lie in some.
+        default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
     shape = f"m{rows} d{d} f{f} {x.dtype}"
     made = []
     for kernel, weight, width, features in (
