@@ -1,6 +1,7 @@
 """`python -m benchmarks.gpu --out DIR`: everything that a GPU can tell, whatever breaks on the way."""
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -47,6 +48,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="small models, as Triton's interpreter needs")
     given = parser.parse_args(arguments)
+    if given.out.exists() and not given.out.is_dir():
+        parser.error(f"--out {given.out} is a file: name a folder")
+    if not 0 < given.seconds < math.inf:
+        parser.error(f"--seconds {given.seconds:g}: give a number of seconds above 0")
     if given.device == "cpu" and not given.small:
         parser.error(
             "--device cpu goes with --small: Triton's interpreter computes, for tests of this command"

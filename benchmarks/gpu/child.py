@@ -50,7 +50,13 @@ def serve(
     os.dup2(2, 1)
     job = _job(sys.stdin.readline())
     works = device_works or _device_works
-    if not _report(reports, {"facts": facts(job)}):
+    try:
+        opened = {"facts": facts(job)}
+    except Exception as why:
+        traceback.print_exc()
+        _report(reports, {"stopped": f"the device cannot be opened: {type(why).__name__}: {why}"[:2000]})
+        return 1
+    if not _report(reports, opened):
         return 1
     for case in cases(job):
         if case.name in job.tried:

@@ -119,6 +119,7 @@ class Supervisor:
                 result.seconds = round(took, 1)
                 self._say(
                     f"{stage.name}: {result.state}, {result.failed} of {result.cases} failed, {took:.0f} s"
+                    + (f"; {result.error}" if result.error else "")
                 )
                 self._summarize()
         except Stopped:
@@ -202,6 +203,8 @@ class Supervisor:
             file = self._files[stage.file]
             if not file.has_facts(stage.name):
                 file.add({"facts_of": stage.name, "stage": stage.name, "date": _now(), **message["facts"]})
+        elif "stopped" in message:
+            self._results[stage.name].error = message["stopped"]
         elif "end" in message:
             line = {"case": message.pop("end"), **message}
             self._add(stage, line)

@@ -94,6 +94,27 @@ def test_a_child_that_cannot_start_ends_its_stage_alone(tmp_path: Path) -> None:
     assert list(cases) == ["later"]
 
 
+def test_a_stage_whose_device_is_not_there_says_so(tmp_path: Path) -> None:
+    program = start(tmp_path, {"first": [("it", "no device")], "second": [("later", "ok")]})
+    program.communicate()
+    summary, _ = parsed(tmp_path)
+    first, second = summary["stages"]
+    assert first["state"] == "failed"
+    assert "no CUDA device is there" in first["error"]
+    assert second["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    "options", [["--seconds", "-5"], ["--seconds", "nan"], ["--out", __file__], ["--device", "cpu"]]
+)
+def test_options_that_cannot_be_are_refused_in_a_sentence(tmp_path: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path / "out"), *options]
+    program = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert program.returncode == 2
+    assert "Traceback" not in program.stderr
+    assert options[0] in program.stderr
+
+
 def test_a_stage_whose_time_ends_is_cut_and_the_next_has_its_own(tmp_path: Path) -> None:
     many = [(f"case-{number}", "ok") for number in range(100_000)]
     program = start(tmp_path, {"first": many, "second": [("later", "ok")]}, seconds=8)
