@@ -61,7 +61,7 @@ def call(
         check("added", added, (T, whole), device=x.device)
     block = block_of(width, least=128)
     launch = launch_for(
-        "rms_norm", x.device, f"d{width} {x.dtype}", Launch(num_warps=max(1, min(16, block // 512)))
+        "rms_norm", x.device, f"d{width} {x.dtype}", Launch(num_warps=max(1, min(16, block // 256)))
     )
     rows = rows_of_a_program(T, groups)
     return KernelCall(

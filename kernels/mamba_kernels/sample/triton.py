@@ -279,8 +279,7 @@ def calls(
         "counts.prompt", counts.prompt, counts.output.shape, dtypes=(torch.bool,), device=device, dense_from=0
     )
     tile = launch_for("sample_tile", device, f"v{vocabulary}", Launch(4, blocks={"V": TILE}))
-    # With fewer threads the walk over a row spills where a thread has less than 255 registers to itself.
-    whole = launch_for("sample_row", device, f"v{vocabulary}", Launch(16, blocks={"V": ROW_BLOCK}))
+    whole = launch_for("sample_row", device, f"v{vocabulary}", Launch(8, blocks={"V": ROW_BLOCK}))
     block = block_of(vocabulary, most=tile.blocks["V"])
     blocks = ceil_div(vocabulary, block)
     unit = stride_unit([logits.stride(0), counts.output.stride(0)])
