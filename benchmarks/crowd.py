@@ -1,4 +1,4 @@
-"""What probes and honest clients get beside thousands of idle, slow and hostile connections at once.
+"""Answers that probes and honest clients get beside thousands of idle, slow and hostile connections at once.
 
 Run as `python -m benchmarks.crowd`; writes JSON and Markdown to benchmarks/results. The shipped model behind
 a gateway, with the defaults; the crowd comes to the API of the engine, and then to the gateway.

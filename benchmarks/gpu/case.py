@@ -32,7 +32,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the supervisor tells a child at its start."""
+    """The supervisor's order to a child, sent at its start."""
 
     stage: str
     device: str

@@ -16,7 +16,7 @@ MOST_STEPS = 1_000_000
 
 @dataclass(slots=True)
 class Answer:
-    """What a request got, and when (seconds from the start of the run)."""
+    """The tokens of a request, with their times in seconds from the start of the run."""
 
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)

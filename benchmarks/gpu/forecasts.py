@@ -1,4 +1,4 @@
-"""What was foreseen of an H100 before anything ran on one: from instruction counts, occupancy and bytes.
+"""Forecasts for an H100, made before anything ran on one: from instruction counts, occupancy and bytes.
 
 Written beside the results. Where a result is off by more than a third, the reason comes before any tuning.
 """

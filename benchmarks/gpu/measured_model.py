@@ -9,7 +9,6 @@ from benchmarks.gpu.step_inputs import StepArena, StepShape
 
 from mamba_kernels.dispatch.backend import TRITON, Backend
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
-from mamba_planner.model_config import ModelConfig
 from mamba_server.model.device_arena import DTYPES
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.step_plans import StepPlans
@@ -49,8 +48,8 @@ def measured_model(
     backend = Backend("torch" if operators is REFERENCE else TRITON, operators)
     model = HybridModel(config, RandomWeights(), device=device, dtype=DTYPES[dtype], backend=backend)
     arena = StepArena(
-        # The slabs of the whole model: what is next to each other there is so here.
-        _with_layers_of(whole, config, small=small),
+        # Slabs as the whole model has them, so that neighbours there are neighbours here.
+        config if small else whole,
         shapes,
         dtype=dtype,
         state_dtype=state_dtype,
@@ -60,8 +59,3 @@ def measured_model(
     return MeasuredModel(
         model, arena, recurrent=config.recurrent_layers > 0, attention=config.attention_layers > 0
     )
-
-
-def _with_layers_of(whole: ModelConfig, config: ModelConfig, *, small: bool) -> ModelConfig:
-    """Return the model whose slabs are laid out; a small one has the layers that it computes."""
-    return config if small else whole

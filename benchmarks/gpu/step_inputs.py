@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step computes."""
+    """The decodes and prompt pieces of a step."""
 
     decodes: tuple[int, ...] = ()
     """Context of each sequence that decodes, the new token included."""

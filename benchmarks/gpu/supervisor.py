@@ -58,7 +58,7 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the supervisor is asked for."""
+    """The options of one run."""
 
     out: Path
     device: str

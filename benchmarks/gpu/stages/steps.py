@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from benchmarks.gpu.timing import host_seconds
 
 from mamba_kernels.slot_plan import NoHostRoutes
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes
+from mamba_planner.families.parameters import count_parameters
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.layers.hybrid import HybridModel
 
@@ -215,10 +216,6 @@ class WholeModel:
 
 
 def _half(config: ModelConfig) -> ModelConfig:
-    from dataclasses import replace
-
-    from mamba_planner.families.parameters import count_parameters
-
     count = len(config.layers) // 2
     half = replace(config, layers=config.layers[:count], checkpoint_layers=config.checkpoint_layers[:count])
     return replace(half, parameters=count_parameters(half))
