@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+FILES = ("commit-msg", "commit_rules.py", "commit_verbs.txt", "install_hooks")
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
