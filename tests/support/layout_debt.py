@@ -1,0 +1,431 @@
+"""Rules for names, prose and shape of the product's code, and how far each package is from keeping them.
+
+`tests/unit/layout_debt.json` holds, for each package, the number of places that break each rule. The numbers
+may only fall: `tests/unit/test_layout_debt.py` fails when one is exceeded, and when one could be lowered.
+As a command:
+
+    .venv/bin/python tests/support/layout_debt.py mamba_gateway              lists the places of one package
+    .venv/bin/python tests/support/layout_debt.py mamba_gateway/banned-name  lists those of one rule
+    .venv/bin/python tests/support/layout_debt.py --write                    writes the numbers of today
+
+Writing refuses a rule whose number over all packages has grown; code may move from one package to another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEBT = ROOT / "tests/unit/layout_debt.json"
+SPLIT = ("mamba_server",)
+"""Packages whose folders are counted one by one, because each folder is a layer."""
+
+FRAGMENTS = frozenset(
+    (
+        "of", "as", "those", "that", "these", "it", "its", "they", "what", "who", "whose", "whoever", "told",
+        "asked", "among", "to",
+    )
+)  # fmt: skip
+"""First words of docstrings that refer to something which the docstring does not name."""
+BANNED = frozenset(
+    (
+        "made", "found", "said", "told", "asked", "shown", "given", "taken", "meant", "there", "known",
+        "wanted",
+    )
+)  # fmt: skip
+"""Names that say nothing of what a variable holds. A leading underscore does not help."""
+LOCAL_NUMBERS = ("mamba_kernels",)
+"""Packages in which a constant means its own module's tile or block, so that its name may come again."""
+MOST_BRANCHES = 15
+MOST_BLOCKS = 4
+MOST_MODULES = 18
+FEWEST_LINES = 40
+"""Length from which a module may serve one neighbour alone."""
+
+Counts = dict[str, dict[str, int]]
+"""Package -> rule -> number of places."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file of the product, parsed."""
+
+    name: str
+    """Dotted name, without `.__init__`."""
+    path: str
+    """Path from the root of the project."""
+    tree: ast.Module
+    lines: int
+
+    @property
+    def is_package(self) -> bool:
+        """Return whether the file is the `__init__.py` of a folder."""
+        return self.path.endswith("/__init__.py")
+
+    @property
+    def folder(self) -> str:
+        """Return the dotted name of the folder that holds the file."""
+        return self.name if self.is_package else self.name.rpartition(".")[0]
+
+    @property
+    def package(self) -> str:
+        """Return the name under which the debt of this file is counted."""
+        first, *rest = self.folder.split(".")
+        return f"{first}.{rest[0]}" if first in SPLIT and rest else first
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """One place that breaks one rule."""
+
+    package: str
+    rule: str
+    path: str
+    line: int
+    detail: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule}: {self.detail}"
+
+
+def packages() -> list[Path]:
+    """Return the folders of all packages that the wheel holds."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return [ROOT / path for path in config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+
+
+def modules() -> list[Module]:
+    """Parse every source file of the product."""
+    return [
+        parse(path.read_text(), path.relative_to(ROOT).as_posix(), path.relative_to(package.parent))
+        for package in packages()
+        for path in sorted(package.rglob("*.py"))
+    ]
+
+
+def parse(text: str, path: str, inside: Path) -> Module:
+    """Parse one source file.
+
+    Args:
+        text: the source.
+        path: path from the root of the project.
+        inside: path from the folder that holds the package.
+    """
+    name = ".".join(inside.with_suffix("").parts).removesuffix(".__init__")
+    return Module(name, path, ast.parse(text), text.count("\n"))
+
+
+# --- prose ---
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every docstring; a string that follows an assignment is one as well."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        owner = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        previous: ast.stmt | None = None
+        for place, statement in enumerate(body):
+            follows = isinstance(previous, ast.Assign | ast.AnnAssign) or (owner and place == 0)
+            previous = statement
+            if (
+                follows
+                and isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
+                and isinstance(statement.value.value, str)
+            ):
+                yield statement.lineno, statement.value.value
+
+
+def fragments(module: Module) -> Iterator[Place]:
+    """Yield the docstrings that begin with a word of FRAGMENTS."""
+    for line, text in docstrings(module.tree):
+        word = re.match(r"\w*", text.strip())
+        if word and word[0].lower() in FRAGMENTS:
+            begin = " ".join(text.split())[:60]
+            yield Place(module.package, "docstring-begins-with-a-fragment", module.path, line, begin)
+
+
+# --- names ---
+
+
+def bindings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of every variable, attribute and parameter, where it gets its value."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case (
+                ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+                | ast.MatchMapping(rest=str(name))
+            ):
+                yield node.lineno, name
+
+
+def banned_names(module: Module) -> Iterator[Place]:
+    """Yield the bindings of names of BANNED."""
+    for line, name in bindings(module.tree):
+        if name.strip("_") in BANNED:
+            yield Place(module.package, "banned-name", module.path, line, name)
+
+
+# --- shape of functions ---
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+BLOCKS = (
+    ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match,
+)  # fmt: skip
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    """Yield every function, except kernels: a Triton kernel's branches are chosen when it is compiled."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function) and not any(
+            ast.unparse(decorator).startswith("triton.") for decorator in node.decorator_list
+        ):
+            yield node
+
+
+def own_nodes(function: Function) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of functions inside it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, Function):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def branches(function: Function) -> int:
+    """Count the branches of a function.
+
+    An `if`, loop, handler, conditional expression, loop of a comprehension and case of a `match` is one, and
+    so is each further operand of `and` and `or`.
+    """
+    number = 0
+    for node in own_nodes(function):
+        match node:
+            case (
+                ast.If() | ast.For() | ast.AsyncFor() | ast.While() | ast.ExceptHandler() | ast.IfExp()
+                | ast.comprehension() | ast.match_case()
+            ):  # fmt: skip
+                number += 1
+            case ast.BoolOp(values=values):
+                number += len(values) - 1
+    return number
+
+
+def depth(body: Iterable[ast.AST], blocks: int = 0) -> int:
+    """Return how deep blocks are nested in `body`. An `elif` is as deep as its `if`."""
+    deepest = blocks
+    for node in body:
+        if isinstance(node, Function | ast.ClassDef):
+            continue
+        inside = blocks + isinstance(node, BLOCKS)
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            children = getattr(node, name, None)
+            if not isinstance(children, list):
+                continue
+            chained = name == "orelse" and len(children) == 1 and isinstance(children[0], ast.If)
+            deepest = max(deepest, depth(children, blocks if chained else inside))
+            if not chained and children:
+                deepest = max(deepest, inside)
+    return deepest
+
+
+def tangled_functions(module: Module) -> Iterator[Place]:
+    """Yield the functions with too many branches, and those with blocks nested too deep."""
+    for function in functions(module.tree):
+        if (number := branches(function)) > MOST_BRANCHES:
+            detail = f"{function.name} has {number} branches, at most {MOST_BRANCHES}"
+            yield Place(module.package, "too-many-branches", module.path, function.lineno, detail)
+        if (number := depth(function.body)) > MOST_BLOCKS:
+            detail = f"{function.name} nests {number} blocks, at most {MOST_BLOCKS}"
+            yield Place(module.package, "nested-too-deep", module.path, function.lineno, detail)
+
+
+# --- shape of folders ---
+
+
+def crowded_folders(every: list[Module]) -> Iterator[Place]:
+    """Yield the folders with too many modules; each module too many counts."""
+    members: dict[str, list[Module]] = defaultdict(list)
+    for module in every:
+        if not module.is_package:
+            members[module.folder].append(module)
+    for folder, inside in members.items():
+        if (excess := len(inside) - MOST_MODULES) > 0:
+            detail = f"{folder} holds {len(inside)} modules, at most {MOST_MODULES}"
+            path = inside[0].path.rpartition("/")[0]
+            yield Place(inside[0].package, "crowded-folder", path, 1, detail, excess)
+
+
+def importers(every: list[Module]) -> dict[str, set[str]]:
+    """Return, for each module, the names of the modules that import it or something of it."""
+    names = {module.name for module in every}
+    users: dict[str, set[str]] = defaultdict(set)
+    for module in every:
+        for node in ast.walk(module.tree):
+            targets: list[str] = []
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                targets = [
+                    full if (full := f"{node.module}.{alias.name}") in names else node.module
+                    for alias in node.names
+                ]
+            for target in targets:
+                users[target].add(module.name)
+    return users
+
+
+def satellites(every: list[Module]) -> Iterator[Place]:
+    """Yield the short modules whose only importer is a module (no `__init__.py`) of the same folder."""
+    users = importers(every)
+    by_name = {module.name: module for module in every}
+    for module in every:
+        if module.is_package or module.lines >= FEWEST_LINES or len(users[module.name]) != 1:
+            continue
+        user = by_name[next(iter(users[module.name]))]
+        if user.folder == module.folder and not user.is_package:
+            detail = f"{module.lines} lines, which {user.name} alone imports: make it part of that module"
+            yield Place(module.package, "satellite", module.path, 1, detail)
+
+
+def numbers(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Yield line, name and value of the numeric constants of a module; the value as it is written."""
+    for statement in tree.body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                leaves = (
+                    ast.Constant | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Call | ast.Name
+                    | ast.Load
+                )  # fmt: skip
+                nodes = list(ast.walk(value))
+                digits = [
+                    node for node in nodes
+                    if isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+                    and not isinstance(node.value, bool)
+                ]  # fmt: skip
+                plain = all(isinstance(node, leaves) for node in nodes) and not any(
+                    isinstance(node, ast.Constant) and node not in digits for node in nodes
+                )
+                if name.strip("_").isupper() and digits and plain:
+                    yield statement.lineno, name, ast.unparse(value)
+
+
+def ambiguous_constants(every: list[Module]) -> Iterator[Place]:
+    """Yield the numeric constants that another module of the same package defines with another value."""
+    uses: dict[tuple[str, str], list[tuple[Module, int, str]]] = defaultdict(list)
+    for module in every:
+        if module.package in LOCAL_NUMBERS:
+            continue
+        for line, name, value in numbers(module.tree):
+            uses[module.package, name].append((module, line, value))
+    for (package, name), definitions in uses.items():
+        if len({value for _, _, value in definitions}) > 1:
+            for module, line, value in definitions:
+                others = ", ".join(
+                    f"{at.name} ({number})" for at, _, number in definitions if number != value
+                )
+                detail = f"{name} = {value} is another number in {others}"
+                yield Place(package, "ambiguous-constant", module.path, line, detail)
+
+
+# --- the debt ---
+
+
+def places(every: list[Module]) -> list[Place]:
+    """Return every place that breaks a rule, sorted by package and rule."""
+    broken = [
+        place
+        for module in every
+        for rule in (fragments, banned_names, tangled_functions)
+        for place in rule(module)
+    ]
+    for over_all in (crowded_folders, satellites, ambiguous_constants):
+        broken.extend(over_all(every))
+    return sorted(broken)
+
+
+def counted(broken: Iterable[Place]) -> Counts:
+    """Count the places by package and rule."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for place in broken:
+        counts[place.package][place.rule] += place.count
+    return {package: dict(sorted(rules.items())) for package, rules in sorted(counts.items())}
+
+
+def differences(debt: Counts, counts: Counts) -> list[str]:
+    """Return one sentence for each number that differs between the recorded debt and the code."""
+    sentences = []
+    for package in sorted({*debt, *counts}):
+        before, now = debt.get(package, {}), counts.get(package, {})
+        for rule in sorted({*before, *now}):
+            old, new = before.get(rule, 0), now.get(rule, 0)
+            if new > old:
+                sentences.append(f"{package}: {rule} went from {old} to {new}; list it: {package}/{rule}")
+            elif new < old:
+                sentences.append(f"{package}: {rule} went from {old} to {new}; record it with --write")
+    return sentences
+
+
+def totals(counts: Counts) -> Counter[str]:
+    """Return the number of places for each rule over all packages."""
+    result: Counter[str] = Counter()
+    for rules in counts.values():
+        result.update(rules)
+    return result
+
+
+def grown(debt: Counts, counts: Counts) -> list[str]:
+    """Return the rules that the product as a whole breaks more often than recorded."""
+    before, now = totals(debt), totals(counts)
+    return sorted(rule for rule, number in now.items() if number > before[rule])
+
+
+def main() -> int:
+    """List places or write the debt. Return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("selection", nargs="*", help="packages, or PACKAGE/RULE; none = numbers of all")
+    parser.add_argument("--write", action="store_true", help="record the numbers of today")
+    options = parser.parse_args()
+    broken = places(modules())
+    counts = counted(broken)
+    if options.write:
+        if DEBT.exists() and (worse := grown(json.loads(DEBT.read_text()), counts)):
+            print(f"not written: more places than before break {', '.join(worse)}", file=sys.stderr)
+            return 1
+        DEBT.write_text(json.dumps(counts, indent=2) + "\n")
+    for place in broken:
+        if {place.package, f"{place.package}/{place.rule}"} & set(options.selection):
+            print(place)
+    if not options.selection:
+        for package, rules in counts.items():
+            print(f"{package}: " + ", ".join(f"{number} {rule}" for rule, number in rules.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
