@@ -62,6 +62,12 @@ def test_attention_of_nemotron_h_that_sees_a_window_only_is_refused() -> None:
     assert attention_of(published("nemotron-nano-9b-v2", sliding_window=None))
 
 
+def test_the_residual_stream_of_nemotron_h_is_float32_where_its_configuration_asks_for_it() -> None:
+    """transformers keeps it in the type of the model whatever the configuration says."""
+    assert model_config_from_hf(published("nemotron-h-8b", residual_in_fp32=True)).residual_in_fp32
+    assert not model_config_from_hf(published("nemotron-h-8b", residual_in_fp32=False)).residual_in_fp32
+
+
 def test_the_shared_expert_of_nemotron_h_is_as_wide_as_said_however_many_there_are() -> None:
     """Other servers multiply the width by their number."""
     config = published("nemotron-3-nano-30b-a3b", n_shared_experts=2)
