@@ -103,6 +103,14 @@ def test_as_much_of_a_head_of_bamba_is_rotated_as_its_configuration_says(
     assert attention_of(published("bamba-9b", **said)).rotated == rotated
 
 
+@pytest.mark.parametrize("name", ["bamba-9b", "granite-4.0-h-tiny", "falcon-h1-7b"])
+def test_a_limit_of_step_sizes_is_read_where_the_released_class_has_no_field_for_it(name: str) -> None:
+    """Such a configuration was written for transformers, which reads it."""
+    mamba = model_config_from_hf(published(name, time_step_limit=[0.001, 0.1])).mamba
+    assert mamba is not None
+    assert mamba.dt_limit == (0.001, 0.1)
+
+
 def test_the_base_of_falcon_h1_that_leaves_it_out_is_that_of_the_published_class() -> None:
     """In transformers it is 10,000."""
     assert attention_of(without("falcon-h1-7b", "rope_theta")).rope_theta == 100_000.0
