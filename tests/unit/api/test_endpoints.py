@@ -11,6 +11,7 @@ from asgi import Asked, ask
 from eventually import turns, until
 from mamba_edge.api_keys import KeyFile
 from mamba_server import wire
+from mamba_server.api.grammar_checker import GrammarChecker
 from scripted_engine import READY, TOKENIZER, Api, ids_of
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -260,6 +261,22 @@ async def test_more_than_may_wait_is_429_until_the_first_token_makes_room() -> N
     await told(api, 3)
     for asked in (first, second):
         await asked.leave().done()
+    assert_left_nothing(api)
+
+
+async def test_requests_whose_forms_wait_to_be_checked_take_no_places_of_others() -> None:
+    api = Api(waiting=2)
+    api.serving.text_files = Path("nowhere")
+    api.serving.grammars = GrammarChecker(("sh", "-c", "exec sleep 600"))
+    slow = [post(api, structured_outputs={"choice": [str(i)]}) for i in range(10)]
+    await turns()
+    first = post(api, prompt=["a", "b"])
+    await told(api, 2)
+    assert (await post(api).done()).status == 429
+    for asked in (*slow, first):
+        await asked.leave().done()
+    await api.serving.grammars.close()
+    assert api.serving.preparing == 0
     assert_left_nothing(api)
 
 
