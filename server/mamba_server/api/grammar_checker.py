@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mamba_edge.errors import TooManyRequests
+from mamba_server.api.errors import TooManyForms
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -85,9 +85,9 @@ class _Lane:
 
     @contextlib.contextmanager
     def room(self, client: str) -> Iterator[None]:
-        """Count a request while its grammar waits. Raises TooManyRequests."""
+        """Count a request while its grammar waits. Raises TooManyForms."""
         if self.askers[client] >= MOST_WAITING - self.askers.total():
-            raise TooManyRequests("too many forms of answers wait to be checked; try again later")
+            raise TooManyForms("too many forms of answers wait to be checked; try again later")
         self.askers[client] += 1
         try:
             yield
@@ -114,7 +114,7 @@ class GrammarChecker:
 
     async def check(self, grammar: str, tokens: GrammarTokens, client: str = "") -> str:
         """Why the grammar cannot be followed, "" = it can. `client`: who asks, for taking turns. Raises
-        TooManyRequests."""
+        TooManyForms."""
         digest = hashlib.sha256(grammar.encode("utf-8", "surrogatepass")).digest()
         if tokens != self._tokens:
             self._known.clear()

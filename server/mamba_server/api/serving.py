@@ -52,7 +52,7 @@ class Serving:
 
     async def check_grammar(self, grammar: str, client: str, places: "Places") -> str:
         """Why answers of this model cannot follow the grammar, "" = they can. A request gives its places up
-        while its grammar waits to be checked. Raises NotReady, TooManyRequests."""
+        while its grammar waits to be checked. Raises NotReady, TooManyForms, TooManyRequests."""
         if self.text is None or self.text_files is None:
             raise NotReady("the tokenizer is not loaded yet")
         ready = self.engine.require_ready()

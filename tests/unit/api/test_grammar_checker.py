@@ -12,7 +12,8 @@ from llguidance import LLMatcher
 
 from byte_tokenizer import byte_tokenizer, write_tokenizer
 from mamba_api.openai import CompletionRequest
-from mamba_edge.errors import InvalidRequest, TooManyRequests
+from mamba_edge.errors import InvalidRequest
+from mamba_server.api.errors import TooManyForms
 from mamba_server.api.grammar_checker import MOST_WAITING, GrammarChecker, GrammarTokens
 from mamba_server.api.output_grammar import output_grammar
 from mamba_text.generation_defaults import GenerationDefaults
@@ -200,7 +201,7 @@ async def test_more_requests_of_one_client_than_may_wait_are_sent_away_and_those
         other = slow + "x" * number if same else f'start: "other {client}"'
         asked.append(asyncio.create_task(checker.check(other, tokens, client)))
     done = await asyncio.gather(*asked, return_exceptions=True)
-    refused = [isinstance(each, TooManyRequests) for each in done]
+    refused = [isinstance(each, TooManyForms) for each in done]
     assert refused == [False] * (MOST_WAITING // 2) + [True] * (MOST_WAITING // 2) + [False] * 3
 
 
