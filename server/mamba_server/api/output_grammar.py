@@ -127,9 +127,10 @@ async def _checked(
             limits = FormLimits(overlaps=True)
             grammar, failure = await _tried(make, limits, check)
         if failure:
-            raise ValueError(in_our_words(failure))
+            raise ValueError(failure)
     except ValueError as error:
-        raise InvalidRequest(f"{param}: {error}", param=param, code="invalid_output_grammar") from error
+        said = f"{param}: {in_our_words(str(error))}"
+        raise InvalidRequest(said, param=param, code="invalid_output_grammar") from error
     return OutputForm(grammar, tuple(sorted(limits.left_out)))
 
 
