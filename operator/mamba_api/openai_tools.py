@@ -69,8 +69,8 @@ class CustomDefinition(ToolName):
     description: str | None = None
     """What it does."""
     format: CustomFormat | None = None
-    """The form of its input; none = any text. Followed where the tool has to be called; what of it is not
-    followed, the header `X-Mambaserve-Form-Left-Out` tells as `format`."""
+    """The form of its input; none = any text. Where calls of this model cannot be made to follow it, the
+    header `X-Mambaserve-Form-Left-Out` tells `format`."""
 
     @property
     def grammar(self) -> CustomGrammar | None:
