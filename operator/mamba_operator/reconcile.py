@@ -15,6 +15,7 @@ import structlog
 from pydantic import ValidationError
 
 from mamba_api import names
+from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_api.v1alpha1.profiles import Profiles
@@ -345,7 +346,9 @@ class Reconciler:
         key, version = Key(meta["namespace"], meta["name"]), meta["resourceVersion"]
         if self._refused.get(key) != version:
             self._refused[key] = version
-            message = f"The API server refused the status, as it would most edits: {error}"[:MAX_MESSAGE]
+            message = bounded(
+                f"The API server refused the status, as it would most edits: {error}", MAX_MESSAGE
+            )
             self.events.record(
                 pending_event(owner, EventContent("Warning", Reason.INVALID_SPEC, message), self._now())
             )

@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt is tokenized for whom there is no room", API + "serving.py",
-        "        if waiting + prompts > most:", "        if False:", (SERVING, PROMPTS),
+        "        if waiting + self.prompts > most:", "        if False:", (SERVING, PROMPTS),
     ),
     Mutant(
         "prompts nobody waits for are tokenized all the same", TEXT + "encoder_pool.py",

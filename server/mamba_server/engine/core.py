@@ -333,7 +333,7 @@ class EngineCore:
         if grammar is not None:
             grammar.consume(token)
             if grammar.error:
-                self._end_with_error(sequence, f"the answer cannot go on by its grammar: {grammar.error}")
+                self._end_with_error(sequence, grammar.error, form_failed=True)
                 return
         sequence.token_ids[sequence.known] = token
         sequence.known += 1
@@ -425,7 +425,7 @@ class EngineCore:
                 "cached; if it happens again, serve with --dtype float32 and --state-dtype float32",
             )
 
-    def _end_with_error(self, sequence: Sequence, message: str) -> None:
+    def _end_with_error(self, sequence: Sequence, message: str, *, form_failed: bool = False) -> None:
         if sequence.phase is not Phase.FINISHED:
             self._deltas.append(
                 SequenceDelta(
@@ -434,6 +434,7 @@ class EngineCore:
                     [],
                     finish_reason="error",
                     error=message,
+                    form_failed=form_failed,
                     timeline=sequence.timeline.take() if sequence.timeline is not None else None,
                 )
             )
