@@ -5,6 +5,7 @@ prompt against its own tree again.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -20,6 +21,7 @@ from mamba_prefix.prefix_table import MOST_ENGINES, PrefixTable
 from mamba_prefix.recent_gains import RecentGains
 
 State = Literal["off", "following", "stale", "unavailable"]
+RefusedKind = Literal["engine", "heartbeat", "snapshot", "batch"]
 ChangeResult = Literal["taken", "old", "gap"]
 MOST_ENTRIES = 4 << 20
 """Hashes that the copy holds at most of each kind: about 140 MB."""
@@ -79,6 +81,8 @@ class PrefixIndex:
         """Number of checkpoints and pages that were left out because the index was full."""
         self.refused_engines: set[str] = set()
         """Engines beyond those that there are bits for; routing knows nothing of what they have."""
+        self.refused_messages: Counter[RefusedKind] = Counter()
+        """What its source had that is too large, or one too many, by kind."""
         self.gaps = 0
         """Times that batches of an engine were missing."""
         self.snapshots = 0

@@ -11,7 +11,7 @@ import pytest
 
 from eventually import until
 from index_world import IndexWorld
-from mamba_prefix.messages import Change, pack
+from mamba_prefix.messages import Change, Heartbeat, pack
 from memory_store import MemoryRedis, MemoryStore
 from virtual_time import in_virtual_time
 
@@ -189,6 +189,32 @@ async def test_what_others_write_there_is_left_alone_and_counted() -> None:
         engine.change(5)
         await until(lambda: made.agrees, 8)
         assert made.follower.foreign == 4
+
+
+@in_virtual_time
+async def test_what_is_larger_than_any_engine_writes_is_refused_and_the_others_are_followed() -> None:
+    async with world() as (made, redis):
+        engine = made.start("a")
+        await until(lambda: made.agrees, 5)
+        beat = redis.get("beat a")
+        assert beat is not None
+        forged = pack(Heartbeat("b", "x", 1, 7, "", 16))
+        for name, raw in (
+            ("beat b", forged),
+            ("beat c", beat + bytes(5 << 10)),
+            ("snapshot b", bytes(9 << 20)),
+        ):
+            redis.values[name] = raw, redis.now + 1e6
+        redis.engines |= {"b", "c", *(f"ghost-{number:05}" for number in range(2000))}
+        redis.add(bytes(9 << 20))
+        engine.change(5)
+        await asyncio.sleep(2)
+        await until(lambda: made.agrees, 8)
+        refused = made.index.refused_messages
+        assert min(refused[kind] for kind in ("engine", "heartbeat", "snapshot", "batch")) > 0
+        assert made.index.state == "following"
+        engine.change(5)
+        await until(lambda: made.agrees, 8)
 
 
 @in_virtual_time
