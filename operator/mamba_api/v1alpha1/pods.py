@@ -122,7 +122,7 @@ class Scaling(ApiModel):
     spec.replicas of them without maxReplicas. While fewer answer, the condition Available is False. Absent =
     no bound, and none stops itself."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Most engines, whoever decides; more is refused. Above 64 gateways choose some engines by their load
+    """Most engines, whoever decides; more is refused. Above 1,024 gateways choose some engines by their load
     alone, not by what they have cached. Absent = no bound, and no autoscaling."""
     ttft_target: Duration | None = None
     """Time to first token that the operator gives requests enough engines for; absent = prompts may wait 2 s
