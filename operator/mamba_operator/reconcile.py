@@ -24,6 +24,7 @@ from mamba_operator.apply import AppliedChange, ApplyResult, apply, status_manif
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.copies_in_use import is_cache_shared
 from mamba_operator.deletion_cost import mark_pods, scale_down
 from mamba_operator.engine_admin import Put, put_strategy, send_updates
 from mamba_operator.event_recorder import EventRecorder, pending_event
@@ -232,6 +233,7 @@ class Reconciler:
             engine_times=self._engine_history.setdefault(key, EngineHistory()).observe(
                 snapshot.pods, self._now()
             ),
+            cache_shared=is_cache_shared(self._indices, key),
             may_begin=self._turns.may_begin(key),
             downloads=self._downloads(key),
             reported=self._reported(key),

@@ -187,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "what serves is taken back at the deadline", OPERATOR + "rollout/outcome.py",
-        "facts.serving == 0 or", "facts.serving >= 0 or", (ENDS, ROLLOUTS),
+        "facts.serving == 0:", "facts.serving >= 0:", (ENDS, ROLLOUTS),
     ),
     Mutant(
         "an engine counts as failing for longer than it was seen to", OPERATOR + "rollout/engine_history.py",
