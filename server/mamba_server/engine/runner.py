@@ -18,8 +18,7 @@ from mamba_kernels.sample.reference import is_finite
 from mamba_kernels.stochastic_rounding import noise_words
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
-from mamba_server.cache.node import NO_TOKENS
-from mamba_server.cache.persistent_batch import Ints, PersistentBatch
+from mamba_server.cache import NO_TOKENS, Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
 from mamba_server.engine.decode_step import DecodeStep
 from mamba_server.engine.decode_steps import DecodeSteps, Progress

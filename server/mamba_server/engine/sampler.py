@@ -21,7 +21,7 @@ from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
-from mamba_server.cache.node import NO_TOKENS, Tokens
+from mamba_server.cache import NO_TOKENS, Tokens
 from mamba_server.engine.output_grammar import TokenMasks
 from mamba_server.engine.sampling_batch import (
     Filter,

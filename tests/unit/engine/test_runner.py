@@ -20,7 +20,7 @@ from mamba_kernels.dispatch.backend import TORCH
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine import token_scores
 from mamba_server.engine.core import EngineCore
@@ -92,7 +92,7 @@ class Bench:
     def __init__(
         self, *, overlap: bool = False, stream: ForwardStream | None = None, capacity: int = 4
     ) -> None:
-        cache = StateCache(
+        cache = RadixStateCache(
             GuardedArena(80, 2), RadixTree(4, Eviction("LRU")), PersistentBatch(capacity, 64),
             reservation("ExtraBuffer", overlap=overlap), track_interval=8, cap=4,
         )  # fmt: skip
@@ -103,7 +103,7 @@ class Bench:
         )  # fmt: skip
         self.stream = stream or (SimulatedStream(lambda _: 0) if overlap else InlineStream())
         self.core = EngineCore(
-            Scheduler(cache, SchedulerLimits(32, 16, capacity, 256)), self.stream, self.runner,
+            Scheduler(cache, SchedulerLimits(32, 16, capacity, 256)), cache, self.stream, self.runner,
             overlap=overlap, eos_token_ids=frozenset({EOS}),
         )  # fmt: skip
 
