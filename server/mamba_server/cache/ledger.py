@@ -161,6 +161,8 @@ def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     kv_locks: dict[int, int] = {}
     state_locks: dict[int, int] = {}
     for allocation in cache.allocations.values():
+        if allocation.awaits_commit != (bool(allocation.pending) or allocation.match_node is not None):
+            raise LedgerViolation(f"row {allocation.row} does not say whether it awaits a commit")
         for node in allocation.node.path() if allocation.node else []:
             kv_locks[id(node)] = kv_locks.get(id(node), 0) + 1
         if allocation.match_node is not None:

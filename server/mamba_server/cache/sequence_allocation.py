@@ -37,6 +37,7 @@ class SequenceAllocation:
     __slots__ = (
         "_batch",
         "awaited",
+        "awaits_commit",
         "distrusted_from",
         "first_page",
         "match_node",
@@ -69,6 +70,9 @@ class SequenceAllocation:
         self.ready: list[Checkpoint] = []
         """Complete checkpoints in tracking slots, shallow first."""
         self.pending: list[PendingCheckpoint] = []
+        self.awaits_commit = False
+        """Whether the commit of a launched step changes something: `pending` or `match_node` is set. Kept as
+        a field, since each sampled token asks."""
         self.placement = placement
         self.worthwhile: frozenset[int] = frozenset()
         """Optional depths whose checkpoints promise more than what they would push out."""
@@ -144,11 +148,6 @@ class SequenceAllocation:
         return self.sighting.shared if self.sighting is not None else 0
 
     # --- its checkpoints ----------------------------------------------------------------------------
-
-    @property
-    def awaits_commit(self) -> bool:
-        """Whether the commit of a launched step changes something."""
-        return bool(self.pending) or self.match_node is not None
 
     def pending_depths(self) -> list[int]:
         """Return the depths of the prefill checkpoints that launched steps are writing."""

@@ -193,6 +193,7 @@ class RadixStateCache:
         allocation.sighting, allocation.worthwhile = sighting, choice.worthwhile
         if match.node is not None:
             allocation.node = allocation.match_node = match.node
+            allocation.awaits_commit = True
             self.tree.touch(match.node)
         self.allocations[row] = allocation
         allocation.prefill_end = len(token_ids)
@@ -266,6 +267,7 @@ class RadixStateCache:
                 continue
             checkpoint = Checkpoint(depth, slot)
             allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=False))
+            allocation.awaits_commit = True
             self.arena.name_in_step(slot, step)
             out.append(checkpoint)
         return out
@@ -331,6 +333,7 @@ class RadixStateCache:
             return 0
         checkpoint = Checkpoint(allocation.depth + 1, slot)
         allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=self.strategy.tracks_decode))
+        allocation.awaits_commit = True
         self.arena.name_in_step(slot, step)
         return slot
 
@@ -355,6 +358,7 @@ class RadixStateCache:
         if allocation.match_node is not None:
             self.tree.unlock_state(allocation.match_node)
             allocation.match_node = None
+        allocation.awaits_commit = False
         if not allocation.pending:
             return
         still = []
@@ -369,6 +373,7 @@ class RadixStateCache:
             else:
                 self._donate(allocation, token_ids, checkpoint, step)
         allocation.pending = still
+        allocation.awaits_commit = bool(still)
 
     def _keep_ready(self, allocation: SequenceAllocation, checkpoint: Checkpoint) -> None:
         allocation.ready.append(checkpoint)

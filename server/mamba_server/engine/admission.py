@@ -93,9 +93,7 @@ class Admission:
         self.leading = [
             each for each in self.leading if each.allocation is not None and each.allocation.coming_depths()
         ]
-        refused = self._memory() == self._refused_memory or self._membership() == self._refused_by_forecast
-        # Asked again only when memory has changed hands, or somebody has left.
-        self._open = bool(len(self.waiting)) and not (self.running and refused)
+        self._open = len(self.waiting) > 0 and not (self.running and self._still_refused())
         if self._open:
             self._refused_memory = self._refused_by_forecast = None
             self._defer_arrived()
@@ -224,6 +222,12 @@ class Admission:
         return sorted((d for d in depths if d - match.resumable >= self.limits.chunk), reverse=True)
 
     # --- memory --------------------------------------------------------------------------------------
+
+    def _still_refused(self) -> bool:
+        """Return whether nothing has changed on which the last refusal depends."""
+        if self._refused_memory is not None and self._refused_memory == self._memory():
+            return True
+        return self._refused_by_forecast is not None and self._refused_by_forecast == self._membership()
 
     def _memory(self) -> tuple[int, ...]:
         """Return the state on which an admission depends that the arena refused."""

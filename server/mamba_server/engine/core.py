@@ -369,22 +369,18 @@ class EngineCore:
         sequence.known += 1
         self.generated_tokens += 1
         self._commit_cache(sequence, step)
-        reason, stop_token = self._end_of(sequence, token)
+        outputs = sequence.known - sequence.prompt_len
+        reason: FinishReason | None = None
+        stop_token: int | None = None
+        if token in sequence.stop_token_ids and outputs >= sequence.params.min_tokens:
+            reason, stop_token = "stop", token
+        elif grammar is not None and grammar.complete:
+            reason = "stop"
+        elif outputs >= sequence.params.max_tokens:
+            reason = "length"
         self._emit(sequence, [token], logprobs, reason, stop_token)
         if reason is not None:
             self._finish(sequence, reason)
-
-    @staticmethod
-    def _end_of(sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
-        """Return why `token` ends the sequence, and the token if it does so itself; (None, None) = it goes
-        on."""
-        if token in sequence.stop_token_ids and sequence.outputs >= sequence.params.min_tokens:
-            return "stop", token
-        if sequence.grammar is not None and sequence.grammar.complete:
-            return "stop", None
-        if sequence.outputs >= sequence.params.max_tokens:
-            return "length", None
-        return None, None
 
     def _commit_cache(self, sequence: Sequence, step: int) -> None:
         allocation = sequence.allocation
