@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mamba_kernels.dispatch.backend import TRITON
-from mamba_kernels.dispatch.kernel_or_reference import Operator
+from mamba_kernels.dispatch.signatures import Sample
 from mamba_kernels.precision import accumulator
 from mamba_kernels.sample.reference import is_finite
 from mamba_kernels.stochastic_rounding import noise_words
@@ -73,7 +73,7 @@ class ModelRunner:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
-        sample: Operator | None = None,
+        sample: Sample | None = None,
         graphs: StepGraphs | None = None,
         longest_piece: int = 0,
         step_tokens: int = 0,
