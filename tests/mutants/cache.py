@@ -220,6 +220,7 @@ MUTANTS = (
     ),
     Mutant(
         "an evicted checkpoint is still named by its ghost", CACHE + "tree.py",
-        "            node.ghost.node = node.ghost.heir = None\n", "            pass\n", (UNIT,),
+        "            node.ghost.node = None\n            node.ghost.drop_returns()\n",
+        "            pass\n", (UNIT,),
     ),
 )  # fmt: skip

@@ -13,8 +13,7 @@ import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.ghost_tree import Ghost
-from mamba_server.cache.node import Node, Pages, Tokens
+from mamba_server.cache.node import Node, Pages, ReturnForecast, Tokens
 from mamba_server.cache.prefix_listener import PrefixListener
 
 
@@ -209,7 +208,7 @@ class RadixTree:
         step: int,
         salt: str,
         *,
-        ghost: Ghost | None = None,
+        ghost: ReturnForecast | None = None,
     ) -> tuple[Node, int, bool]:
         """Give the pages (and the checkpoint) of `token_ids` to the tree.
 
@@ -264,7 +263,7 @@ class RadixTree:
             if above is not None:
                 # Who came back to what lay below it resumes from the new one.
                 if above.ghost is not None:
-                    above.ghost.heir = None
+                    above.ghost.drop_returns()
                 self.eviction.offer(above)
             if self.listener is not None:
                 self.listener.gained(node)
@@ -327,7 +326,8 @@ class RadixTree:
         self.forgotten -= node.epoch != self.epoch
         self.eviction.withdraw(node)
         if node.ghost is not None:
-            node.ghost.node = node.ghost.heir = None
+            node.ghost.node = None
+            node.ghost.drop_returns()
             node.ghost = None
         self.checkpoints -= 1
         self._evicted[id(node)] = None
