@@ -15,6 +15,7 @@ from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
+from prefix_of import prefix_of
 
 
 def ids(*parts: int | range) -> Tokens:
@@ -105,7 +106,7 @@ class CacheBench:
         """Depths of the checkpoints on the path of `tokens`."""
         out = []
         for node in self.cache.tree.walk():
-            key = self.cache.tree.key_of(node)
+            key = prefix_of(node)
             if node.slot and node.salt == salt and np.array_equal(key, tokens[: len(key)]):
                 out.append(node.depth)
         return sorted(out)

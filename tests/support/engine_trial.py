@@ -25,11 +25,13 @@ from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
-from mamba_server.engine.forward_stream import InlineStream, SimulatedStream
+from mamba_server.engine.forward_stream import InlineStream
 from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
+from prefix_of import prefix_of
 from scripted_grammar import ScriptedGrammar
+from simulated_stream import SimulatedStream
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 LONGEST = 1024
@@ -267,7 +269,7 @@ class EngineTrial:
         assert self.change_log.depths == depths
         assert self.change_log.pages == reached
         if node is not None and hashes is not None:
-            assert hashes[-1] == chain.hashes(tree.key_of(node), node.salt)[-1], (
+            assert hashes[-1] == chain.hashes(prefix_of(node), node.salt)[-1], (
                 "another hash of the whole text"
             )
 

@@ -14,6 +14,7 @@ from cache_bench import CacheBench, flush_and_sweep, ids
 from depth_coded import POISON, ZERO, State, after
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
+from prefix_of import prefix_of
 
 PROMPT, SLOTS = 2, 3
 Action = tuple[str, int]
@@ -207,7 +208,7 @@ class SlotWorld:
         cache = self.bench.cache
         for node in cache.tree.walk():
             if node.slot:
-                key = cache.tree.key_of(node)
+                key = prefix_of(node)
                 assert self.states[node.slot] == after(ZERO, key.tobytes()), "checkpoint of another depth"
         for actor in self.actors:
             if actor.allocation is not None:
@@ -229,7 +230,7 @@ class SlotWorld:
         """Two worlds with one key have one future."""
         cache = self.bench.cache
         nodes = sorted(
-            (cache.tree.key_of(n).tobytes(), n.slot, n.produced_step, n.kv_lock, n.state_lock, n.priority)
+            (prefix_of(n).tobytes(), n.slot, n.produced_step, n.kv_lock, n.state_lock, n.priority)
             for n in cache.tree.walk()
         )
         return (

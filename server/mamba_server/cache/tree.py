@@ -397,7 +397,3 @@ class RadixTree:
                 return None
             out.extend(each.children.values())
         return out
-
-    def key_of(self, node: Node) -> Tokens:
-        """All tokens from the root to the end of `node`."""
-        return np.concatenate([each.token_ids for each in node.path()])

@@ -24,7 +24,7 @@ from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine import token_scores
 from mamba_server.engine.core import EngineCore
-from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
+from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
 from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.sampler import Sampler
@@ -33,6 +33,7 @@ from mamba_server.engine.scheduler import Scheduler
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
+from simulated_stream import SimulatedStream
 
 VOCAB = 40
 EOS = 0
