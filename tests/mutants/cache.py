@@ -53,9 +53,10 @@ MUTANTS = (
     ),
     Mutant(
         "the lock of a resumed checkpoint is released at launch", CACHE + "state_cache.py",
-        "        self.batch.launch(allocation.row, depth, step)\n",
-        "        self.batch.launch(allocation.row, depth, step)\n"
-        "        if allocation.match_node is not None:\n"
+        "        self.batch.launch(rows, depth, step)\n",
+        "        self.batch.launch(rows, depth, step)\n"
+        "        allocation = self.allocations[rows] if isinstance(rows, int) else None\n"
+        "        if allocation is not None and allocation.match_node is not None:\n"
         "            self.tree.unlock_state(allocation.match_node)\n"
         "            allocation.match_node = None\n",
     ),
@@ -219,6 +220,7 @@ MUTANTS = (
     ),
     Mutant(
         "an evicted checkpoint is still named by its ghost", CACHE + "tree.py",
-        "            node.ghost.node = node.ghost.heir = None\n", "            pass\n", (UNIT,),
+        "            node.ghost.node = None\n            node.ghost.drop_returns()\n",
+        "            pass\n", (UNIT,),
     ),
 )  # fmt: skip

@@ -44,7 +44,7 @@ MUTANTS = (
     ),
     Mutant(
         "the work of a failed step is cached", ENGINE + "core.py",
-        "        self.cache.distrust(schedule.step)\n", "",
+        "self.cache.advance(schedule.step, failed=True)", "self.cache.advance(schedule.step)",
     ),
     Mutant(
         "a row of NaN is believed", ENGINE + "core.py",
@@ -73,8 +73,9 @@ MUTANTS = (
     ),
     Mutant(
         "all that was flushed is swept in one go", ENGINE + "cache_maintenance.py",
-        "            reclaimer.sweep()\n            if self._clock() - began > MAINTENANCE_SECONDS:\n",
-        "            reclaimer.sweep()\n            if False:\n", ("tests/unit/engine/test_engine_loop.py",),
+        "            self._cache.sweep()\n            if self._clock() - began > MAINTENANCE_SECONDS:\n",
+        "            self._cache.sweep()\n            if False:\n",
+        ("tests/unit/engine/test_engine_loop.py",),
     ),
     Mutant(
         "books that were not recounted pass for it", ENGINE + "engine_loop.py",
@@ -118,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "an admission trusts what was matched before the last one", ENGINE + "admission.py",
-        "if match is None or (match.node is not None and not match.node.slot):", "if match is None:",
+        "if match is None or match.evicted:", "if match is None:",
         ("tests/unit/engine/test_scheduler.py",),
     ),
     Mutant(
@@ -133,7 +134,7 @@ MUTANTS = (
     ),
     Mutant(
         "decodes do not count against the budget of a step", ENGINE + "scheduler.py",
-        "max(self.limits.chunk, most - len(decodes))", "max(self.limits.chunk, most)",
+        "max(self.limits.chunk, budget - len(decodes))", "max(self.limits.chunk, budget)",
         ("tests/unit/engine/test_scheduler.py",),
     ),
     Mutant(
@@ -151,8 +152,8 @@ MUTANTS = (
     ),
     Mutant(
         "who takes its last step no longer counts among the running", ENGINE + "admission.py",
-        "and self.cache.admitted < self.limits.max_running and",
-        "and self.running < self.limits.max_running and",
+        "if self.cache.capacity.admitted >= self.limits.max_running:",
+        "if self.running >= self.limits.max_running:",
         ("tests/unit/engine/test_scheduler.py",),
     ),
     Mutant(
@@ -165,7 +166,8 @@ MUTANTS = (
     ),
     Mutant(
         "a piece of a prefill is all or nothing", ENGINE + "scheduler.py",
-        "        take = aligned_piece(start, take, self._room(sequence), self.limits.chunk)\n", "", (FAIR,),
+        "        tokens = aligned_piece(start, tokens, self._room(sequence), self.limits.chunk)\n", "",
+        (FAIR,),
     ),
     Mutant(
         "a running prefill goes before any newcomer", ENGINE + "scheduler.py",
@@ -174,7 +176,7 @@ MUTANTS = (
     ),
     Mutant(
         "the tokens of a running prefill are free", ENGINE + "scheduler.py",
-        "        self.waiting.charge(sequence, take)\n", "", (FAIR,),
+        "        self.waiting.charge(sequence, tokens)\n", "", (FAIR,),
     ),
     Mutant(
         "sequences that ended lead for ever", ENGINE + "admission.py",
@@ -187,7 +189,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody foresees that answers grow", ENGINE + "admission.py",
-        "            if not self._fits_forecast(sequence, match):", "            if False:", (FORESEEN,),
+        "        if not self._fits_forecast(sequence, match):", "        if False:", (FORESEEN,),
     ),
     Mutant(
         "what comes back with those that end is not counted", ENGINE + "memory_forecast.py",
@@ -204,7 +206,8 @@ MUTANTS = (
     ),
     Mutant(
         "starts take the time they take", ENGINE + "admission.py",
-        "(self.budget is None or self.budget.allows())", "True", ("tests/unit/engine/test_start_budget.py",),
+        "return self.budget is None or self.budget.allows()", "return True",
+        ("tests/unit/engine/test_start_budget.py",),
     ),
     Mutant(
         "one slow start is expected of all", ENGINE + "start_budget.py",
@@ -225,7 +228,7 @@ MUTANTS = (
     ),
     Mutant(
         "an empty prompt waits for ever", ENGINE + "core.py",
-        "if not request.token_ids:", "if False:", ("tests/unit/engine/test_core_requests.py",),
+        "if not prompt_len:", "if False:", ("tests/unit/engine/test_core_requests.py",),
     ),
     Mutant(
         "a result on a CUDA device is read before its event", ENGINE + "cuda_stream.py",

@@ -110,8 +110,8 @@ MUTANTS = (
     Mutant(
         "what a flush spares is forgotten",
         ENGINE + "tree_changes.py",
-        "for node in kept:",
-        "for node in ():",
+        "for prefix in kept:",
+        "for prefix in ():",
         TOLD,
     ),
     Mutant(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mamba_kernels.moe import Activation, Routing, SharedExpert, moe, route
-from mamba_kernels.no_sync import no_sync
+from no_sync import no_sync
 from testmodels.chunks import poisoned
 from testmodels.experts import ExpertBatch
 
