@@ -10,7 +10,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types props gates compiled mutants kube e2e zero-drop images bench docs dashboards crds manifests lock format
+.PHONY: help setup demo test lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,11 +48,19 @@ compiled: setup ## every launch of every served model compiled for five GPUs, wi
 kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube
 
-e2e: setup ## a real Kubernetes, of one node and of two; needs root on Linux (IMAGES=all: the engine in its image, too)
+# What `e2e` and `e2e-all` run, by the marker expression.
+define e2e
 	@$(PY) tests/cluster/packages.py
 	@$(PY) -m images.build control
 	@$(if $(filter all,$(IMAGES)),$(PY) -m images.build server)
-	@$(PYTEST) -m e2e tests/e2e -v
+	@$(PYTEST) -m "$(1)" tests/e2e -v --durations=10
+endef
+
+e2e: setup ## a real Kubernetes of one node, every kind of change once; needs root on Linux (IMAGES=all: the engine in its image, too)
+	$(call e2e,e2e and not long)
+
+e2e-all: setup ## all tests on a real Kubernetes, of one node and of two, twenty minutes
+	$(call e2e,e2e)
 
 bench: setup ## the benchmarks; results go to benchmarks/results
 	@$(PY) -m benchmarks.run
