@@ -15,11 +15,12 @@ import pytest
 
 OUR_TOOLS = (
     "tests/gates/test_gpu_tests_interpreted.py",
+    "tests/integration/test_gpu_measurement.py",
     "tests/unit/benchmarks/",
     "tests/unit/cluster/",
     "tests/unit/training/",
 )
-"""Tests of the benchmarks, of the tests for a card, of the test cluster and of how the shipped model is made."""
+"""Tests of the benchmarks, the tests for a card, the test cluster and the training of the shipped model."""
 
 asyncio.set_event_loop(None)
 gc.disable()

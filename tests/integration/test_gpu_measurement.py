@@ -158,7 +158,6 @@ def test_killed_at_any_moment_it_leaves_whole_files_with_all_that_was_finished(t
 
 
 @pytest.mark.slow
-@pytest.mark.tools
 @pytest.mark.timeout(1800)
 def test_the_whole_measurement_runs_without_a_card(tmp_path: Path) -> None:
     """Every stage at its smallest, with the interpreter: none is run for the first time on a lent card."""

@@ -29,6 +29,9 @@ FOLDERS = [str(Path(__file__).parents[2] / each) for each in ("operator", "serve
 FOLDERS += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "models")]
 USUAL = "usual"
 """The word on the command line that leaves all launches out but those of the usual run."""
+OF_EXPERTS = ("expand_kernel", "project_kernel")
+EXTENTS = ("WIDTH", "FEATURES", "TOP_K")
+"""Constants of these kernels that are ends of loops."""
 NICENESS = 10
 """Other tests are waited for."""
 
@@ -56,8 +59,8 @@ class Compiled:
 def compiled_matrix(
     capabilities: list[int], other_triton: Path | None = None, *, whole: bool = True
 ) -> Iterator[Compiled]:
-    """Compile for these GPUs, with this process's Triton or with the one in that folder; not `whole`: only the
-    launches that `usual` keeps. Raises CalledProcessError."""
+    """Compile for these GPUs, with this process's Triton or with the one in that folder; unless `whole`, only
+    the launches that `usual` keeps. Raises CalledProcessError."""
     first = [] if other_triton is None else [str(other_triton)]
     ran = subprocess.run(
         [sys.executable, __file__, *map(str, capabilities), *([] if whole else [USUAL])],
@@ -114,9 +117,16 @@ def _compiled(index: int, capability: int) -> Compiled:
 
 
 def usual(calls: "list[KernelCall]") -> set[int]:
-    """Return which launches the usual run compiles: all that multiply tiles of 16 bits, which are the ones that
-    run out of registers and shared memory, and of each other kernel the first and the last launch."""
-    kept = {index for index, call in enumerate(calls) if multiplies(call) and not wide(call)}
+    """Return which launches the usual run compiles: those that multiply tiles of 16 bits, which are the ones
+    that run out of registers and shared memory, once for each form of experts' blocks; and of each other
+    kernel the first and the last launch."""
+    tiles: dict[str, int] = {}
+    for index, call in enumerate(calls):
+        if multiplies(call) and not wide(call):
+            experts = call.kernel.__name__ in OF_EXPERTS
+            form = {name: value for name, value in call.constants.items() if name not in EXTENTS}
+            tiles.setdefault(f"{call.kernel.__name__} {form}" if experts else str(index), index)
+    kept = set(tiles.values())
     others = [(index, call) for index, call in enumerate(calls) if not multiplies(call)]
     for ordered in (others, others[::-1]):
         kept.update({call.kernel.__name__: index for index, call in ordered}.values())
