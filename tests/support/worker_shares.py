@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 TOGETHER = ("tests/kube/test_operator", "tests/kube/")
-"""Each part is about half of the time. The addresses of pods that more than one file uses are in the second."""
+"""Each part is about half of the time. Files that use the same addresses of pods are all in the second."""
 
 
 def share_of(file: str) -> str:
