@@ -9,7 +9,7 @@ from testcluster.errors import CommandFailed
 from testcluster.host_view import HOST_IMAGE
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PORT = 8000
 

@@ -125,8 +125,7 @@ def test_sixteen_ragged_requests_at_once_say_what_transformers_says(checkpoint, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("budget", [64, 256, 4096])
+@pytest.mark.parametrize(("budget", "overlap"), [(64, True), (256, False), (4096, True)])
 def test_chunked_prefill_and_overlap_change_nothing(checkpoint, budget: int, overlap: bool) -> None:
     path, model = checkpoint("groups-1")
     engine = make_engine(

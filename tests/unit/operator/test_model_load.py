@@ -60,7 +60,8 @@ def test_nobody_downloads_before_there_is_a_volume_and_no_engine_starts_before_t
     assert [one.kind for one in made(second)] == ["Job"]
     status, reason, message = condition(status_of(of, loading(of)), "Progressing")
     assert (status, reason) == ("True", "DownloadingModel")
-    assert "hf://org/model to PersistentVolumeClaim nano-model, attempt 1 of 7" in message
+    assert "hf://org/model to PersistentVolumeClaim nano-model" in message
+    assert "attempt 1 of 7" in message
     assert isinstance(planned(of, loading(of)).verdict, PlanUnknown)
 
 
@@ -300,7 +301,8 @@ def test_a_loader_that_gave_up_says_why_and_is_made_again_later() -> None:
         found = condition(status, kind)
         assert found[1] == "DownloadFailed"
         assert "the Hub has no model org/model; check spec.model.uri" in found[2]
-        assert "tried again at 2026-01-02T12:10:00Z, and at once when Job nano-load-" in found[2]
+        assert "2026-01-02T12:10:00Z" in found[2]
+        assert "Job nano-load-" in found[2]
     assert condition(status, "Progressing")[:2] == ("False", "DownloadFailed")
     plan = planned(of, children, pods=pods)
     assert plan.requeue_after == RETRY
