@@ -24,10 +24,9 @@ from rich.table import Table
 
 # Last, because an area may be called as a module of the standard library is.
 sys.path.append(str(Path(__file__).parent))
-from seeded import Mutant, by_area
+from seeded import SOURCES, Mutant, Unseedable, by_area, seeded
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("operator", "server", "kernels")
 OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--tb=line", "-W", "ignore")
 SECONDS = 900
 """Longest run of one mutant's tests."""
@@ -95,25 +94,26 @@ def first_failure(tree: Path, tests: Iterable[str], *options: str) -> str:
 
 
 def tried(tree: Path, mutant: Mutant, area: str) -> Outcome:
-    """Seed, test, mend."""
+    """Put the defect into the tree, run its tests, and restore the file."""
     began = time.perf_counter()
-    path = tree / mutant.path
-    sound = path.read_text()
     caught = unusable = ""
     try:
-        if sound.count(mutant.old) != 1:
-            raise Unusable(f"the text occurs {sound.count(mutant.old)} times in {mutant.path}")
-        write(path, sound.replace(mutant.old, mutant.new))
-        caught = next(
-            filter(None, (first_failure(tree, [each], "--timeout", TEST_SECONDS) for each in mutant.tests)),
-            "",
-        )
+        defect = seeded(tree, mutant)
+        sound = defect.path.read_text()
+        write(defect.path, defect.text)
+        try:
+            caught = next(
+                filter(
+                    None, (first_failure(tree, [test], "--timeout", TEST_SECONDS) for test in mutant.tests)
+                ),
+                "",
+            )
+        finally:
+            write(defect.path, sound)
     except subprocess.TimeoutExpired:
         unusable = f"its tests were not through after {SECONDS} s"
-    except Unusable as error:
+    except (Unusable, Unseedable) as error:
         unusable = str(error)
-    finally:
-        write(path, sound)
     return Outcome(mutant, area, caught, time.perf_counter() - began, unusable)
 
 
