@@ -61,9 +61,11 @@ def copy(folder: Path) -> Path:
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     for name in listed.stdout.split("\0"):
-        if name and (ROOT / name).is_file():
+        original = ROOT / name
+        # A link may lead to a folder, and is one file for git.
+        if name and (original.is_file() or original.is_symlink()):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+            shutil.copy2(original, folder / name, follow_symlinks=False)
     return folder
 
 

@@ -1,6 +1,7 @@
 """The seeded defects can still be seeded: the list of `make mutants` does not rot between two runs of it."""
 
 import ast
+import subprocess
 import sys
 from collections import Counter
 from functools import cache, partial
@@ -89,6 +90,24 @@ def test_every_package_with_decisions_has_defects(seeding: ModuleType, mutants: 
         "mamba_api", "mamba_planner", "mamba_operator", "mamba_edge", "mamba_gateway", "mamba_prefix",
         "mamba_server", "mamba_telemetry", "mamba_text", "mamba_kernels",
     }  # fmt: skip
+
+
+def test_the_tree_for_a_defect_has_the_files_behind_links_to_folders(
+    seeding: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import run
+
+    project = tmp_path / "project"
+    (project / "data").mkdir(parents=True)
+    (project / "data/config.json").write_text("{}")
+    (project / "golden").symlink_to("data")
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    monkeypatch.setattr(run, "ROOT", project)
+
+    tree = run.copy(tmp_path / "tree")
+
+    assert (tree / "golden/config.json").read_text() == "{}"
+    assert (tree / "golden/config.json").resolve().is_relative_to(tree)
 
 
 SOURCE = """
