@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,9 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("operator", "server", "kernels")
+WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+SOURCES = tuple(dict.fromkeys(path.partition("/")[0] for path in WHEEL["packages"]))
+"""Folders that hold the packages of the product."""
 SUPPORT = ROOT / "tests" / "support"
 BEGIN, END = "<!-- begin: written by `make docs` -->", "<!-- end -->"
 PAGES = ROOT / "docs" / "explanation"

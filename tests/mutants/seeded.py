@@ -12,6 +12,7 @@ import builtins
 import copy
 import importlib.util
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,7 +21,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 OURS = ("run", "seeded")
-SOURCES = ("operator", "server", "kernels")
+PROJECT = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+SOURCES = tuple(dict.fromkeys(path.partition("/")[0] for path in PACKAGES))
 """Folders of a tree that hold the packages."""
 RUNS = "tests/properties/test_engine_random.py::test_every_token_is_the_one_served_alone_whatever_happens"
 WILDCARD = re.compile(r"_\d+")
