@@ -155,7 +155,7 @@ ALERTS = (
         "MambaservePrefixIndexFull",
         f"{each(series('prefix_index_refused_engines'), *GATEWAY)} > 0",
         "The gateway {{ $labels.pod }} does not know what {{ $value }} engines have cached: its index has "
-        "places for 64 engines.",
+        "places for 1,024 engines.",
         "15m",
     ),
     Alert(

@@ -35,7 +35,8 @@ KINDS = {
     "reference": "Reference: look it up",
     "explanation": "Explanation: why it is so",
     "runbooks": "Runbooks: something is wrong",
-    "adr": "Decisions",
+    "adr": "Decisions: what shapes the whole",
+    "notes": "Notebooks: what was tried and measured",
 }
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""Takes the README's pictures of the status page: serves the shipped model, talks to it, and looks.
+"""Takes the pictures of the status page for docs: serves the shipped model, talks to it, and looks.
 
     .venv/bin/python scripts/status_pictures.py
 

@@ -234,7 +234,7 @@ def strategies(model: str, case: Case) -> list[dict[str, Any]]:
         for name in STRATEGIES:
             with engine(model, strategy=name, arena_bytes=arena, max_model_len=384) as it:
                 made = two_turns(it, case)
-                slabs = it.core.cache.arena.slabs - 1
+                slabs = it.core.cache.capacity.slabs
             tokens = sum(each.tokens for each in made)
             rows.append(
                 {

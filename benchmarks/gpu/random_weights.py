@@ -15,10 +15,6 @@ class RandomWeights:
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
-    def __contains__(self, name: str) -> bool:
-        # Models without a head of their own use their embedding: no configuration is overruled.
-        return False
-
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -4,7 +4,7 @@ Used by `openai`, which has the request. A custom tool takes a text: models know
 reaches them as a function of one argument, and its calls come back as calls of a custom tool. Pure.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,7 +15,14 @@ INPUT = "input"
 """The argument of a custom tool, as models see it."""
 
 
-class FunctionDefinition(Strict):
+class ToolName(Strict):
+    """The name of a tool."""
+
+    name: str = Field(min_length=1)
+    """One of `tools`."""
+
+
+class FunctionDefinition(ToolName):
     """A function the model may call."""
 
     model_config = ConfigDict(extra="allow")
@@ -54,7 +61,7 @@ class CustomFormat(Strict):
         return self
 
 
-class CustomDefinition(Strict):
+class CustomDefinition(ToolName):
     """A tool that takes a text."""
 
     name: str = Field(min_length=1, max_length=256)
@@ -62,8 +69,8 @@ class CustomDefinition(Strict):
     description: str | None = None
     """What it does."""
     format: CustomFormat | None = None
-    """The form of its input; none = any text. Followed where the tool has to be called; what of it is not
-    followed, the header `X-Mambaserve-Form-Left-Out` tells as `format`."""
+    """The form of its input; none = any text. Where calls of this model cannot be made to follow it, the
+    header `X-Mambaserve-Form-Left-Out` tells `format`."""
 
     @property
     def grammar(self) -> CustomGrammar | None:
@@ -90,7 +97,41 @@ def input_schema() -> dict[str, Any]:
     }
 
 
-class Tool(Strict):
+class OfType(Strict):
+    """An object whose `type` names the one of its fields that is there."""
+
+    type: str
+
+    @model_validator(mode="after")
+    def _as_its_type_says(self) -> Self:
+        given = {each: getattr(self, each) for each in get_args(type(self).model_fields["type"].annotation)}
+        if given[self.type] is None:
+            said = f"{self.type}: {self.type!r} is missing, which the type '{self.type}' needs"
+            raise PydanticCustomError("missing_part", said)
+        if others := [name for name, value in given.items() if value is not None and name != self.type]:
+            raise ValueError(f"{others[0]!r} does not belong to the type '{self.type}'; leave it out")
+        return self
+
+
+class NamedTool(OfType):
+    """One of `tools`, by its name."""
+
+    type: Literal["function", "custom"]
+    """Its type."""
+    function: ToolName | None = None
+    """Of the type of that name."""
+    custom: ToolName | None = None
+    """Of the type of that name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        known = self.function or self.custom
+        assert known is not None
+        return known.name
+
+
+class Tool(NamedTool):
     """A tool offered to the model."""
 
     type: Literal["function", "custom"]
@@ -99,18 +140,6 @@ class Tool(Strict):
     """Of the type of that name."""
     custom: CustomDefinition | None = None
     """Of the type of that name."""
-
-    @model_validator(mode="after")
-    def _as_its_type_says(self) -> "Tool":
-        _check_one(self.type, {"function": self.function, "custom": self.custom})
-        return self
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        known = self.function or self.custom
-        assert known is not None
-        return known.name
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -129,36 +158,6 @@ class Tool(Strict):
         return self.model_dump(exclude_none=True)
 
 
-class ToolName(Strict):
-    """The name of a tool."""
-
-    name: str = Field(min_length=1)
-    """One of `tools`."""
-
-
-class NamedTool(Strict):
-    """One of `tools`, by its name."""
-
-    type: Literal["function", "custom"]
-    """Its type."""
-    function: ToolName | None = None
-    """Of the type of that name."""
-    custom: ToolName | None = None
-    """Of the type of that name."""
-
-    @model_validator(mode="after")
-    def _as_its_type_says(self) -> "NamedTool":
-        _check_one(self.type, {"function": self.function, "custom": self.custom})
-        return self
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        known = self.function or self.custom
-        assert known is not None
-        return known.name
-
-
 class AllowedTools(Strict):
     """Some of `tools`, which alone the model may call."""
 
@@ -168,7 +167,7 @@ class AllowedTools(Strict):
     """The tools."""
 
 
-class ToolSelection(Strict):
+class ToolSelection(OfType):
     """Which tools the model has to call, or may."""
 
     type: Literal["function", "custom", "allowed_tools"]
@@ -180,12 +179,6 @@ class ToolSelection(Strict):
     allowed_tools: AllowedTools | None = None
     """Of the type of that name."""
 
-    @model_validator(mode="after")
-    def _as_its_type_says(self) -> "ToolSelection":
-        known = {"function": self.function, "custom": self.custom, "allowed_tools": self.allowed_tools}
-        _check_one(self.type, known)
-        return self
-
     @property
     def named(self) -> list[tuple[str, str]]:
         """Type and name of each tool that is named."""
@@ -193,12 +186,3 @@ class ToolSelection(Strict):
             return [(each.type, each.name) for each in self.allowed_tools.tools]
         known = self.function or self.custom
         return [] if known is None else [(self.type, known.name)]
-
-
-def _check_one(kind: str, given: dict[str, Any]) -> None:
-    """Raises PydanticCustomError or ValueError unless of the fields exactly that of the type is there."""
-    if given[kind] is None:
-        said = f"{kind}: {kind!r} is missing, which the type '{kind}' needs"
-        raise PydanticCustomError("missing_part", said)
-    if others := [name for name, value in given.items() if value is not None and name != kind]:
-        raise ValueError(f"{others[0]!r} does not belong to the type '{kind}'; leave it out")

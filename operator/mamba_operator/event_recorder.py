@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from mamba_api import names
+from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1.conditions import timestamp
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Conflict
@@ -79,7 +80,7 @@ def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
         },
         "type": content.type,
         "reason": content.reason,
-        "message": content.message[:MAX_MESSAGE],
+        "message": bounded(content.message, MAX_MESSAGE),
         "firstTimestamp": when,
         "lastTimestamp": when,
         "count": 1,
@@ -186,6 +187,6 @@ def _lost(event: PendingEvent, error: str) -> None:
     log.warning(
         "event_lost",
         reason=event.content.reason,
-        message=event.content.message[:MAX_MESSAGE],
+        message=bounded(event.content.message, MAX_MESSAGE),
         error=error,
     )

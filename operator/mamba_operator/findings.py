@@ -91,7 +91,7 @@ class ConditionInputs:
         if deployment is None or wanted is None:
             return False
         rolling = not self.engine.current or self.engine.replicas > self.engine.updated
-        spare = deployment.spec.rollout.max_unavailable if rolling else 0
+        spare = deployment.spec.rollout.unavailable if rolling else 0
         engines = self.engine.ready >= max(wanted - spare, min(self.minimum, wanted))
         return engines and self.gateway.ready >= max(self.gateway.wanted, 1)
 
@@ -275,10 +275,15 @@ def _in_place(view: ConditionInputs) -> str:
     deployment = view.plan.deployment
     if view.plan.in_place:
         return "; there is no room for one more, so an old one goes first and requests wait at the gateway"
+    if view.plan.in_place_refused:
+        return (
+            "; there is no room for one more, and spec.rollout.maxUnavailable 0 lets no old one go first: "
+            "make room, or set spec.rollout.inPlaceAfter"
+        )
     if view.plan.in_place_soon and deployment is not None:
         limits, rollout = deployment.spec.gateway.limits, deployment.spec.rollout
         return (
-            f"; there is no room for one more: after {rollout.in_place_after} of that "
+            f"; there is no room for one more: after {rollout.in_place_wait} of that "
             "(spec.rollout.inPlaceAfter) an old one goes first, and while none answers requests wait at the "
             f"gateway for {limits.queue_timeout} at most"
         )

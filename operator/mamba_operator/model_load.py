@@ -4,7 +4,7 @@ Called by `plan`. Engines of a revision are made once its model is there; until 
 downloaded is known by a hash of the URI, of the claim and of `restarted-at`: any other is downloaded anew.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.conditions import timestamp
+from mamba_operator.copies_in_use import commits_in_use
 from mamba_operator.objects.kinds import CLAIM, CONFIG_MAP, JOB
 from mamba_operator.objects.manifest import (
     Manifest,
@@ -26,7 +27,7 @@ from mamba_operator.objects.manifest import (
 from mamba_operator.objects.pod_trouble import is_downloading, is_loader, last_words
 from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.render.context import Context
-from mamba_operator.render.loader import ATTEMPTS, LOAD_KEY, REPORT_KEY, loader_job, model_report
+from mamba_operator.render.loader import ATTEMPTS, LOAD_KEY, REPORT_KEY, kept_by, loader_job, model_report
 from mamba_operator.snapshot import DownloadProgress, Snapshot
 from mamba_planner.byte_size import binary_size
 from mamba_planner.model_report import ModelReport
@@ -83,10 +84,17 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     if (known := _recorded(snapshot.children.get(record_ref), load)) is not None:
         # A Job whose pod another container keeps up never ends, nor does what it holds of the volume.
         return ModelLoad(f"{model.uri} is downloaded", known, keep=keep - {job_ref} if kept_up else keep)
-    made = sealed(loader_job(context, load))
+    in_use = commits_in_use(context, snapshot)
+    if job is not None and in_use is not None:
+        # What one may remove stays as it was when it was made, whichever engines have ended since.
+        in_use = kept_by(job)
+    made = sealed(loader_job(context, load, in_use))
     if job is None:
         if (other := _still_running(snapshot.pods)) is not None:
             return ModelLoad(f"waits for pod {other}, which downloads to the same volume, to end", keep=keep)
+        if in_use is not None and _would_go(snapshot.children.get(record_ref), in_use):
+            # The record goes first: it must never tell of a copy that the loader has removed.
+            return ModelLoad(_download_text(model.uri, children), keep=keep - {record_ref})
         return ModelLoad(_download_text(model.uri, children), apply=made, keep=keep)
     again = ModelLoad(_download_text(model.uri, children), keep=keep - {job_ref})
     if is_terminating(job):
@@ -177,6 +185,14 @@ def _recorded(record: Manifest | None, load: str) -> ModelReport | None:
     if not isinstance(data, dict) or data.get(LOAD_KEY) != load:
         return None
     return ModelReport.read(str(data.get(REPORT_KEY)))
+
+
+def _would_go(record: Manifest | None, in_use: Collection[str]) -> bool:
+    """Tell whether the record is of a copy that the next loader may remove."""
+    data: Any = (record or {}).get("data")
+    if not isinstance(data, dict):
+        return False
+    return ModelReport.read(str(data.get(REPORT_KEY))).commit not in in_use
 
 
 def _still_running(pods: Iterable[Manifest]) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1 import Condition, Status
 from mamba_api.v1alpha1.conditions import ConditionType, find_condition
 from mamba_operator.apply import AppliedChange
@@ -63,7 +64,7 @@ def _scaling_events(old: Status, new: Status) -> list[EventContent]:
         return []
     word = "ScaledUp" if after.desired > before.desired else "ScaledDown"
     message = f"Asked for {after.desired} engines instead of {before.desired}: {after.reason}"
-    return [EventContent("Normal", word, message[:MAX_MESSAGE])]
+    return [EventContent("Normal", word, bounded(message, MAX_MESSAGE))]
 
 
 def _condition_events(old: Status, new: Status) -> list[EventContent]:

@@ -155,6 +155,7 @@ def _rollout_plan(
         up_to_date={**compared.up_to_date, **record.up_to_date},
         in_place=engines.in_place.now,
         in_place_soon=engines.in_place.waits,
+        in_place_refused=engines.in_place.refused,
         queued=engines.choice.queued,
         begins_unasked=engines.begins_unasked,
         load=loading,

@@ -15,6 +15,7 @@ import structlog
 from pydantic import ValidationError
 
 from mamba_api import names
+from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_api.v1alpha1.profiles import Profiles
@@ -23,6 +24,7 @@ from mamba_operator.apply import AppliedChange, ApplyResult, apply, status_manif
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.copies_in_use import is_cache_shared
 from mamba_operator.deletion_cost import mark_pods, scale_down
 from mamba_operator.engine_admin import Put, put_strategy, send_updates
 from mamba_operator.event_recorder import EventRecorder, pending_event
@@ -231,6 +233,7 @@ class Reconciler:
             engine_times=self._engine_history.setdefault(key, EngineHistory()).observe(
                 snapshot.pods, self._now()
             ),
+            cache_shared=is_cache_shared(self._indices, key),
             may_begin=self._turns.may_begin(key),
             downloads=self._downloads(key),
             reported=self._reported(key),
@@ -345,7 +348,9 @@ class Reconciler:
         key, version = Key(meta["namespace"], meta["name"]), meta["resourceVersion"]
         if self._refused.get(key) != version:
             self._refused[key] = version
-            message = f"The API server refused the status, as it would most edits: {error}"[:MAX_MESSAGE]
+            message = bounded(
+                f"The API server refused the status, as it would most edits: {error}", MAX_MESSAGE
+            )
             self.events.record(
                 pending_event(owner, EventContent("Warning", Reason.INVALID_SPEC, message), self._now())
             )

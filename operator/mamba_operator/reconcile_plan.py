@@ -54,6 +54,8 @@ class ReconcilePlan:
     """An old engine goes before a new one comes: there is no room for both."""
     in_place_soon: bool = False
     """It will, once an engine that the roll-out adds has waited for room for long enough."""
+    in_place_refused: bool = False
+    """An engine that the roll-out adds has no room, and the spec lets no older one go for it."""
     queued: bool = False
     """Engines are to be replaced and wait for other roll-outs, since nobody asked for it."""
     begins_unasked: bool = False

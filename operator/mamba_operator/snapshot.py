@@ -59,6 +59,9 @@ class Snapshot:
     latest_decision: LatestDecision | None = None
     """What the autoscaler last decided about it."""
 
+    cache_shared: bool = False
+    """Whether another MambaDeployment uses the volume of its model cache."""
+
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
     """By revision of engines: how requests fared lately, while engines of two revisions run."""
 

@@ -24,6 +24,11 @@ import math
 import msgspec
 from starlette.exceptions import HTTPException
 
+from mamba_api.bounded_text import LONGEST_WORD, bounded
+
+MOST_MESSAGE = 2000
+"""Characters of what a client is told, whatever of its request stands in there."""
+
 
 class ApiError(Exception):
     """Base: status, OpenAI `type`, `code`, `param`, and seconds after which a retry makes sense."""
@@ -37,8 +42,8 @@ class ApiError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = bounded(message, MOST_MESSAGE)
+        self.param = param and bounded(param, LONGEST_WORD)
         if retry_after is not None:
             self.retry_after = retry_after
 

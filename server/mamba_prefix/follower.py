@@ -14,8 +14,15 @@ import structlog
 from mamba_prefix.backoff import LONGEST_PAUSE, Backoff
 from mamba_prefix.errors import ForeignMessage, RedisAway
 from mamba_prefix.messages import Change, Heartbeat, Message, Snapshot, unpack
-from mamba_prefix.prefix_index import PrefixIndex
-from mamba_prefix.store import START, Store
+from mamba_prefix.prefix_index import PrefixIndex, RefusedKind
+from mamba_prefix.store import (
+    MOST_HEARTBEAT_BYTES,
+    MOST_MESSAGE_BYTES,
+    MOST_NAMES,
+    SNAPSHOTS_AT_ONCE,
+    START,
+    Store,
+)  # fmt: skip
 
 log = structlog.get_logger("mambaserve.prefix")
 
@@ -47,6 +54,9 @@ class Follower:
         self._on_outcome = on_outcome
         self.foreign = 0
         """Number of messages that could not be read: not written by this version."""
+        self._too_large: set[str] = set()
+        """Engines whose snapshot is refused: nothing is known of them, and what is of others is no worse."""
+        self._named: set[tuple[str, str]] = set()
         self._position = START
         self._silent: dict[str, float] = {}
         """By engine: time of the loop since which its heartbeat is missing."""
@@ -104,7 +114,7 @@ class Follower:
         batches = await self._store.read(self._position, MOST, block)
         for where, raw in batches:
             self._position = where
-            message = self._unpack(raw)
+            message = self._unpack(raw, "batch", where)
             if isinstance(message, Change):
                 self._apply(message)
         return len(batches)
@@ -141,8 +151,12 @@ class Follower:
             if not self._index.matches(beat):
                 self._unsynced.add(engine)
         await self._resync(beats)
+        # Names that others put in and took out again are not kept for ever.
+        self._index.refused_engines.intersection_update(beats)
+        self._unsynced.intersection_update(known)
+        self._too_large.intersection_update(known)
         # One engine more than the index has places for makes what is known of the others no worse.
-        unsynced = any(self._index.admits(engine) for engine in self._unsynced)
+        unsynced = any(self._index.admits(engine) for engine in self._unsynced - self._too_large)
         whole = not unsynced and all(each.fresh for each in self._index.engines().values())
         self._index.state = "following" if whole else "stale"
 
@@ -164,7 +178,7 @@ class Follower:
         if start != self._position:
             for where, raw in await self._store.between(start, self._position):
                 start = where
-                message = self._unpack(raw)
+                message = self._unpack(raw, "batch", where)
                 if isinstance(message, Change) and message.engine in wanted:
                     self._apply(message)
             # The last that is there: a stream that was begun anew may be far behind where we were.
@@ -181,9 +195,27 @@ class Follower:
         self, engines: Iterable[str], beats: Mapping[str, Heartbeat | None]
     ) -> list[str]:
         """Apply the snapshots of these engines; returns the stream positions after which each continues."""
+        out: list[str] = []
+        names = sorted(engines)
+        for at in range(0, len(names), SNAPSHOTS_AT_ONCE):
+            # Applied before the next are read, so that few are held at once; and none without a place.
+            those = [name for name in names[at : at + SNAPSHOTS_AT_ONCE] if self._index.admits(name)]
+            if those:
+                out += self._take_snapshots(await self._store.snapshots(those), beats)
+        return out
+
+    def _take_snapshots(
+        self, found: Mapping[str, bytes | int | None], beats: Mapping[str, Heartbeat | None]
+    ) -> list[str]:
         out = []
-        for engine, raw in (await self._store.snapshots(sorted(engines))).items():
-            message, beat = self._unpack(raw) if raw is not None else None, beats.get(engine)
+        for engine, raw in found.items():
+            beat = beats.get(engine)
+            size = raw if isinstance(raw, int) else len(raw or b"")
+            self._too_large.discard(engine)
+            if size > MOST_MESSAGE_BYTES:
+                self._refuse("snapshot", engine, size)
+                self._too_large.add(engine)
+            message = self._unpack(raw, "snapshot", engine) if isinstance(raw, bytes) else None
             if (
                 not isinstance(message, Snapshot)
                 or message.engine != engine
@@ -198,17 +230,33 @@ class Follower:
 
     async def _heartbeats(self) -> dict[str, Heartbeat | None]:
         out: dict[str, Heartbeat | None] = {}
-        for engine, raw in (await self._store.heartbeats()).items():
-            message = self._unpack(raw) if raw is not None else None
+        known = self._index.engines().keys()
+        found = await self._store.heartbeats(known)
+        if len(found) > MOST_NAMES:
+            self._refuse("engine", f"any but {MOST_NAMES} of them and those that are known", 0)
+        for engine, raw in found.items():
+            message = self._unpack(raw, "heartbeat", engine) if raw is not None else None
             out[engine] = message if isinstance(message, Heartbeat) and message.engine == engine else None
         return out
 
-    def _unpack(self, raw: bytes) -> Message | None:
+    def _unpack(self, raw: bytes, kind: RefusedKind, where: str) -> Message | None:
+        most = MOST_HEARTBEAT_BYTES if kind == "heartbeat" else MOST_MESSAGE_BYTES
+        if len(raw) > most:
+            if kind != "snapshot":
+                self._refuse(kind, where, len(raw))
+            return None
         try:
             return unpack(raw)
         except ForeignMessage:
             self.foreign += 1
             return None
+
+    def _refuse(self, kind: RefusedKind, where: str, size: int) -> None:
+        """Count what is too large or one too many, and name the first of each kind and place."""
+        self._index.refused_messages[kind] += 1
+        if (kind, where) not in self._named and len(self._named) < MOST_NAMES:
+            self._named.add((kind, where))
+            log.warning("prefix index refuses", kind=kind, where=where, bytes=size)
 
 
 def _order(entry_id: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ prompt against its own tree again.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,14 +13,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from mamba_prefix.engine_banks import MOST_ENGINES, EngineBanks
 from mamba_prefix.messages import Change, Heartbeat, Snapshot
 from mamba_prefix.packed_arrays import entries_of, hashes_of
 from mamba_prefix.page_chain import Hashes, PageChain
 from mamba_prefix.page_rungs import rungs
-from mamba_prefix.prefix_table import MOST_ENGINES, PrefixTable
-from mamba_prefix.recent_gains import RecentGains
+from mamba_prefix.prefix_table import MOST_ENGINES as FIRST
+from mamba_prefix.recent_gains import FEW, MOST, RecentGains
 
 State = Literal["off", "following", "stale", "unavailable"]
+RefusedKind = Literal["engine", "heartbeat", "snapshot", "batch"]
 ChangeResult = Literal["taken", "old", "gap"]
 MOST_ENTRIES = 4 << 20
 """Hashes that the copy holds at most of each kind: about 140 MB."""
@@ -67,6 +70,7 @@ class PrefixIndex:
         most_entries: int = MOST_ENTRIES,
         *,
         off: bool = False,
+        most_engines: int = MOST_ENGINES,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._wall = wall
@@ -78,22 +82,25 @@ class PrefixIndex:
         self.refused_entries = 0
         """Number of checkpoints and pages that were left out because the index was full."""
         self.refused_engines: set[str] = set()
-        """Engines beyond those that there are bits for; routing knows nothing of what they have."""
+        """Engines beyond those that there are places for; routing knows nothing of what they have."""
+        self.refused_messages: Counter[RefusedKind] = Counter()
+        """What its source had that is too large, or one too many, by kind."""
         self.gaps = 0
         """Times that batches of an engine were missing."""
         self.snapshots = 0
         """Snapshots read."""
         self.failures = 0
         """Number of failures of its source."""
-        self._table = PrefixTable(most_entries)
-        self._pages = PrefixTable(most_entries)
+        self._table = EngineBanks(most_entries)
+        self._pages = EngineBanks(most_entries)
         self._views: dict[str, EngineView] = {}
         self._numbers: dict[str, int] = {}
-        self._names = [""] * MOST_ENGINES
+        self._names = [""] * most_engines
         """By number."""
-        self._free = list(range(MOST_ENGINES))[::-1]
+        # The lowest go first: few engines are few tables.
+        self._free = list(range(most_engines))[::-1]
         self._revision = 0
-        self._gains = [RecentGains() for _ in range(MOST_ENGINES)]
+        self._gains = [RecentGains(MOST if number < FIRST else FEW) for number in range(most_engines)]
         """By number."""
         self._chains: dict[tuple[str, int], PageChain] = {}
 
@@ -238,6 +245,7 @@ class PrefixIndex:
         self._revision += 1
         self._clear(number)
         self._free.append(number)
+        self._free.sort(reverse=True)
         self._keep_chains()
 
     def hashes_of(self, engine: str) -> npt.NDArray[np.uint64]:

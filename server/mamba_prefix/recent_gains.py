@@ -9,6 +9,9 @@ from mamba_prefix.page_chain import Hashes
 MOST = 1 << 14
 """Hashes that are remembered of one engine, 8 bytes each."""
 
+FEW = MOST // 8
+"""The same of one engine of very many."""
+
 
 class RecentGains:
     """Of one engine; revisions are those of the copy that it belongs to, and rise."""

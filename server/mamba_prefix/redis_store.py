@@ -6,7 +6,7 @@ Every failure of Redis, whatever it is, is a RedisAway. Knows bytes and keys, no
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from redis.exceptions import RedisError
@@ -14,12 +14,18 @@ from redis.exceptions import RedisError
 from mamba_prefix.errors import RedisAway
 from mamba_prefix.redis_client import ANSWER_SECONDS, Client
 from mamba_prefix.redis_keys import RedisKeys
-from mamba_prefix.store import HEARTBEAT_SECONDS, SNAPSHOT_SECONDS, Batch
+from mamba_prefix.store import (
+    HEARTBEAT_SECONDS,
+    MOST_HEARTBEAT_BYTES,
+    MOST_MESSAGE_BYTES,
+    MOST_NAME_BYTES,
+    MOST_NAMES,
+    SNAPSHOT_SECONDS,
+    Batch,
+)  # fmt: skip
 
 STREAM_LENGTH = 16_384
 """Batches that the stream keeps, about."""
-MANY = 16
-"""Snapshots in one answer."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -83,25 +89,40 @@ class RedisStore:
         await self._client.set(self._keys.snapshot(engine), raw, ex=SNAPSHOT_SECONDS)
 
     @_or_away
-    async def heartbeats(self) -> dict[str, bytes | None]:
-        """The last heartbeat of each engine; None: it is silent."""
-        names = sorted(_text(each) for each in await self._client.smembers(self._keys.engines))
+    async def heartbeats(self, known: Collection[str]) -> dict[str, bytes | None]:
+        """Read the last heartbeat of each engine; None: it is silent.
+
+        Where others have put in more names than are looked at, those of a look are chosen anew each time, and
+        the engines in `known` are always among them. What is longer than a heartbeat is cut.
+        """
+        members = await self._client.srandmember(self._keys.engines, MOST_NAMES + 1)
+        names = sorted({_text(each) for each in members if len(each) <= MOST_NAME_BYTES}.union(known))
         if not names:
             return {}
-        found = await self._client.mget([self._keys.heartbeat(each) for each in names])
-        return dict(zip(names, found, strict=True))
-
-    async def snapshots(self, engines: Iterable[str]) -> dict[str, bytes | None]:
-        """The snapshots of these engines, as far as they are there."""
-        names, out = list(engines), {}
-        for at in range(0, len(names), MANY):
-            out.update(await self._some_snapshots(names[at : at + MANY]))
-        return out
+        pipe = self._client.pipeline(transaction=False)
+        for each in names:
+            pipe.getrange(self._keys.heartbeat(each), 0, MOST_HEARTBEAT_BYTES)
+        found = await pipe.execute()
+        return {name: raw or None for name, raw in zip(names, found, strict=True)}
 
     @_or_away
-    async def _some_snapshots(self, names: list[str]) -> dict[str, bytes | None]:
-        found = await self._client.mget([self._keys.snapshot(each) for each in names])
-        return dict(zip(names, found, strict=True))
+    async def snapshots(self, engines: Sequence[str]) -> dict[str, bytes | int | None]:
+        """Read the snapshots of at most `SNAPSHOTS_AT_ONCE` engines; of one that is too large its size."""
+        keys = [self._keys.snapshot(each) for each in engines]
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.strlen(key)
+        sizes = await pipe.execute()
+        out: dict[str, bytes | int | None] = dict.fromkeys(engines)
+        out |= {name: size for name, size in zip(engines, sizes, strict=True) if size > MOST_MESSAGE_BYTES}
+        wanted = [name for name, size in zip(engines, sizes, strict=True) if 0 < size <= MOST_MESSAGE_BYTES]
+        if wanted:
+            pipe = self._client.pipeline(transaction=False)
+            for name in wanted:
+                # One that grew meanwhile is cut, and too large all the same.
+                pipe.getrange(self._keys.snapshot(name), 0, MOST_MESSAGE_BYTES)
+            out |= {name: raw or None for name, raw in zip(wanted, await pipe.execute(), strict=True)}
+        return out
 
     @_or_away
     async def read(self, after: str, most: int, block: float) -> list[Batch]:

@@ -191,6 +191,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     0. Long ones come in pieces before it, each a delta with nothing else."""
     error: str = ""
     """What went wrong, for the client, where `finish_reason` is "error"."""
+    form_failed: bool = False
+    """Where it is: `error` says why the form of the answer could not be followed to its end."""
     at: float = 0.0
     """When its step was over; 0 = the engine does not say."""
     started: float = 0.0

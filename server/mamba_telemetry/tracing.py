@@ -1,7 +1,7 @@
 """Tracing of one process: who is sampled is decided when a request begins, what is kept when it ends.
 
 Processes that see one request agree without speaking: the first decides by the trace id, the others do as its
-`traceparent` says; and each keeps by itself what failed or was slow there (docs/adr/0186).
+`traceparent` says; and each keeps by itself what failed or was slow there (docs/notes/observability.md).
 """
 
 import time

@@ -152,6 +152,18 @@ def test_a_header_names_what_of_a_schema_was_left_out(client: openai.OpenAI, str
     assert names not in headers(PERSON)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_costs_too_much_on_the_way_is_the_clients_to_change(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    form = {"structured_outputs": {"regex": r"(((((\p{L}{1,10}){1,2}){1,10}){1,10}){1,10})"}}
+    asked: Any = {"model": "tiny", "messages": USER, "max_tokens": 4, "extra_body": form, "stream": stream}
+    with pytest.raises(openai.APIError) as caught:
+        list(client.chat.completions.create(**asked))
+    assert caught.value.code == "invalid_output_grammar"
+    assert client.chat.completions.create(model="tiny", messages=USER, max_tokens=1).choices
+
+
 def test_what_cannot_be_followed_is_refused_and_the_next_request_served(client: openai.OpenAI) -> None:
     bad: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "foo"}}}
     with pytest.raises(openai.BadRequestError) as caught:

@@ -13,14 +13,14 @@ MUTANTS = (
     Mutant(
         name="the memory of an ended sequence comes back before its last step has completed",
         keeps="A sequence that ends while its step runs is retired after that step.",
-        where="cache.state_cache:StateCache.retire",
+        where="cache.state_cache:RadixStateCache.retire",
         old="allocation.last_step > self.arena.completed",
         new="False",
     ),
     Mutant(
         name="the checkpoint of a decode step is recorded one token too deep",
         keeps="The depth of a checkpoint is the number of tokens that its state has read.",
-        where="cache.state_cache:StateCache.plan_decode",
+        where="cache.state_cache:RadixStateCache.plan_decode",
         old="allocation.depth + 1",
         new="allocation.depth + 2",
     ),
@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         name="a checkpoint is donated before the step that writes it has completed",
         keeps="A checkpoint enters the tree only after the step that writes it has completed.",
-        where="cache.state_cache:StateCache.commit",
+        where="cache.state_cache:RadixStateCache.commit",
         old="pending.step > step",
         new="False",
     ),
@@ -55,24 +55,25 @@ MUTANTS = (
     Mutant(
         name="a resumed checkpoint is unlocked when its step is launched",
         keeps="W8: a checkpoint cannot be evicted until the step that reads it has completed.",
-        where="cache.state_cache:StateCache.launched",
-        old="self.batch.launch(allocation.row, depth, step)",
-        new="self.batch.launch(allocation.row, depth, step)\n"
-        "if allocation.match_node is not None:\n"
-        "    self.tree.unlock_state(allocation.match_node)\n"
-        "    allocation.match_node = None",
+        where="cache.state_cache:RadixStateCache.launch",
+        old="self.batch.launch(rows, depth, step)",
+        new="self.batch.launch(rows, depth, step)\n"
+        "for holder in self.allocations.values():\n"
+        "    if holder.row == rows and holder.match_node is not None:\n"
+        "        self.tree.unlock_state(holder.match_node)\n"
+        "        holder.match_node = None",
     ),
     Mutant(
         name="the checkpoint that a prompt matched may be evicted to make room for that prompt",
         keeps="W8: eviction never takes what was matched for the sequence that is being admitted.",
-        where="cache.state_cache:StateCache.admit",
+        where="cache.state_cache:RadixStateCache.admit",
         old="self.tree.lock(match.node, state=True)",
         new="pass",
     ),
     Mutant(
         name="a row of the batch is given away while its sequence still has a step in flight",
         keeps="A row has one sequence until that sequence's last step has completed.",
-        where="cache.state_cache:StateCache.retire",
+        where="cache.state_cache:RadixStateCache.retire",
         old="self._retiring.append(_RetiringSequence(allocation.last_step, allocation, token_ids))",
         new="self.batch._free.append(allocation.row)\n"
         "self._retiring.append(_RetiringSequence(allocation.last_step, allocation, token_ids))",
@@ -80,7 +81,7 @@ MUTANTS = (
     Mutant(
         name="checkpoints behind a stop string are donated with tokens that the answer does not have",
         keeps="Nothing deeper than the tokens that count is donated.",
-        where="cache.state_cache:StateCache._donate_end",
+        where="cache.state_cache:RadixStateCache._donate_end",
         old="[each for each in allocation.ready if each.depth <= usable]",
         new="list(allocation.ready)",
     ),
@@ -136,7 +137,7 @@ MUTANTS = (
     Mutant(
         name="a checkpoint whose successors computed NaN stays in the tree",
         keeps="States that led to a result that is not finite are dropped.",
-        where="cache.state_cache:StateCache._retire_now",
+        where="cache.state_cache:RadixStateCache._retire_now",
         old="self._drop_distrusted(allocation.node, allocation.distrusted_from)",
         new="pass",
         tests=("tests/unit/engine/test_core.py",),

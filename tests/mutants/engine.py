@@ -14,7 +14,7 @@ MUTANTS = (
     Mutant(
         name="a grammar's mask is computed before the token that it depends on is known",
         keeps="A constrained sequence waits until its last token has been decided.",
-        where="engine.scheduler:Scheduler._schedule_decodes",
+        where="engine.scheduler:Scheduler",
         old="stalled.update(map(id, self.decoding.undecided))",
         new="pass",
         tests=("tests/unit/engine/test_output_grammar.py",),
@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         name="answers of one request share one grammar state",
         keeps="Each answer of a request follows the grammar by itself.",
-        where="engine.core:EngineCore.add",
+        where="engine.core:EngineCore",
         old="grammar.fork(stops) if grammar is not None else None",
         new="grammar",
         tests=("tests/unit/engine/test_output_grammar.py",),
@@ -38,8 +38,8 @@ MUTANTS = (
         name="results of a failed step are cached",
         keeps="Nothing that a failed step wrote is donated.",
         where="engine.core:EngineCore._fail",
-        old="self.cache.distrust(schedule.step)",
-        new="pass",
+        old="self.cache.advance(_1, failed=True)",
+        new="self.cache.advance(_1)",
     ),
     Mutant(
         name="a token is sampled from logits that are not finite",
@@ -118,7 +118,7 @@ MUTANTS = (
         name="an admission resumes a checkpoint that the one before it has evicted",
         keeps="A match is checked again when an admission in the same step could have evicted it.",
         where="engine.admission:Admission._resumable",
-        old="match is None or (match.node is not None and (not match.node.slot))",
+        old="match is None or match.evicted",
         new="match is None",
         tests=("tests/unit/engine/test_scheduler.py",),
     ),
@@ -143,8 +143,8 @@ MUTANTS = (
     Mutant(
         name="more sequences are admitted than may run",
         keeps="A sequence counts as running until its memory is back.",
-        where="engine.admission:Admission.next",
-        old="self.cache.admitted",
+        where="engine.admission:Admission",
+        old="self.cache.capacity.admitted",
         new="self.running",
         tests=("tests/unit/engine/test_scheduler.py",),
     ),

@@ -62,7 +62,7 @@ def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
             evicted=counters.evicted, duplicates=counters.duplicates, skipped=counters.skipped,
             resumed=trial.core.scheduler.counters.cached_tokens, made=counters.made,
         )  # fmt: skip
-        seen.update({f"miss {cause}": count for cause, count in counters.misses.items()})
+        seen.update({f"miss {cause}": count for cause, count in trial.core.scheduler.counters.misses.items()})
         seen.update(f"ended {reason}" for reason in trial.ended.values())
         seed += 1
     return steps, seen

@@ -77,8 +77,8 @@ class EngineTrial:
     def under(self, strategy: str) -> Numbers:
         """Run the load under a strategy, from an empty cache."""
         engine = self._booted()
-        if why := engine.core.change_strategy(strategy):
-            raise Wrong(f"the engine refuses {strategy}: {why}")
+        if refusal := engine.core.change_strategy(strategy):
+            raise Wrong(f"the engine refuses {strategy}: {refusal.message}")
         return self._measured(strategy, salted=False)
 
     def unshared(self) -> Numbers:

@@ -20,7 +20,7 @@ class QuantizedWeight:
 
     A weight is scale * n with n in -127..127 and scale the largest of its block over 127, so it is off by
     half a scale at most: 0.4 % of that largest one. A block with a weight that is no number has none. Rows
-    that it multiplies are made int8 in the same way, 32 inputs with a scale (ADR 0333).
+    that it multiplies are made int8 in the same way, 32 inputs with a scale (docs/notes/kernels-cpu.md).
     """
 
     packing = INT8

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Literal
 
+from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1.status import Condition
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -391,7 +392,7 @@ def set_condition(
         type=type_.value,
         status=status,
         reason=reason.value,
-        message=message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…",
+        message=bounded(message, MAX_MESSAGE),
         last_transition_time=timestamp(now) if changed or old is None else old.last_transition_time,
         observed_generation=observed_generation,
     )

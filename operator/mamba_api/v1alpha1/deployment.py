@@ -49,7 +49,7 @@ class Spec(ApiModel):
     replicas: ReplicaCount = 1
     """Number of engines, within scaling.minReplicas and maxReplicas; `kubectl scale` and autoscalers write
     it. Where the operator decides, it starts from this number, and from any other that is written here later.
-    Gateways know of at most 64 engines what they have cached; those beyond are chosen by their load alone.
+    Gateways know of at most 1,024 engines what they have cached; those beyond are chosen by their load alone.
     With 0 none runs until a request arrives, which starts one until none came for scaling.scaleDownDelay."""
     engine: Engine = Engine()
     """How each engine runs. A change replaces the engine pods."""

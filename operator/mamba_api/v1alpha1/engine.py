@@ -40,11 +40,12 @@ class ModelCache(ApiModel):
 
     size: Quantity | None = None
     """Size of the volume, at least that of the weights, and of those of the next model beside them when the
-    URI changes; it may grow where the storage class allows it. Nothing is removed from it: each further
-    model, or commit of one, needs room of its own."""
+    URI changes; it may grow where the storage class allows it. Where it lacks room for what is to be
+    downloaded, copies go that no engine reads and no roll-back needs."""
     claim_name: ObjectName | None = None
     """Claim of yours in the same namespace, such as one of a local volume, a directory that each node of a
-    group has: each engine pod first downloads what is not there, one pod of a directory at a time."""
+    group has: each engine pod first downloads what is not there, one pod of a directory at a time.
+    Nothing is removed from it."""
     storage_class_name: ObjectName | None = None
     """Storage class of the volume; absent = the cluster's default."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"

@@ -122,7 +122,7 @@ class Scaling(ApiModel):
     spec.replicas of them without maxReplicas. While fewer answer, the condition Available is False. Absent =
     no bound, and none stops itself."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Most engines, whoever decides; more is refused. Above 64 gateways choose some engines by their load
+    """Most engines, whoever decides; more is refused. Above 1,024 gateways choose some engines by their load
     alone, not by what they have cached. Absent = no bound, and no autoscaling."""
     ttft_target: Duration | None = None
     """Time to first token that the operator gives requests enough engines for; absent = prompts may wait 2 s
@@ -169,6 +169,8 @@ class Disaggregation(ApiModel):
     """Engines that only decode."""
 
 
+IN_PLACE_AFTER = Duration("10m")
+"""More than a cloud takes for a node with GPUs."""
 LONGEST_DEADLINE = "596523h"
 """A Deployment counts its seconds in 32 bits."""
 
@@ -178,13 +180,15 @@ class Rollout(ApiModel):
 
     max_surge: Annotated[int, Field(ge=0, le=1000)] = 1
     """Engine pods above the wanted count while rolling out."""
-    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Engine pods below the wanted count while rolling out."""
-    in_place_after: Duration = Duration("10m")
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Engine pods below the wanted count while rolling out; absent = 0. A 0 that is written, without
+    inPlaceAfter, also holds where there is no room for one engine more: the roll-out then waits for room."""
+    in_place_after: Duration | None = None
     """How long a pod that a roll-out adds waits for room, on a node or in a quota, that engines of the older
     revision have. Then one of those is drained first, and requests wait at the gateway for the new
     one; one engine more than there is no room for may be missing meanwhile, also where maxUnavailable is 0.
-    Longer than progressDeadline: never. A node that has to be made first takes minutes."""
+    Absent = 10m, or never where maxUnavailable 0 is written. Longer than progressDeadline: never. A node that
+    has to be made first takes minutes."""
     min_ready_time: Duration = Duration("30s")
     """How long a new engine serves beside those of the older revision before the next of them goes: the
     `minReadySeconds` of the engine Deployment. If the new ones fail more requests meanwhile than the old
@@ -199,11 +203,23 @@ class Rollout(ApiModel):
     """Longest time the engines may take without progress, loading of weights included, before the roll-out is
     called stuck. Longer than minReadyTime. A change replaces the engine pods."""
 
+    @property
+    def unavailable(self) -> int:
+        """Engine pods below the wanted count while rolling out."""
+        return self.max_unavailable or 0
+
+    @property
+    def in_place_wait(self) -> Duration | None:
+        """How long an added pod waits for room until an old one goes first; None: none ever does."""
+        if self.in_place_after is None and self.max_unavailable == 0:
+            return None
+        return self.in_place_after or IN_PLACE_AFTER
+
     rules = (
         Rule(
-            cel="self.maxSurge > 0 || self.maxUnavailable > 0",
+            cel="self.maxSurge > 0 || (has(self.maxUnavailable) && self.maxUnavailable > 0)",
             message="maxSurge and maxUnavailable are both 0, so no pod could ever be replaced: raise one",
-            holds=lambda self: self.max_surge > 0 or self.max_unavailable > 0,
+            holds=lambda self: self.max_surge > 0 or self.unavailable > 0,
         ),
         Rule(
             cel=f"duration(self.progressDeadline) <= duration('{LONGEST_DEADLINE}')",

@@ -24,7 +24,9 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
                 fields,
                 kv_heads=8,
                 rope_theta=blocks.rope_theta(fields),
-                rotary_fraction=blocks.rotary_fraction(fields, default=0.5),
+                rotary_fraction=blocks.rotary_fraction(
+                    fields, default=fields.number("partial_rotary_factor", default=0.5)
+                ),
             )
             if "attention" in mixers
             else None

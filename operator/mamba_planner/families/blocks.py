@@ -111,7 +111,7 @@ def attention(
 ) -> AttentionConfig:
     """Grouped-query attention under the names all families share.
 
-    kv_heads, head_dim: of a configuration that leaves the field out, as transformers' classes have them;
+    kv_heads, head_dim: of a configuration that leaves the field out, as the published classes have them;
     None = as many as heads, 0 = the hidden size over the heads.
     """
     heads = fields.integer("num_attention_heads")
@@ -133,27 +133,31 @@ def attention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        bias=more.pop("bias", fields.flag("attention_bias", default=False)),
+        bias=fields.flag("attention_bias", default=False),
         scale=scale,
         **more,
     )
 
 
-def rope_theta(fields: Fields) -> float:
-    """From the section of rotary positions or the older flat field.
+def rope_theta(fields: Fields, default: float = 10_000.0) -> float:
+    """Read it from the section of rotary positions or the older flat field.
 
+    default: of a configuration that leaves it out, as the published classes have it.
     Raises `WrongField` for scaled variants (yarn, linear, …): serving them as plain RoPE would be wrong.
     """
     for scaling in (fields.section("rope_parameters"), fields.section("rope_scaling")):
         kind = scaling.word("rope_type", "type", default="default")
         if kind != "default":
             raise fields.wrong("rope_parameters", f"rope type {kind!r} is not supported; supported: default")
-    return _rotary(fields).number("rope_theta", default=fields.number("rope_theta", default=10_000.0))
+    return _rotary(fields).number("rope_theta", default=fields.number("rope_theta", default=default))
 
 
 def rotary_fraction(fields: Fields, default: float) -> float:
-    """From that section alone: of the families that rotate a part of each head not all read the older
-    flat field, and the others rotate all of it whatever they say."""
+    """Read the share of each head that is rotated from that section alone.
+
+    default: of a section without it. Families that rotate a part of each head read the older flat field for
+    it; the others rotate all of it whatever that field says.
+    """
     share = _rotary(fields).number("partial_rotary_factor", default=default)
     if not 0 < share <= 1:
         raise fields.wrong("partial_rotary_factor", f"must be above 0 and at most 1, is {share:g}")
@@ -168,7 +172,7 @@ def _rotary(fields: Fields) -> Fields:
 def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:
     """The fields every family spells alike. `parameters` is filled in by the registry.
 
-    bos, eos: of a configuration that leaves the field out, as transformers' classes have them.
+    bos, eos: of a configuration that leaves the field out, as the published classes have them.
     """
     dtype = fields.word("dtype", "torch_dtype", default="float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):

@@ -20,13 +20,15 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         mamba=blocks.mamba_d_mixer(
             fields,
             eps,
-            inner=fields.integer("mamba_d_ssm", default=None),
+            inner=fields.integer("mamba_d_ssm", default=None, absent=1024),
             gated_norm=fields.flag("mamba_rms_norm", default=False),
             norm_before_gate=fields.flag("mamba_norm_before_gate", default=True),
             out_bias=fields.flag("projectors_bias", default=False),
         ),
         gated_delta=None,
-        attention=blocks.attention(fields, kv_heads=8, rope_theta=blocks.rope_theta(fields)),
+        attention=blocks.attention(
+            fields, kv_heads=8, rope_theta=blocks.rope_theta(fields, default=100_000.0)
+        ),
         mlp=MlpConfig(
             intermediate=fields.integer("intermediate_size"),
             activation=fields.word("hidden_act", default="silu"),

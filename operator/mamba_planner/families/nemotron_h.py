@@ -6,7 +6,14 @@ Every layer is one block: mixer or feed-forward. The published pattern spells th
 from mamba_planner.families import blocks
 from mamba_planner.families.errors import MissingField
 from mamba_planner.families.fields import Fields
-from mamba_planner.model_config import LayerKind, MambaConfig, MlpConfig, ModelConfig, MoeConfig
+from mamba_planner.model_config import (
+    AttentionConfig,
+    LayerKind,
+    MambaConfig,
+    MlpConfig,
+    ModelConfig,
+    MoeConfig,
+)
 
 _PATTERN: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
@@ -21,10 +28,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         layers=layers,
         mamba=_mamba(fields) if "mamba" in layers else None,
         gated_delta=None,
-        # The family's projections have no bias whatever `attention_bias` says, and no positional embedding.
-        attention=(
-            blocks.attention(fields, kv_heads=8, head_dim=128, bias=False) if "attention" in layers else None
-        ),
+        attention=_attention(fields) if "attention" in layers else None,
         mlp=_mlp(fields) if "mlp" in layers else None,
         moe=_moe(fields) if "moe" in layers else None,
         norm_eps=fields.number("layer_norm_epsilon", "rms_norm_eps", "norm_eps", default=1e-5),
@@ -52,7 +56,19 @@ def _layers(fields: Fields) -> tuple[LayerKind, ...]:
             raise fields.wrong(
                 "hybrid_override_pattern", f"letter {index} is {letter!r}; supported: {' '.join(_PATTERN)}"
             )
+    count = fields.integer("num_hidden_layers", default=len(pattern))
+    if count != len(pattern):
+        raise fields.wrong(
+            "num_hidden_layers", f"is {count}, but hybrid_override_pattern has {len(pattern)} letters"
+        )
     return tuple(_PATTERN[letter] for letter in pattern)
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    """Read the attention, which has no positions; raise `WrongField` for one that sees a window only."""
+    if (window := fields.integer("sliding_window", default=None)) is not None:
+        raise fields.wrong("sliding_window", f"{window} is not supported; supported: null")
+    return blocks.attention(fields, kv_heads=8, head_dim=128)
 
 
 def _mamba(fields: Fields) -> MambaConfig:

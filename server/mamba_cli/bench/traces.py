@@ -115,7 +115,7 @@ def _all_mooncake(numbered: list[tuple[int, str]], units: TraceUnits) -> list[Ar
     wrong = [(number, said) for number, said in told if said is not None]
     if len(wrong) > len(told) / 2:
         raise TraceError(f"line {wrong[0][0]}: {wrong[0][1]}")
-    if said := units.too_fast(sorted(each.at for each in found)):
+    if said := units.implausible(sorted(each.at for each in found)):
         raise TraceError(said)
     return found
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from mamba_cli.bench.prompts import LoadPrompt
+from mamba_cli.bench.trace_units import TimeUnit
 from mamba_cli.errors import InvalidInput
 from mamba_cli.plain_help import CommandWithPanels
 
@@ -172,7 +173,7 @@ def trace(
         ),
     ] = None,
     time_unit: Annotated[
-        Literal["ms", "s"] | None,
+        TimeUnit | None,
         typer.Option(
             envvar="MAMBASERVE_BENCH_TIME_UNIT", help="Of the timestamps beside hash_ids; default: ms."
         ),

@@ -8,6 +8,8 @@ import typer
 from mamba_cli.errors import InvalidInput, RunFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from mamba_planner.model_report import ModelReport
     from mamba_server.model.source import Progress
 
@@ -40,6 +42,23 @@ def command(
             help="Port of every address with /metrics, bytes fetched and bytes in all; default: none.",
         ),
     ] = None,
+    make_room: Annotated[
+        bool,
+        typer.Option(
+            "--make-room",
+            envvar="MAMBASERVE_DOWNLOAD_MAKE_ROOM",
+            help="Where the disk lacks room, remove every other model and commit from the cache but those of "
+            "--keep, and always what cut off downloads left. For a cache that nobody else fills.",
+        ),
+    ] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COMMIT",
+            envvar="MAMBASERVE_DOWNLOAD_KEEP",
+            help="Commit that --make-room leaves, because something still reads it; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Download a model from the Hub into its cache (HF_HOME) and say what it is; goes on where it stopped."""
     from rich.console import Console
@@ -49,6 +68,8 @@ def command(
     from mamba_cli.local.readiness import EngineReadiness
     from mamba_server.model.errors import ModelError
 
+    if keep and not make_room:
+        raise InvalidInput("--keep names what --make-room leaves: give --make-room, too")
     view = LoadingView(Console(stderr=True))
     try:
         with served_progress(metrics_port) as tell:
@@ -57,7 +78,7 @@ def command(
                 tell(done, total)
                 view.show(uri, EngineReadiness(False, stage, done, total))
 
-            found = _download(uri, progress)
+            found = _download(uri, progress, keep or () if make_room else None)
     except ModelError as error:
         wrong = error.exit_code == InvalidInput.exit_code
         raise (InvalidInput if wrong else RunFailed)(str(error)) from error
@@ -72,7 +93,7 @@ def command(
         raise RunFailed(f"--report: {report} cannot be written: {error.strerror}") from error
 
 
-def _download(uri: str, progress: "Progress") -> "ModelReport":
+def _download(uri: str, progress: "Progress", others: "Collection[str] | None") -> "ModelReport":
     """Raises `InvalidInput` and the errors of `mamba_server.model`."""
     from mamba_planner.families.errors import UnreadableConfig
     from mamba_planner.families.registry import read_config
@@ -85,7 +106,7 @@ def _download(uri: str, progress: "Progress") -> "ModelReport":
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    directory = sound_copy(uri, cache, progress, lambda said: typer.echo(said, err=True))
+    directory = sound_copy(uri, cache, progress, lambda said: typer.echo(said, err=True), others)
     try:
         config = read_config(directory)
     except UnreadableConfig as error:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mamba_cli.bench.trace_units import TimeUnit
 from mamba_cli.output import OutputFormat, print_document
 from mamba_cli.plain_help import CommandWithPanels
 from mamba_cli.profiles_option import ProfilesOption
@@ -90,7 +91,7 @@ def command(
         ),
     ] = None,
     time_unit: Annotated[
-        Literal["ms", "s"] | None,
+        TimeUnit | None,
         typer.Option(
             envvar="MAMBASERVE_PLAN_TIME_UNIT",
             rich_help_panel=FLEET,

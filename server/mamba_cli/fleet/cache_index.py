@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 from mamba_cli.fleet.prompt_blocks import Tokens
 from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 
 Knowledge = Literal["load", "attention", "own", "resumable"]
 """What a gateway goes by: load alone; pages of attention that an engine has; what it sent itself; what an
@@ -21,7 +21,7 @@ class CacheOwner(Protocol):
     """A simulated engine, as far as an index of caches asks."""
 
     @property
-    def cache(self) -> StateCache: ...
+    def cache(self) -> RadixStateCache: ...
 
 
 class CacheIndex(PrefixIndex):

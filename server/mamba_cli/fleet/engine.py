@@ -19,7 +19,7 @@ from mamba_planner.prefill_work import prefill_work
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
 
 LEAST_PAGES = 8
@@ -28,14 +28,14 @@ LEAST_PAGE = 16
 """Tokens: shorter pages than the product's would only take time."""
 
 
-def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> StateCache:
+def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> RadixStateCache:
     """The cache of such an engine, for sequences of up to `longest` tokens.
 
     Pages are as long as the profile says, else as the trace's blocks, or shorter where so few would go into
     the bytes of a state that rounding would cost memory.
     """
     page = profile.page_tokens or _page_of(block, profile.tokens_per_state)
-    return StateCache(
+    return RadixStateCache(
         CacheSize(profile.slabs, 0, profile.tokens_per_state).arena(page),
         RadixTree(page, Eviction("RecomputeCost")),
         PersistentBatch(profile.max_running, -(-longest // page)),
@@ -79,7 +79,7 @@ class EngineCounters:
 class SimulatedEngine:
     """Told of requests with `add`, and of time with `advance` whenever `step_run` ends."""
 
-    def __init__(self, name: str, profile: EngineProfile, cache: StateCache) -> None:
+    def __init__(self, name: str, profile: EngineProfile, cache: RadixStateCache) -> None:
         self.name, self.profile, self.cache = name, profile, cache
         self.queue: deque[Request] = deque()
         self.step_run: StepRun | None = None
@@ -128,7 +128,7 @@ class SimulatedEngine:
     @property
     def slots_used(self) -> float:
         """Share of the state slots that sequences hold."""
-        return self.running * self.cache.strategy.slots_per_sequence / self.profile.slabs
+        return self.running * self.cache.capacity.slots_per_sequence / self.profile.slabs
 
     @property
     def pages_used(self) -> float:
@@ -156,9 +156,9 @@ class SimulatedEngine:
     @property
     def _room(self) -> float | None:
         """Tokens of a prompt that would find memory; None: prompts take no memory that grows with them."""
-        if not self.cache.arena.pages_per_slab:
+        if not self.cache.capacity.pages_per_slab:
             return None
-        return float(self.cache.available_pages * self.cache.page_size)
+        return float(self.cache.capacity.available_pages * self.cache.page_size)
 
     def requests(self) -> list[Request]:
         """All it has."""
@@ -222,8 +222,7 @@ class SimulatedEngine:
         self._cache_step += 1
         for request in step_run.group:
             self.cache.plan_prefill(request.allocation, request.prompt_tokens, self._cache_step)
-            self.cache.launched(request.allocation, request.prompt_tokens, self._cache_step)
-            self.cache.prefill_done(request.allocation)
+            self.cache.launch(request.allocation.row, request.prompt_tokens, self._cache_step)
         self.cache.advance(self._cache_step)
         for request in step_run.group:
             assert request.ids is not None
@@ -271,7 +270,7 @@ class SimulatedEngine:
         match = cache.match(ids, "", step)
         allocation = cache.admit(ids, "", match, whole, 0)
         if allocation is None and match.node is not None and not self._decoding:
-            match = cache.without(match, "no_memory")
+            match = match.without("no_memory")
             allocation = cache.admit(ids, "", match, whole, 0)
         if allocation is None:
             return False

@@ -122,7 +122,7 @@ class Simulation:
         self._arrived += 1
         if request.number % 256 == 0:
             self._progress(self.now / max(self.stream.seconds, 1.0))
-        if self.pods[0].engine.cache.never_fits(request.prompt_tokens + request.outputs):
+        if self.pods[0].engine.cache.capacity.never_fits(request.prompt_tokens + request.outputs):
             self.refused += 1
             request.lost = True
             return

@@ -24,6 +24,10 @@ from mamba_cli.local.plan_source import plan_source
 from mamba_cli.local.planning import PlanFlags, PlanOutcome
 from mamba_planner.constraints import Workload
 
+DAY = 86_400.0
+LONGEST = 7 * DAY
+"""Seconds of a trace that are simulated at most: each takes time, also those without a request."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceFlags:
@@ -49,6 +53,13 @@ def plan_trace(source: str, plan: PlanFlags, flags: TraceFlags) -> SizingReport:
     whole = _trace(flags.trace, flags.expected, flags.units)
     outcome = _one(source, plan)
     asked = busiest(whole, flags.requests) if flags.requests else whole
+    if asked.seconds > LONGEST:
+        times = [each.at for each in asked.workload.arrivals]
+        guess = flags.units.guess(times) if asked.identity else ""
+        raise InvalidInput(
+            f"--trace: {flags.trace}: {len(times):,} requests in {asked.seconds / DAY:,.0f} days; at most "
+            f"{LONGEST / DAY:.0f} are simulated{guess}; --requests takes a shorter part"
+        )
     question = SizingRequest(
         outcome.model, outcome.constraints, outcome.weights,
         outcome.plan.workload if outcome.plan is not None else Workload(),

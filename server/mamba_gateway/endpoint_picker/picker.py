@@ -16,6 +16,7 @@ from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
 from mamba_edge.client_name import CLIENT_HEADER
 from mamba_edge.content_coding import require_plain
+from mamba_edge.engine_limit import is_full, is_over_own_limit
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
 from mamba_gateway.admission.admission import Permit, PermitRequest
 from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
@@ -30,7 +31,7 @@ from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.relay.proxy_endpoint import LOGGED_MODEL
-from mamba_gateway.relay.relay import FULL, RETRIED_STATUSES
+from mamba_gateway.relay.relay import RETRIED_STATUSES
 from mamba_gateway.relay.shared_parts import SharedParts
 from mamba_gateway.routing.routing_fields import routing_fields
 from mamba_gateway.routing.routing_record import REQUEST_HEADER, RESPONSE_HEADER
@@ -263,7 +264,8 @@ class EndpointPicker:
         """Handle the response headers: the prompt is computed, and they name the endpoint that served it."""
         assert exchange.record is not None
         assert exchange.cost is not None
-        headers = dict(headers_of(message.response_headers.headers))
+        pairs = list(headers_of(message.response_headers.headers))
+        headers = dict(pairs)
         status = headers.get(b":status", b"")
         exchange.status = int(status) if status.isdigit() else 0
         exchange.readable = headers.get(b"content-encoding", b"identity") == b"identity"
@@ -277,8 +279,8 @@ class EndpointPicker:
             exchange.ticket = self._router.sent(exchange.record, exchange.prompt, other)
         url = exchange.cost.endpoint.url
         self._pool.response_started(url, exchange.ticket, well=exchange.status < 400)
-        if 400 <= exchange.status < 500:
-            self._pool.reject(url, full=exchange.status == FULL)
+        if 400 <= exchange.status < 500 and not is_over_own_limit(exchange.status, pairs):
+            self._pool.reject(url, full=is_full(exchange.status, pairs))
         if exchange.status in RETRIED_STATUSES:
             self._pool.suspect(url, f"it answered {exchange.status}")
         now, trace = self._clock(), exchange.trace

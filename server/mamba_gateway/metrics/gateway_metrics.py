@@ -21,7 +21,7 @@ from mamba_telemetry.tracing import OFF, Tracing
 
 RetryReason = Literal["refused", "unreachable", "died", "silent", "rejected"]
 KEY_LIMIT = "key_limit"
-"""Reason of a refusal: the key is over its own limit, whatever room there is."""
+"""Reason of a refusal: the key is over a limit of its own, whatever room there is."""
 UNKNOWN_MODEL = "unknown"
 """Label of what no endpoint reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -16,6 +16,7 @@ from starlette.types import Message, Send
 
 from mamba_edge.asgi_responses import EVENT_STREAM
 from mamba_edge.direct_exchange import Begin
+from mamba_edge.engine_limit import is_over_own_limit
 from mamba_edge.errors import ApiError
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.headers import is_event_stream
@@ -33,7 +34,7 @@ class ClientResponse:
 
     __slots__ = (
         "_begin_now", "_one_sender", "_opened", "_refusal", "_send", "_write_now", "answering", "first_byte",
-        "status",
+        "over_own_limit", "status",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +47,8 @@ class ClientResponse:
         """Of the answer or of the error that the client got; 0 before either, comments or not."""
         self.first_byte: float | None = None
         """When the first byte of the answer came, monotonic seconds; comments are none."""
+        self.over_own_limit = False
+        """The answer is an engine's, which says that the client asks too much while there is room."""
         self.answering = False
         """The answer has begun, or an error is told: no comment follows."""
         self._send, self._write_now, self._begin_now = send, write_now, begin_now
@@ -61,6 +64,7 @@ class ClientResponse:
         if message["type"] == "http.response.start":
             self.answering = True
             self.status = message["status"]
+            self.over_own_limit = is_over_own_limit(self.status, message["headers"])
             async with self._turn():  # a comment may be on its way
                 if not self._opened:
                     await self._send(message)
@@ -85,6 +89,7 @@ class ClientResponse:
         if not self._begin_now(status, headers, part, more):
             return False
         self.answering, self.status = True, status
+        self.over_own_limit = is_over_own_limit(status, headers)
         if part:
             self.first_byte = time.monotonic()
         return True

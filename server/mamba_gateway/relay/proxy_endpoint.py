@@ -286,6 +286,7 @@ class ProxyEndpoint:
 
     def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse, reason: str) -> None:
         begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics
+        reason = KEY_LIMIT if response.over_own_limit else reason
         model = metrics.model_label(fields.model)
         metrics.request(scope["path"], model, str(response.status), reason).inc()
         trace: RequestTrace = scope["trace"]

@@ -14,6 +14,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
+from mamba_edge.engine_limit import is_full, is_over_own_limit
 from mamba_edge.errors import TooManyRequests
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.outlier_ejection import SUSPICIOUS
@@ -63,7 +64,6 @@ ENGINE_LOST = b'"engine_lost"'
 """What the answer of an engine has whose own process ended on a request."""
 REFUSED_HERE = frozenset((401, 403, 404, 429))
 """Statuses that rather speak of the engine than of the request, and are compared with another engine's."""
-FULL = 429
 
 
 class Relay:
@@ -174,11 +174,14 @@ class Relay:
                     try:
                         span.set(names.HTTP_STATUS, response.status)
                         status = response.status
-                        another = False
-                        if 400 <= status < 500:
-                            another = self._another_may_take(request, endpoint, status, tried, number)
-                            put_back = not another and self._may_wait(request, status, deadline)
-                        if another and status != FULL:
+                        full, another = is_full(status, response.headers), False
+                        over_own_limit = is_over_own_limit(status, response.headers)
+                        if 400 <= status < 500 and not over_own_limit:
+                            another = self._another_may_take(
+                                request, endpoint, status, tried, number, full=full
+                            )
+                            put_back = full and not another and self._may_wait(request, deadline)
+                        if another and not full:
                             comparison.begin(endpoint.url)
                         ended = request.has_form and ENGINE_LOST in first
                         if ended:
@@ -186,7 +189,7 @@ class Relay:
                         is_final = status not in RETRIED_STATUSES or last or ended
                         if is_final and not (another or put_back):
                             self._pool.response_started(endpoint.url, ticket, well=status < 400)
-                            comparison.end(took=status < 400 if status < 500 else None)
+                            comparison.end(took=None if status >= 500 or over_own_limit else status < 400)
                             request.release_body()
                             begun = True
                             added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
@@ -266,12 +269,19 @@ class Relay:
             )
 
     def _another_may_take(
-        self, request: UpstreamRequest, endpoint: Endpoint, status: int, tried: tuple[str, ...], number: int
+        self,
+        request: UpstreamRequest,
+        endpoint: Endpoint,
+        status: int,
+        tried: tuple[str, ...],
+        number: int,
+        *,
+        full: bool,
     ) -> bool:
         """Whether a request that the engine rejected with this status is to go to another one, which is
         there. Most rejections are mistakes of clients, so all engines would say the same: those are compared
         from an engine that has rejected several in a row."""
-        in_a_row = self._pool.reject(endpoint.url, full=status == FULL)
+        in_a_row = self._pool.reject(endpoint.url, full=full)
         if status not in REFUSED_HERE and in_a_row < SUSPICIOUS:
             return False
         if number >= self._max_attempts or not self._comparisons.available:
@@ -279,10 +289,10 @@ class Relay:
         other = self._decide(request, (*tried, endpoint.url))
         return isinstance(other, RoutingRecord) and not other.decision.endpoint.full
 
-    def _may_wait(self, request: UpstreamRequest, status: int, deadline: float) -> bool:
+    def _may_wait(self, request: UpstreamRequest, deadline: float) -> bool:
         """Whether a request that waited for an engine, which is full, goes on waiting."""
         permit = request.permit
-        return status == FULL and permit is not None and permit.was_held and self.loop.time() < deadline
+        return permit is not None and permit.was_held and self.loop.time() < deadline
 
     async def _wait_for_place(self, request: UpstreamRequest, deadline: float) -> None:
         assert request.permit is not None

@@ -12,9 +12,10 @@ from typing import Self
 
 import msgspec
 
-from mamba_edge.errors import ApiError, InternalError
+from mamba_edge.errors import ApiError, InternalError, InvalidRequest
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.engine_spans import EngineSpans
+from mamba_server.api.grammar_words import in_our_words
 from mamba_server.api.inbox import Inbox
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
@@ -166,7 +167,7 @@ class ActiveRequest:
         used = delta.token_ids[: step.used]
         self._count(delta, sequence, len(used))
         if finish is not None:
-            self._finish(delta.request_id, sequence, finish, delta.error)
+            self._finish(sequence, finish, delta)
         return ChoiceUpdate(
             choice=sequence.choice,
             text=step.text,
@@ -200,7 +201,8 @@ class ActiveRequest:
             self._metrics.next_tokens((at - sequence.last_at) / later, later)
         sequence.last_at = at
 
-    def _finish(self, request_id: str, sequence: _Sequence, reason: FinishReason, error: str) -> None:
+    def _finish(self, sequence: _Sequence, reason: FinishReason, delta: SequenceDelta) -> None:
+        request_id = delta.request_id
         sequence.finished = True
         tokens = sequence.text.tokens
         self._spans.finished(request_id, sequence.choice % self._n, reason)
@@ -219,4 +221,8 @@ class ActiveRequest:
             self._metrics.request_done(self._most_tokens[request_id])
             self._engine.close(request_id, abort=False)
         if reason == "error":
-            raise InternalError(error or "the engine failed while it generated this answer; try again")
+            if delta.form_failed:
+                # Which forms cost too much shows on the way alone; the engine is well.
+                said = f"the form of the answer cannot be followed to its end: {in_our_words(delta.error)}"
+                raise InvalidRequest(said, code="invalid_output_grammar")
+            raise InternalError(delta.error or "the engine failed while it generated this answer; try again")

@@ -31,7 +31,7 @@ from mamba_server.api.output_grammar import GrammarCheck, OutputForm, output_gra
 from mamba_server.api.prompts import PromptBuilder
 from mamba_server.api.responses import UsageBody
 from mamba_server.api.sampling import output_tokens, prompt_alternatives, sampling_params
-from mamba_server.api.serving import Serving
+from mamba_server.api.serving import Places, Serving
 from mamba_server.wire import AddRequest, TokenIds
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
@@ -89,10 +89,10 @@ class GenerationEndpoints:
     async def _complete(self, request: CompletionRequest, scope: Scope, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("text_completion", request, scope)
-        with self._serving.admitted(len(request.prompts), request.n or 1):
+        with self._serving.admitted(len(request.prompts), request.n or 1) as places:
             made = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompts = await made.of_completion(request)
-            form = await output_grammar(request, text, self._check_grammar(scope))
+            form = await output_grammar(request, text, self._check_grammar(scope, places))
         priorities = self._serving.settings.anonymous_priority
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
@@ -122,10 +122,10 @@ class GenerationEndpoints:
     async def _answer(self, request: ChatCompletionRequest, scope: Scope, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("chat", request, scope)
-        with self._serving.admitted(1, request.n or 1):
+        with self._serving.admitted(1, request.n or 1) as places:
             prompts = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompts.of_chat(request, scope["body_bytes"])
-            form = await output_grammar(request, text, self._check_grammar(scope), prompt.opening)
+            form = await output_grammar(request, text, self._check_grammar(scope, places), prompt.opening)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         priorities = self._serving.settings.anonymous_priority
         add = _add_request(
@@ -175,9 +175,9 @@ class GenerationEndpoints:
             trace.root.set(names.REQUEST_MODEL, self._serving.model_name)
             trace.root.set(names.REQUEST_STREAM, bool(request.stream))
 
-    def _check_grammar(self, scope: Scope) -> GrammarCheck:
+    def _check_grammar(self, scope: Scope, places: Places) -> GrammarCheck:
         client = client_of(scope)
-        return lambda grammar: self._serving.check_grammar(grammar, client)
+        return lambda grammar: self._serving.check_grammar(grammar, client, places)
 
     def _model(self, request: GenerationRequest) -> tuple[TextProcessor, ModelLimits]:
         self._serving.check_model(request.model)

@@ -5,6 +5,7 @@ ApiError
 ├── InvalidRequest
 │   └── ContextTooLong    400 context_length_exceeded
 ├── Forbidden             403 forbidden
+├── TooManyForms          429 too_many_forms        (Retry-After)
 ├── EngineRefused         as the engine says
 ├── AdminRefused          as the engine says: 400 invalid_value, 404 not_found, 409 refused
 ├── EngineLost            503 engine_lost           (Retry-After)
@@ -14,6 +15,7 @@ ServeError
 └── BadConfiguration      2
 """
 
+from mamba_edge.engine_limit import FORMS, LIMIT_HEADER
 from mamba_edge.errors import ApiError, InvalidRequest
 from mamba_server.wire import AdminReply, RequestRejected
 
@@ -29,6 +31,15 @@ class Forbidden(ApiError):
     """Not from here."""
 
     status, kind, code = 403, "permission_error", "forbidden"
+
+
+class TooManyForms(ApiError):
+    """Enough forms wait to be checked: there is room for requests without one, and for other clients."""
+
+    status, kind, code, retry_after = 429, "rate_limit_error", "too_many_forms", 1.0
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), LIMIT_HEADER.decode(): FORMS}
 
 
 class EngineRefused(ApiError):

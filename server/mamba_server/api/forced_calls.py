@@ -42,7 +42,7 @@ def forced_calls(
     for number, tool in enumerate(request.forced_tools):
         grammar = None if tool.custom is None else tool.custom.grammar
         if grammar is not None and form.tagged:
-            first, *others = grammars_of(_of_input(grammar))
+            first, *others = grammars_of(of_input(grammar))
             inputs += [{**first, "name": f"input_{number}"}, *others]
             rules.append(_tagged_input(number, tool))
         elif grammar is not None and grammar.syntax == "lark":
@@ -56,7 +56,7 @@ def forced_calls(
     return json.dumps({"grammars": grammars_of(calls) + inputs}) if inputs else calls
 
 
-def _of_input(grammar: CustomGrammar) -> str:
+def of_input(grammar: CustomGrammar) -> str:
     make = LLMatcher.grammar_from_regex if grammar.syntax == "regex" else LLMatcher.grammar_from_lark
     return str(make(grammar.definition))
 
@@ -78,7 +78,7 @@ def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, onc
         end = token_or_text(calls.end, tokenizer)
         # A marker that is a token by itself may be spelt out all the same.
         inner = f"(inner | rest {end})" if end.startswith("<") else "inner"
-        call = [f"call: {begin} {inner}", f"inner[lazy]: /(?s:.*){_escaped(calls.end)}/", "rest: /(?s:.*)/"]
+        call = [f"call: {begin} {inner}", f"inner[lazy]: /(?s:.*){escaped(calls.end)}/", "rest: /(?s:.*)/"]
     more = "" if once or calls.listed or not calls.end else " (blank call)*"
     rules = [f"start: call{more} | @form", *call, "blank: /\\n{0,2}/"]
     first, *others = grammars_of(form)
@@ -86,7 +86,7 @@ def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, onc
     return json.dumps({"grammars": grammars})
 
 
-def _escaped(marker: str) -> str:
+def escaped(marker: str) -> str:
     return re.escape(marker).replace("/", "\\/")
 
 
@@ -109,7 +109,7 @@ def token_or_text(text: str, tokenizer: Tokenizer) -> str:
 
 
 def _json_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
-    schema = {"type": "object", **_parameters(tool, limits), "x-guidance": limits.style}
+    schema = {"type": "object", **parameters_of(tool, limits), "x-guidance": limits.style}
     head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
     # Each schema is one by itself, so that what it refers to is found.
     return [
@@ -118,7 +118,7 @@ def _json_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
     ]
 
 
-def _parameters(tool: Tool, limits: FormLimits) -> dict[str, Any]:
+def parameters_of(tool: Tool, limits: FormLimits) -> dict[str, Any]:
     """The part of the schema of a tool's arguments that a forced call follows."""
     schema = tool.parameters
     if tool.custom is not None and tool.custom.grammar is not None and tool.custom.grammar.syntax == "regex":
@@ -129,7 +129,7 @@ def _parameters(tool: Tool, limits: FormLimits) -> dict[str, Any]:
 
 
 def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
-    schema = _parameters(tool, limits)
+    schema = parameters_of(tool, limits)
     known = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
     if unknown := sorted(set(schema) - known):
         raise ValueError(

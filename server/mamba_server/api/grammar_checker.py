@@ -11,12 +11,12 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mamba_edge.errors import TooManyRequests
+from mamba_server.api.errors import TooManyForms
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -27,8 +27,8 @@ SHORT_CHARS = 2048
 MOST_KNOWN = 4096
 """Grammars of which is remembered whether they can be followed: a digest and some words each."""
 MOST_WAITING = 128
-MOST_OF_CLIENT = 64
-"""Grammars that may wait, of all clients and of one."""
+"""Requests whose grammars may wait in a lane. One client may have as many as there is room left for others:
+half of all where nobody else waits, and the less the more do."""
 SILENCE_SECONDS = 30.0
 """The process answers within two seconds of its own time; after this it counts as hung."""
 HUNG = "it could not be checked in time; try again"
@@ -64,6 +64,8 @@ class _Lane:
     busy: bool = False
     served: str = ""
     """The client that had the last turn."""
+    askers: Counter[str] = field(default_factory=Counter)
+    """Requests that wait, by client."""
 
     def add(self, client: str, question: _Question) -> None:
         self.waiting.setdefault(client, deque()).append(question)
@@ -81,11 +83,18 @@ class _Lane:
                 return question
         return None
 
-    def of(self, client: str) -> int:
-        return len(self.waiting.get(client, ()))
-
-    def __len__(self) -> int:
-        return sum(map(len, self.waiting.values()))
+    @contextlib.contextmanager
+    def room(self, client: str) -> Iterator[None]:
+        """Count a request while its grammar waits. Raises TooManyForms."""
+        if self.askers[client] >= MOST_WAITING - self.askers.total():
+            raise TooManyForms("too many forms of answers wait to be checked; try again later")
+        self.askers[client] += 1
+        try:
+            yield
+        finally:
+            self.askers[client] -= 1
+            if not self.askers[client]:
+                del self.askers[client]
 
 
 class GrammarChecker:
@@ -105,7 +114,7 @@ class GrammarChecker:
 
     async def check(self, grammar: str, tokens: GrammarTokens, client: str = "") -> str:
         """Why the grammar cannot be followed, "" = it can. `client`: who asks, for taking turns. Raises
-        TooManyRequests."""
+        TooManyForms."""
         digest = hashlib.sha256(grammar.encode("utf-8", "surrogatepass")).digest()
         if tokens != self._tokens:
             self._known.clear()
@@ -114,6 +123,19 @@ class GrammarChecker:
         if (known := self._known.get(digest)) is not None:
             self._known.move_to_end(digest)
             return known
+        with self._lanes[len(grammar) <= SHORT_CHARS].room(client):
+            return await self._found(digest, grammar, client)
+
+    async def close(self) -> None:
+        """End the process; nothing is checked any more."""
+        for task in list(self._tasks):
+            task.cancel()
+        process = self._process
+        self._end()
+        if process is not None:
+            await process.wait()
+
+    async def _found(self, digest: bytes, grammar: str, client: str) -> str:
         question = self._asked.get(digest)
         if question is None:
             question = self._enqueue(digest, grammar, client)
@@ -125,19 +147,8 @@ class GrammarChecker:
             if not question.askers and not question.running:
                 self._asked.pop(digest, None)
 
-    async def close(self) -> None:
-        """End the process; nothing is checked any more."""
-        for task in list(self._tasks):
-            task.cancel()
-        process = self._process
-        self._end()
-        if process is not None:
-            await process.wait()
-
     def _enqueue(self, digest: bytes, grammar: str, client: str) -> _Question:
         lane = self._lanes[len(grammar) <= SHORT_CHARS]
-        if len(lane) >= MOST_WAITING or lane.of(client) >= MOST_OF_CLIENT:
-            raise TooManyRequests("too many forms of answers wait to be checked; try again later")
         question = _Question(digest, grammar, asyncio.get_running_loop().create_future())
         self._asked[digest] = question
         lane.add(client, question)

@@ -12,8 +12,11 @@ _WORDS = (
         "the expression takes too long to be prepared; make it simpler, with fewer repetitions",
     ),
     ("increase limits", "it is too large to be followed; make it smaller"),
+    ("too many expressions", "an expression of it is too complex; make it simpler"),
+    ("Too many items", "it is ambiguous in too many ways; make it simpler"),
     ("initial_lexer_fuel", "an expression of it is too complex; make it simpler"),
     ("NoExtensionBias", "no text has this form: a rule, or a reference, leads back to itself and never ends"),
+    ("not JSON serializable", "it has a whole number of more than 64 bits; write a smaller one"),
     ("max_grammar_size", "it is too large to be followed; make it smaller"),
 )
 """A part of the library's words, and ours: it names options that no client can give."""

@@ -5,7 +5,7 @@ Used by the two generation endpoints. The engine checks it once more, with the m
 
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from mamba_server.api.forced_calls import (
     token_or_text,
 )
 from mamba_server.api.form_size import is_shorter_than
+from mamba_server.api.free_calls import can_be_followed, free_calls
 from mamba_server.api.grammar_words import OVERLAP, in_our_words
 from mamba_server.grammar_depth import check_depth
 from mamba_text.prompt import TextProcessor
@@ -66,8 +67,20 @@ async def output_grammar(
     param = "response_format" if request.structured_outputs is None else "structured_outputs"
     if isinstance(request, ChatCompletionRequest) and request.offered_tools:
         form = template.tool_calls if template is not None else None
-        if form is None or not (request.forced_tools or asked is not None):
+        if form is None:
             return _of_free_calls(request)
+        if not (request.forced_tools or asked is not None):
+            tools = [tool for tool in request.callable_tools if can_be_followed(tool, form)]
+            if not tools:
+                return _of_free_calls(request)
+            made = await _checked(
+                "tools",
+                [_written_of(tool) for tool in tools],
+                lambda limits: of_answer(free_calls(tools, form, text.tokenizer, limits)),
+                check,
+                strict=False,
+            )
+            return OutputForm(made.grammar, _of_free_calls(request, followed=tools).left_out)
         if asked is not None and not request.forced_tools:
             once = request.parallel_tool_calls is False
             made = await _checked(
@@ -101,10 +114,11 @@ async def output_grammar(
     )
 
 
-def _of_free_calls(request: ChatCompletionRequest) -> OutputForm:
-    """The form of an answer that may be anything, calls included: no input of a custom tool follows a
-    grammar there."""
-    customs = [tool.custom for tool in request.callable_tools if tool.custom is not None]
+def _of_free_calls(request: ChatCompletionRequest, followed: Sequence[Tool] = ()) -> OutputForm:
+    """The form of an answer that may be anything, calls included: of the custom tools, those that are
+    `followed` alone have inputs of their formats."""
+    tools = [tool for tool in request.callable_tools if tool not in followed]
+    customs = [tool.custom for tool in tools if tool.custom is not None]
     return OutputForm(left_out=("format",) if any(each.grammar is not None for each in customs) else ())
 
 
@@ -127,9 +141,10 @@ async def _checked(
             limits = FormLimits(overlaps=True)
             grammar, failure = await _tried(make, limits, check)
         if failure:
-            raise ValueError(in_our_words(failure))
+            raise ValueError(failure)
     except ValueError as error:
-        raise InvalidRequest(f"{param}: {error}", param=param, code="invalid_output_grammar") from error
+        said = f"{param}: {in_our_words(str(error))}"
+        raise InvalidRequest(said, param=param, code="invalid_output_grammar") from error
     return OutputForm(grammar, tuple(sorted(limits.left_out)))
 
 

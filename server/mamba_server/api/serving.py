@@ -50,14 +50,15 @@ class Serving:
         ready = self.engine.require_ready()
         return ModelLimits(ready.vocab_size, ready.max_model_len, ready.eos_token_ids)
 
-    async def check_grammar(self, grammar: str, client: str) -> str:
-        """Why answers of this model cannot follow the grammar, "" = they can. Raises NotReady,
-        TooManyRequests."""
+    async def check_grammar(self, grammar: str, client: str, places: "Places") -> str:
+        """Why answers of this model cannot follow the grammar, "" = they can. A request gives its places up
+        while its grammar waits to be checked. Raises NotReady, TooManyForms, TooManyRequests."""
         if self.text is None or self.text_files is None:
             raise NotReady("the tokenizer is not loaded yet")
         ready = self.engine.require_ready()
         tokens = GrammarTokens(self.text_files / "tokenizer.json", ready.vocab_size, ready.eos_token_ids)
-        return await self.grammars.check(grammar, tokens, client)
+        with places.given_up():
+            return await self.grammars.check(grammar, tokens, client)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound."""
@@ -71,10 +72,11 @@ class Serving:
         )
 
     @contextmanager
-    def admitted(self, prompts: int, n: int) -> Iterator[None]:
+    def admitted(self, prompts: int, n: int) -> Iterator["Places"]:
         """Bound what waits, around what is done until the engine has it: tokenizing costs, too.
 
-        Raises TooManyRequests, or InvalidRequest for what could never be admitted.
+        Yields the places that the prompts have. Raises TooManyRequests, or InvalidRequest for what could
+        never be admitted.
         """
         most = self.settings.max_waiting_requests
         if prompts > most:
@@ -86,11 +88,43 @@ class Serving:
                 f"n: {prompts} prompts with {n} choices each are more than {MOST_SEQUENCES} sequences",
                 param="n",
             )
-        waiting = self.engine.waiting + self.preparing
-        if waiting + prompts > most:
-            raise TooManyRequests(f"{waiting} requests are waiting, at most {most} may; try again later")
-        self.preparing += prompts
+        places = Places(self, prompts)
+        places.take()
         try:
-            yield
+            yield places
         finally:
-            self.preparing -= prompts
+            places.leave()
+
+
+@dataclass(slots=True)
+class Places:
+    """The places of one request's prompts among those that may wait for the engine."""
+
+    serving: Serving
+    prompts: int
+    taken: int = 0
+
+    def take(self) -> None:
+        """Raises TooManyRequests."""
+        waiting, most = self.serving.engine.waiting + self.serving.preparing, self._most
+        if waiting + self.prompts > most:
+            raise TooManyRequests(f"{waiting} requests are waiting, at most {most} may; try again later")
+        self.serving.preparing += self.prompts
+        self.taken = self.prompts
+
+    def leave(self) -> None:
+        """Make room, if it is not made yet."""
+        self.serving.preparing -= self.taken
+        self.taken = 0
+
+    @contextmanager
+    def given_up(self) -> Iterator[None]:
+        """Leave room to others around what the engine is not needed for, and take it again. Raises
+        TooManyRequests."""
+        self.leave()
+        yield
+        self.take()
+
+    @property
+    def _most(self) -> int:
+        return self.serving.settings.max_waiting_requests

@@ -111,8 +111,8 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
                 max_model_len=engine.plan.max_model_len,
                 eos_token_ids=engine.model.eos_token_ids,
                 plan=shown,
-                fingerprint=engine.core.cache.tree.fingerprint,
-                page_size=engine.core.cache.page_size,
+                fingerprint=engine.core.cache.settings.fingerprint,
+                page_size=engine.core.cache.capacity.page_size,
             )
         )
     finally:

@@ -4,19 +4,17 @@ A sequence starts if memory for its first piece is available now and if it and a
 expected to fit until they end. Part of the scheduler, and pure like it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from mamba_server.cache.chunk_plan import aligned_piece
-from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.tree import Match
+from mamba_server.cache import Match, SequenceAllocation, StateCache, aligned_piece
 from mamba_server.engine.answer_lengths import AnswerLengths
 from mamba_server.engine.decode_set import DecodeSet
 from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.memory_forecast import MemoryForecast, SequenceGrowth
 from mamba_server.engine.queue_policy import Turn, WaitingQueue
 from mamba_server.engine.sequence import Phase, Sequence
-from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
+from mamba_server.engine.shared_prefix import common_depth, deepest
 from mamba_server.engine.start_budget import StartBudget
 
 MAX_DEFERRED = 64
@@ -31,12 +29,16 @@ FORECAST_STEPS = 16
 
 @dataclass(slots=True)
 class SchedulerCounters:
+    """Counters of the scheduler, for metrics; they only grow."""
+
     preemptions: int = 0
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
     shared_tokens: int = 0
-    """Of them, those that an earlier prompt or answer had too; counted where the cache remembers these."""
+    """Prompt tokens that an earlier prompt or answer had too; counted where the cache remembers these."""
+    misses: Counter[str] = field(default_factory=Counter)
+    """Admitted sequences for which something was not resumed, by the cause that the cache named."""
 
 
 @dataclass(slots=True)
@@ -69,13 +71,19 @@ class Admission:
     _matches: dict[tuple[str, int], Match] = field(default_factory=dict)
     """Cache matches of waiting sequences in this step."""
     _forecast: MemoryForecast | None = None
+    _page_size: int = field(init=False)
+    _prefix_caching: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._page_size = self.cache.capacity.page_size
+        self._prefix_caching = self.cache.settings.prefix_caching
 
     @property
     def running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
     def begin(self, step: int) -> None:
-        """Admissions of `step` come next."""
+        """Prepare the admissions of `step`."""
         if self.waiting.release():
             self._refused_by_forecast = None
         self._step, self._started, self._deferred, self._forecast = step, 0, 0, None
@@ -83,11 +91,9 @@ class Admission:
             self.budget.begin(answering=bool(self.decoding))
         self._matches.clear()
         self.leading = [
-            each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
+            each for each in self.leading if each.allocation is not None and each.allocation.coming_depths()
         ]
-        refused = self._memory() == self._refused_memory or self._membership() == self._refused_by_forecast
-        # Asked again only when memory has changed hands, or somebody has left.
-        self._open = bool(len(self.waiting)) and not (self.running and refused)
+        self._open = len(self.waiting) > 0 and not (self.running and self._still_refused())
         if self._open:
             self._refused_memory = self._refused_by_forecast = None
             self._defer_arrived()
@@ -103,41 +109,51 @@ class Admission:
         `before`: only flows that come before that turn. `short`: a prefill that waits for memory; no sequence
         that ranks after it starts.
         """
-        # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
-        while self._open and self.cache.admitted < self.limits.max_running and self._has_start_budget():
+        while self._may_start():
             sequence = self.waiting.pick(self._resumable, before)
             if sequence is None:
                 return None
             match = self._match(sequence)
             if self._defers_to_leader(sequence, match):
-                if self._deferred < MAX_DEFERRED:
-                    continue
-                self._open = False
-                return None
+                self._open = self._deferred < MAX_DEFERRED
+                continue
             if short is not None and sequence.rank() > short.rank():
                 return None
-            # Only now: the prompt that takes the budget may be the one to wait for.
-            take = aligned_piece(match.resumable, sequence.known - match.resumable, budget, self.limits.chunk)
-            if budget <= 0 or take <= 0:
+            # Not earlier: the prompt that takes the budget may be the one to wait for.
+            tokens = aligned_piece(
+                match.resumable, sequence.known - match.resumable, budget, self.limits.chunk
+            )
+            if budget <= 0 or tokens <= 0:
                 return None
-            if not self._fits_forecast(sequence, match):
-                self._refused_by_forecast = self._membership()
-                self._open = False
-                return None
-            started = self._try_admit(sequence, match, take, budget)
-            if not started:
-                self._refused_memory = self._memory()
-                self._open = False
-                return None
-            self._started += 1
-            if self.budget is not None:
-                self.budget.started()
-            return sequence, started
+            return self._start(sequence, match, tokens, budget)
         return None
 
-    def _has_start_budget(self) -> bool:
-        """Whether the time to plan this step allows one more start."""
-        return self._started < MAX_STARTED and (self.budget is None or self.budget.allows())
+    def _may_start(self) -> bool:
+        """Return whether memory, places and the time to plan this step allow one more start."""
+        if not self._open or self._started >= MAX_STARTED:
+            return False
+        # Not `running`: a sequence whose last token is on its way does not decode any more, and is not over.
+        if self.cache.capacity.admitted >= self.limits.max_running:
+            return False
+        return self.budget is None or self.budget.allows()
+
+    def _start(
+        self, sequence: Sequence, match: Match, tokens: int, budget: int
+    ) -> tuple[Sequence, int] | None:
+        """Start `sequence` if its memory allows, now and as forecast; if not, none starts in this step."""
+        if not self._fits_forecast(sequence, match):
+            self._refused_by_forecast = self._membership()
+            self._open = False
+            return None
+        first_piece = self._try_admit(sequence, match, tokens, budget)
+        if not first_piece:
+            self._refused_memory = self._memory()
+            self._open = False
+            return None
+        self._started += 1
+        if self.budget is not None:
+            self.budget.started()
+        return sequence, first_piece
 
     def arrived(self, sequence: Sequence) -> None:
         """`sequence` waits from now on."""
@@ -153,15 +169,15 @@ class Admission:
 
     def _resumable(self, sequence: Sequence) -> int:
         match = self._matches.get(sequence.key)
-        # Admissions of this step took checkpoints from the tree, and gave it none.
-        if match is None or (match.node is not None and not match.node.slot):
+        # Admissions of this step may have evicted the checkpoint; they gave the tree none.
+        if match is None or match.evicted:
             match = self._matches[sequence.key] = self._match(sequence)
         return match.resumable
 
     def _match(self, sequence: Sequence) -> Match:
         match = self.cache.match(sequence.known_token_ids(), sequence.salt, self._step)
         if self._needs_whole_prompt(sequence):
-            return self.cache.without(match, "prompt_logprobs")
+            return match.without("prompt_logprobs")
         return match
 
     @staticmethod
@@ -181,11 +197,12 @@ class Admission:
     def _defers_to_leader(self, sequence: Sequence, match: Match | None = None) -> bool:
         """Defer the sequence if a running prefill is computing at least a chunk of its prompt; whether it
         did."""
-        if sequence.deferred or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
+        if sequence.deferred or not self._prefix_caching or self._needs_whole_prompt(sequence):
             return False
-        awaited = deepest(
-            sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.will_checkpoint
-        )
+        if not self.leading:
+            return False
+        accepts_checkpoints = self.cache.capacity.accepts_checkpoints
+        awaited = deepest(sequence, self.leading, self._page_size, new_checkpoints=accepts_checkpoints)
         if awaited is None:
             return False
         match = match or self._match(sequence)
@@ -198,94 +215,103 @@ class Admission:
 
     def _branches(self, sequence: Sequence, match: Match) -> list[int]:
         """Depths at which prompts that wait beside `sequence` part from it, most shared first."""
-        if not self.cache.prefix_caching:
+        if not self._prefix_caching:
             return []
-        beside = self.waiting.beside(sequence)
-        depths = {common_depth(other, sequence, self.cache.page_size) for other in beside}
+        others = self.waiting.beside(sequence)
+        depths = {common_depth(other, sequence, self._page_size) for other in others}
         return sorted((d for d in depths if d - match.resumable >= self.limits.chunk), reverse=True)
 
     # --- memory --------------------------------------------------------------------------------------
 
+    def _still_refused(self) -> bool:
+        """Return whether nothing has changed on which the last refusal depends."""
+        if self._refused_memory is not None and self._refused_memory == self._memory():
+            return True
+        return self._refused_by_forecast is not None and self._refused_by_forecast == self._membership()
+
     def _memory(self) -> tuple[int, ...]:
-        """State on which an admission depends that the arena refused."""
-        arena, tree = self.cache.arena, self.cache.tree
+        """Return the state on which an admission depends that the arena refused."""
+        capacity = self.cache.capacity
         return (
-            arena.free_slots,
-            arena.free_pages,
-            tree.evictable_slots,
-            tree.evictable_pages,
+            capacity.free_slots,
+            capacity.free_pages,
+            capacity.evictable_slots,
+            capacity.evictable_pages,
             len(self.waiting),
             self.running,
-            self.cache.retiring,
-            self.cache.strategy.slots_per_sequence,
+            capacity.retiring,
+            capacity.slots_per_sequence,
         )
 
     def _membership(self) -> tuple[int, ...]:
-        """State on which an admission depends that the forecast refused."""
+        """Return the state on which an admission depends that the forecast refused."""
+        capacity = self.cache.capacity
         return (
             self._departures,
             len(self.waiting),
-            self.cache.retiring,
-            self.cache.strategy.slots_per_sequence,
+            capacity.retiring,
+            capacity.slots_per_sequence,
             self._step // FORECAST_STEPS,
         )
 
     def prompt_room(self) -> int:
-        """Prompt tokens that there is memory for, all evicted that nobody uses; 0 when as many run as may.
+        """Return the prompt tokens that there is memory for with everything evicted that can be; 0 when as
+        many run as may.
 
         Without attention a sequence takes slots alone, so each counts as the longest prompt.
         """
-        cache, limits = self.cache, self.limits
-        slots, per_slab = cache.strategy.slots_per_sequence, cache.arena.pages_per_slab
-        if cache.admitted >= limits.max_running:
+        capacity, limits = self.cache.capacity, self.limits
+        slots, per_slab = capacity.slots_per_sequence, capacity.pages_per_slab
+        if capacity.admitted >= limits.max_running:
             return 0
         if not per_slab:
-            held = cache.arena.free_slots + cache.tree.evictable_slots
-            return held // slots * limits.max_model_len
-        return max(0, cache.available_pages - slots * per_slab) * cache.page_size
+            return (capacity.free_slots + capacity.evictable_slots) // slots * limits.max_model_len
+        return max(0, capacity.available_pages - slots * per_slab) * capacity.page_size
 
     def _fits_forecast(self, sequence: Sequence, match: Match) -> bool:
-        """Whether all that run and `sequence` are expected to fit until they end."""
-        cache = self.cache
-        if not cache.arena.pages_per_slab or not self.running:
-            # Without pages nobody grows; and alone it fits, or it would not have been taken in.
+        """Return whether `sequence` and all that run are expected to fit until they end."""
+        if not self.running:
+            # Alone it fits, or it would have been rejected when it came.
+            return True
+        capacity = self.cache.capacity
+        per_slab, page_size = capacity.pages_per_slab, capacity.page_size
+        if not per_slab:
+            # Without pages no sequence grows.
             return True
         if self._forecast is None:
-            running = [self._growth(each) for each in (*self.decoding, *self.prefilling)]
-            self._forecast = MemoryForecast(cache.available_pages, cache.page_size, running)
-        slots = cache.strategy.slots_per_sequence * cache.arena.pages_per_slab
-        wanted = cache.pages_for(sequence.known) - cache.pages_in_use(match) + slots
-        return self._forecast.admits(SequenceGrowth(self._tokens_left(sequence), wanted + HALF_A_PAGE, 0))
+            running = [self._growth(other, per_slab) for other in (*self.decoding, *self.prefilling)]
+            self._forecast = MemoryForecast(capacity.available_pages, page_size, running)
+        pages = capacity.pages_for(sequence.known) - match.pages_in_use(page_size)
+        pages += capacity.slots_per_sequence * per_slab
+        return self._forecast.admits(SequenceGrowth(self._tokens_left(sequence), pages + HALF_A_PAGE, 0))
 
-    def _growth(self, sequence: Sequence) -> SequenceGrowth:
-        """Of one that runs; its slots count as the pages of their slabs."""
-        cache, allocation = self.cache, sequence.allocation
+    def _growth(self, sequence: Sequence, pages_per_slab: int) -> SequenceGrowth:
+        """Return the forecast of a running sequence; its slots count as the pages of their slabs."""
+        allocation, page_size = sequence.allocation, self._page_size
         assert allocation is not None
         context = max(sequence.target, sequence.known)
         return SequenceGrowth(
             self._tokens_left(sequence),
-            context / cache.page_size - allocation.page_count + HALF_A_PAGE,
-            cache.own_pages(allocation) + (1 + allocation.reserved) * cache.arena.pages_per_slab,
+            context / page_size - allocation.page_count + HALF_A_PAGE,
+            allocation.own_pages(page_size) + (1 + allocation.reserved) * pages_per_slab,
         )
 
     def _tokens_left(self, sequence: Sequence) -> int:
-        """Tokens until its expected end."""
+        """Return the tokens until the expected end of `sequence`."""
         outputs = sequence.outputs
         return max(self.answers.expected(outputs, sequence.params.max_tokens) - outputs, 1)
 
     # --- start ---------------------------------------------------------------------------------------
 
-    def _try_admit(self, sequence: Sequence, match: Match, take: int, budget: int) -> int:
-        """Take the memory of the first piece; how many tokens that is, 0 = it cannot be had."""
-        token_ids, start = sequence.known_token_ids(), match.resumable
+    def _try_admit(self, sequence: Sequence, match: Match, tokens: int, budget: int) -> int:
+        """Take the memory of the first piece, of `tokens` tokens; return its tokens, 0 = not now."""
         branches = self._branches(sequence, match)
-        boundary = sequence.turn_boundary
-        allocation = self.cache.admit(token_ids, sequence.salt, match, start + take, boundary, branches)
-        if allocation is None and match.node is not None and not self.running and not self.cache.retiring:
+        allocation = self._allocate(sequence, match, match.resumable + tokens, branches)
+        if allocation is None and match.resumable and not self.running and not self.cache.capacity.retiring:
             # The checkpoint itself is in the way: alone, the sequence must run without it.
-            match = self.cache.without(match, "no_memory")
-            take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
-            allocation = self.cache.admit(token_ids, sequence.salt, match, take, boundary, branches)
+            match = match.without("no_memory")
+            tokens = aligned_piece(0, sequence.known, budget, self.limits.chunk)
+            allocation = self._allocate(sequence, match, tokens, branches)
         if allocation is None:
             return 0
         self.waiting.remove(sequence)
@@ -293,13 +319,25 @@ class Admission:
         sequence.allocation = allocation
         sequence.target = sequence.known
         sequence.phase = Phase.PREFILL
-        self.cache.batch.last_depth[allocation.row] = sequence.longest - 1
         self.prefilling.append(sequence)
-        if self.cache.prefix_caching:
+        if self._prefix_caching:
             self.leading.append(sequence)
         self._count(sequence, match)
-        self.waiting.started(sequence, take)
-        return take
+        self.waiting.started(sequence, tokens)
+        return tokens
+
+    def _allocate(
+        self, sequence: Sequence, match: Match, context: int, branches: list[int]
+    ) -> SequenceAllocation | None:
+        return self.cache.admit(
+            sequence.known_token_ids(),
+            sequence.salt,
+            match,
+            context,
+            sequence.turn_boundary,
+            branches,
+            longest=sequence.longest,
+        )
 
     def _count(self, sequence: Sequence, match: Match) -> None:
         resumed, cause = match.resumable, match.cause
@@ -313,11 +351,10 @@ class Admission:
         self.counters.cached_tokens += resumed
         self.counters.shared_tokens += min(self._seen_before(sequence, match), sequence.prompt_len)
         if cause:
-            self.cache.counters.misses[cause] += 1
+            self.counters.misses[cause] += 1
 
     def _seen_before(self, sequence: Sequence, match: Match) -> int:
-        """Tokens of its prompt that an earlier sequence had, whether or not they are still cached."""
+        """Return the prompt tokens that an earlier sequence had, whether or not they are still cached."""
         allocation = sequence.allocation
         assert allocation is not None
-        seen = allocation.sighting.shared if allocation.sighting is not None else 0
-        return max(match.kv_depth, match.resumable, seen * self.cache.page_size)
+        return max(match.kv_depth, match.resumable, allocation.seen_pages * self._page_size)

@@ -3,7 +3,7 @@
 Its CUDA build fills 300 MB while it is loaded, also where no GPU is: tables of libraries that are never
 called, modules that are never used. In a file that nobody else sees the kernel can take the pages when it
 needs the room, and only those that are looked at again count to the process. Called by the engine process on
-a CPU before there is a second thread. See ADR 0295.
+a CPU before there is a second thread. See docs/notes/engine.md.
 """
 
 import gc

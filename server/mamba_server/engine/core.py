@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mamba_kernels.device_errors import ends_the_device
 from mamba_planner.strategy import reservation
-from mamba_server.cache.sequence_allocation import SequenceAllocation
+from mamba_server.cache import ManagedStateCache, Refusal, SequenceAllocation
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.output_grammar import OutputGrammar
 from mamba_server.engine.prefill_speed import PrefillSpeed
@@ -91,6 +91,7 @@ class EngineCore:
     def __init__(
         self,
         scheduler: Scheduler,
+        cache: ManagedStateCache,
         stream: ForwardStream,
         runner: StepRunner,
         *,
@@ -103,8 +104,9 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
-        self.cache = scheduler.cache
-        self.tree_changes = TreeChanges(scheduler.cache.tree)
+        self.cache = cache
+        self.tree_changes = TreeChanges(cache.capacity.page_size, cache.settings.fingerprint)
+        cache.listen(self.tree_changes)
         self.overlap = overlap
         self.step_number = 0
         self.sequences: dict[str, list[Sequence]] = {}
@@ -138,40 +140,56 @@ class EngineCore:
     def add(self, request: AddRequest, grammar: OutputGrammar | None = None) -> RequestRejected | None:
         """Queue the sequences of `request`, or say why it can never run here. `grammar`: its own, at its
         beginning."""
+        rejected = self._rejection(request)
+        if rejected is not None:
+            return rejected
+        group = self._sequences_of(request, grammar)
+        for sequence in group:
+            self.scheduler.add(sequence)
+        self.sequences[request.request_id] = group
+        return None
+
+    def _rejection(self, request: AddRequest) -> RequestRejected | None:
+        """Return why `request` cannot be queued, if it cannot."""
+        prompt_len, most_tokens = len(request.token_ids), request.params.max_tokens
+        limit, total = self.scheduler.limits.max_model_len, prompt_len + most_tokens
+        capacity, waiting = self.cache.capacity, len(self.scheduler.waiting)
         if request.request_id in self.sequences:
             return RequestRejected(
                 request.request_id, 409, "invalid_request_error", "duplicate_request_id",
                 f"request {request.request_id} is running already: choose another id",
             )  # fmt: skip
-        if not request.token_ids:
+        if not prompt_len:
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "empty_prompt",
                 "the prompt has no tokens: send at least one",
             )  # fmt: skip
-        token_ids = np.array(request.token_ids, np.int32)
-        limit = self.scheduler.limits.max_model_len
-        total = len(token_ids) + request.params.max_tokens
         if total > limit:
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "context_length_exceeded",
-                f"prompt ({len(token_ids)}) and max_tokens ({request.params.max_tokens}) exceed the model's "
+                f"prompt ({prompt_len}) and max_tokens ({most_tokens}) exceed the model's "
                 f"{limit} tokens: shorten the prompt or lower max_tokens",
             )  # fmt: skip
-        if self.cache.never_fits(total):
+        if capacity.never_fits(total):
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "context_length_exceeded",
                 f"a sequence of {total} tokens does not fit this engine's arena of "
-                f"{self.cache.arena.slabs - 1} slabs: lower max_tokens or give the engine more memory",
+                f"{capacity.slabs} slabs: lower max_tokens or give the engine more memory",
             )  # fmt: skip
-        if len(self.scheduler.waiting) + request.n > self._max_waiting:
+        if waiting + request.n > self._max_waiting:
             return RequestRejected(
                 request.request_id, 429, "rate_limit_error", "overloaded",
-                f"{len(self.scheduler.waiting)} sequences are waiting already: retry later", 1.0,
+                f"{waiting} sequences are waiting already: retry later", 1.0,
             )  # fmt: skip
+        return None
+
+    def _sequences_of(self, request: AddRequest, grammar: OutputGrammar | None) -> list[Sequence]:
+        """Return the `n` sequences of `request`, of which the others resume from the prompt of the first."""
         params = request.params
+        token_ids = np.array(request.token_ids, np.int32)
+        shares_prompt = self.cache.settings.prefix_caching or params.prompt_logprobs >= 0
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         base = params.seed if params.seed is not None else self.seed * 1_000_003 + self._next_order
-        leader: Sequence | None = None
         group: list[Sequence] = []
         for index in range(request.n):
             sequence = Sequence(
@@ -179,19 +197,16 @@ class EngineCore:
                 order=self._next_order, priority=request.priority, salt=request.cache_salt,
                 client=request.client,
                 turn_boundary=request.turn_boundary, arrival=request.arrival,
-                seed=base + index, stop_token_ids=stops, leader=leader,
+                seed=base + index, stop_token_ids=stops,
+                leader=group[0] if group and shares_prompt else None,
                 timeline=Timeline(request.traceparent) if request.traceparent else None,
                 grammar=grammar.fork(stops) if grammar is not None else None,
                 # One of them scores the prompt, and the others take its states.
                 scores_prompt=index == 0,
             )  # fmt: skip
             self._next_order += 1
-            if leader is None and (self.cache.prefix_caching or params.prompt_logprobs >= 0):
-                leader = sequence
             group.append(sequence)
-            self.scheduler.add(sequence)
-        self.sequences[request.request_id] = group
-        return None
+        return group
 
     def stop(self, message: StopSequence) -> None:
         """A stop string ended the sequence after `keep` output tokens."""
@@ -212,29 +227,26 @@ class EngineCore:
                 self._finish(sequence, "abort")
 
     def flush_cache(self) -> int:
-        """Forget every checkpoint that no sequence reads just now; how many they were."""
-        lost = self.cache.flush()
-        self.tree_changes.begin_epoch(self.cache.locked_checkpoints())
-        return lost
+        """Forget every checkpoint that no sequence is reading; return their number."""
+        return self.cache.flush()
 
-    def change_strategy(self, name: str) -> str:
-        """Run under strategy `name` from the next step on. Returns why not (with numbers), or "".
+    def change_strategy(self, name: str) -> Refusal | None:
+        """Run under strategy `name` from the next step on, or say why not.
 
-        What runs gives way if the memory does not do for all of it: the youngest are recomputed.
+        Running sequences give way if memory is too short for all of them: the youngest are recomputed.
         """
-        wanted = reservation(name, overlap=self.overlap)
+        strategy, capacity = reservation(name, overlap=self.overlap), self.cache.capacity
         for group in self.sequences.values():
             longest = group[0].longest
-            if self.cache.never_fits(longest, wanted):
-                return (
+            if capacity.never_fits(longest, strategy.slots_per_sequence):
+                return Refusal(
                     f"request {group[0].request_id} may grow to {longest} tokens, which with "
-                    f"{wanted.slots_per_sequence} slots a sequence do not fit "
-                    f"{self.cache.arena.slabs - 1} slabs"
+                    f"{strategy.slots_per_sequence} slots a sequence do not fit {capacity.slabs} slabs"
                 )
-        refusal = self.cache.change_strategy(wanted)
-        if refusal:
+        refusal = self.cache.change_strategy(strategy)
+        if refusal is not None:
             self._commit_launched(0)
-            while (refusal := self.cache.change_strategy(wanted)) and self.scheduler.preempt_youngest():
+            while (refusal := self.cache.change_strategy(strategy)) and self.scheduler.preempt_youngest():
                 pass
         return refusal
 
@@ -243,7 +255,12 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """No sequence runs or waits, no step is in flight, and no delta is pending."""
-        return self.scheduler.idle and not self._launched and not self.cache.retiring and not self._deltas
+        return (
+            self.scheduler.idle
+            and not self._launched
+            and not self.cache.capacity.retiring
+            and not self._deltas
+        )
 
     def step(self) -> list[SequenceDelta]:
         """Launch the next step if there is one, then commit what is due; the deltas in order."""
@@ -279,12 +296,7 @@ class EngineCore:
             return
         step_end = self.clock()
         self._failures = 0
-        # Under overlap it was launched while the step before it ran.
-        seconds = step_end - max(launched.started, self._last_step_end)
-        self.speed.observe(schedule, seconds, step_end)
-        if self._pace is not None:
-            self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
-        self._last_step_end = step_end
+        seconds = self._observe_duration(launched, step_end)
         if result.finite is not None and not result.finite.all():
             self._end_nonfinite(launched, result.finite)
         self.cache.advance(schedule.step)
@@ -292,25 +304,42 @@ class EngineCore:
         for index, sequence in enumerate(schedule.decodes):
             sequence.in_flight -= 1
             self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
-        at = len(schedule.decodes)
-        for number, piece in enumerate(schedule.pieces):
-            sequence = piece.sequence
-            sequence.in_flight -= 1
-            if sequence.timeline is not None:
-                sequence.timeline.piece(schedule.timing(number, step_end - seconds, step_end))
-            if number in result.prompt_logprobs:
-                self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
-            if piece.final:
-                sequence.prompt_done = True
-                self._take_token(sequence, tokens[at], result.logprobs.get(at), schedule.step)
-                at += 1
-            else:
-                self._commit_cache(sequence, schedule.step)
+        self._commit_pieces(schedule, result, tokens, step_end - seconds, step_end)
         self.cache.settle()
         self.times.seconds.append(
             (launched.schedule_seconds, step_end - launched.started, self.clock() - step_end)
         )
         self.times.batch_sizes.append(len(schedule.decodes) + len(schedule.pieces))
+
+    def _observe_duration(self, launched: _LaunchedStep, step_end: float) -> float:
+        """Return the seconds of the step that ended at `step_end`, and let speed and pace learn from them."""
+        schedule = launched.schedule
+        # Under overlap the step was launched while the one before it ran.
+        seconds = step_end - max(launched.started, self._last_step_end)
+        self.speed.observe(schedule, seconds, step_end)
+        if self._pace is not None:
+            self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
+        self._last_step_end = step_end
+        return seconds
+
+    def _commit_pieces(
+        self, schedule: Schedule, result: StepResult, tokens: list[int], began: float, ended: float
+    ) -> None:
+        """Commit the prompts of a step; `tokens`: all that the step sampled, the decodes' first."""
+        sampled = len(schedule.decodes)
+        for number, piece in enumerate(schedule.pieces):
+            sequence = piece.sequence
+            sequence.in_flight -= 1
+            if sequence.timeline is not None:
+                sequence.timeline.piece(schedule.timing(number, began, ended))
+            if number in result.prompt_logprobs:
+                self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
+            if piece.final:
+                sequence.prompt_done = True
+                self._take_token(sequence, tokens[sampled], result.logprobs.get(sampled), schedule.step)
+                sampled += 1
+            else:
+                self._commit_cache(sequence, schedule.step)
 
     @staticmethod
     def _take_prompt_logprobs(sequence: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
@@ -320,8 +349,9 @@ class EngineCore:
             known.extend(logprobs[len(known) - start - 1 :])
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, step: int) -> None:
+        """Append a sampled token to `sequence`, report it, and end the sequence where it is the last."""
         if sequence.phase is Phase.FINISHED:
-            # Seen one step late: the extra token is discarded.
+            # The end was seen one step late: the extra token is discarded.
             return
         if not sequence.params.max_tokens:
             # The step that ends a prompt samples a token, which nobody asked for and nothing has room for.
@@ -333,7 +363,7 @@ class EngineCore:
         if grammar is not None:
             grammar.consume(token)
             if grammar.error:
-                self._end_with_error(sequence, f"the answer cannot go on by its grammar: {grammar.error}")
+                self._end_with_error(sequence, grammar.error, form_failed=True)
                 return
         sequence.token_ids[sequence.known] = token
         sequence.known += 1
@@ -354,7 +384,7 @@ class EngineCore:
 
     def _commit_cache(self, sequence: Sequence, step: int) -> None:
         allocation = sequence.allocation
-        if allocation is not None and (allocation.pending or allocation.match_node is not None):
+        if allocation is not None and allocation.awaits_commit:
             self.cache.commit(allocation, sequence.known_token_ids(), step)
 
     def _emit(
@@ -406,8 +436,7 @@ class EngineCore:
         for sequence in schedule.members:
             sequence.in_flight -= 1
             self._end_with_error(sequence, "the engine failed while it generated this answer; try again")
-        self.cache.distrust(schedule.step)
-        self.cache.advance(schedule.step)
+        self.cache.advance(schedule.step, failed=True)
         self.cache.settle()
 
     def _end_nonfinite(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
@@ -425,7 +454,7 @@ class EngineCore:
                 "cached; if it happens again, serve with --dtype float32 and --state-dtype float32",
             )
 
-    def _end_with_error(self, sequence: Sequence, message: str) -> None:
+    def _end_with_error(self, sequence: Sequence, message: str, *, form_failed: bool = False) -> None:
         if sequence.phase is not Phase.FINISHED:
             self._deltas.append(
                 SequenceDelta(
@@ -434,6 +463,7 @@ class EngineCore:
                     [],
                     finish_reason="error",
                     error=message,
+                    form_failed=form_failed,
                     timeline=sequence.timeline.take() if sequence.timeline is not None else None,
                 )
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mamba_server.cache.persistent_batch import Ints
+from mamba_server.cache import Ints
 from mamba_server.engine.sequence import Sequence
 
 

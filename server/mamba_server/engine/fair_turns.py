@@ -6,6 +6,7 @@ than the logarithm of their number.
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -13,7 +14,7 @@ Key = TypeVar("Key", bound=Hashable)
 Found = TypeVar("Found")
 
 
-class Member(Generic[Key]):
+class Member(ABC, Generic[Key]):
     """What takes turns: `weight` is its share in proportion to others."""
 
     __slots__ = ("key", "listed", "start", "weight")
@@ -27,14 +28,14 @@ class Member(Generic[Key]):
         """The start under which it stands in the heap; None = it does not."""
 
     @property
+    @abstractmethod
     def waits(self) -> bool:
         """Whether it has something that could start."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def active(self) -> bool:
         """Whether it has something to compute."""
-        raise NotImplementedError
 
 
 SomeMember = TypeVar("SomeMember", bound=Member)  # type: ignore[type-arg]

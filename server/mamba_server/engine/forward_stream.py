@@ -1,7 +1,8 @@
 """The forward stream: the one queue on which device work happens, and that in order (O1, O2).
 
-The loop launches the work of a step and goes on planning; it asks for the result when it commits. Three
-implementations: a worker thread for the CPU, a CUDA stream (`cuda_stream`), a simulated one for tests.
+The loop launches the work of a step and goes on planning; it asks for the result when it commits. Two
+implementations: a worker thread for the CPU, with its plain case that does the work at once, and a CUDA
+stream (`cuda_stream`).
 """
 
 import queue
@@ -101,35 +102,3 @@ class InlineStream:
 
     def close(self) -> None:
         """There is nothing to wait for: what was launched is done."""
-
-
-class SimulatedStream:
-    """Completes launched steps in order, but only when told or when waited for.
-
-    `eager()` is asked after each launch how many of the queued steps to complete at once: a test makes it
-    explore every order of launches and completions.
-    """
-
-    def __init__(self, eager: Callable[[int], int]) -> None:
-        self._eager = eager
-        self._queued: list[Ticket[object]] = []
-
-    def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
-        ticket = Ticket(work)
-        self._queued.append(ticket)  # type: ignore[arg-type]
-        self.complete(min(len(self._queued), self._eager(len(self._queued))))
-        return ticket
-
-    def complete(self, count: int) -> None:
-        """Run the `count` oldest queued steps."""
-        for ticket in self._queued[:count]:
-            ticket.run()
-        del self._queued[:count]
-
-    def wait(self, ticket: Ticket[Result]) -> Result:
-        while not ticket.done.is_set():
-            self.complete(1)
-        return ticket.get()
-
-    def close(self) -> None:
-        self.complete(len(self._queued))

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mamba_server.cache.persistent_batch import Ints
+from mamba_server.cache import Ints
 from mamba_server.engine.core import StepResult
 from mamba_server.engine.sampler import SampledTokens
 from mamba_server.engine.token_scores import TokenScores

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from mamba_kernels.dispatch.backend import TRITON
-from mamba_kernels.dispatch.kernel_or_reference import Operator
+from mamba_kernels.dispatch.signatures import Sample
 from mamba_kernels.precision import accumulator
 from mamba_kernels.sample.reference import is_finite
 from mamba_kernels.stochastic_rounding import noise_words
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
-from mamba_server.cache.node import NO_TOKENS
-from mamba_server.cache.persistent_batch import Ints, PersistentBatch
+from mamba_server.cache import NO_TOKENS, Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
 from mamba_server.engine.decode_step import DecodeStep
 from mamba_server.engine.decode_steps import DecodeSteps, Progress
@@ -74,7 +73,7 @@ class ModelRunner:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
-        sample: Operator | None = None,
+        sample: Sample | None = None,
         graphs: StepGraphs | None = None,
         longest_piece: int = 0,
         step_tokens: int = 0,

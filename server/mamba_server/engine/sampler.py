@@ -14,14 +14,14 @@ import torch
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.row_argmax import RowArgmax
-from mamba_kernels.dispatch.kernel_or_reference import Operator
+from mamba_kernels.dispatch.signatures import Sample
 from mamba_kernels.precision import accumulator
 from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
-from mamba_server.cache.node import NO_TOKENS, Tokens
+from mamba_server.cache import NO_TOKENS, Tokens
 from mamba_server.engine.output_grammar import TokenMasks
 from mamba_server.engine.sampling_batch import (
     Filter,
@@ -68,7 +68,7 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         eos_token_ids: Sequence[int] = (),
-        operator: Operator | None = None,
+        operator: Sample | None = None,
         library: Library | None = None,
     ) -> None:
         """`operator`: chooses for all rows of a block, as `mamba_kernels.sample`; None = by the features that

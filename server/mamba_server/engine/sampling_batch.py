@@ -14,7 +14,7 @@ from mamba_kernels.sample import SampleParameters
 from mamba_kernels.sample.noise import seed_words
 from mamba_kernels.sample.parameters import packed_size
 from mamba_kernels.transfer import to_device
-from mamba_server.cache.node import Tokens
+from mamba_server.cache import Tokens
 from mamba_server.wire import SamplingParams
 
 Rows = torch.Tensor

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from mamba_server.cache.persistent_batch import Ints
-from mamba_server.cache.sequence_allocation import Checkpoint
+from mamba_server.cache import Checkpoint, Ints
 from mamba_server.engine.sequence import Sequence
 from mamba_server.wire import PrefillTiming
 

@@ -1,15 +1,13 @@
 """The scheduler: which sequences take part in the next step, and with how many tokens.
 
-Pure: sequences and the state cache with its batch in, a `Schedule` out; no clock, no device, no I/O. Decodes
+Pure: sequences and the state cache in, a `Schedule` out; no clock, no device, no I/O. Decodes
 come first, then prefill pieces under the token budget, those that run and those that start in the order of
 their flows. A shortage makes a sequence wait or preempts the one that came last; nothing raises.
 """
 
 import numpy as np
 
-from mamba_server.cache.chunk_plan import aligned_piece
-from mamba_server.cache.persistent_batch import Ints
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache import Bools, Ints, StateCache, aligned_piece
 from mamba_server.engine.admission import Admission
 from mamba_server.engine.answer_lengths import AnswerLengths
 from mamba_server.engine.decode_set import DecodeSet, rows_of
@@ -29,6 +27,7 @@ class Scheduler:
     def __init__(self, cache: StateCache, limits: SchedulerLimits, budget: StartBudget | None = None) -> None:
         self.cache = cache
         self.limits = limits
+        self._page_size = cache.capacity.page_size
         self.waiting = WaitingQueue()
         self.prefilling: list[Sequence] = []
         self.decoding = DecodeSet()
@@ -62,49 +61,56 @@ class Scheduler:
         """
         self._make_room()
         decodes, rows, track = self._schedule_decodes(step)
-        most = self.limits.step_tokens if tokens is None else min(tokens, self.limits.step_tokens)
-        pieces = self._schedule_prefills(max(self.limits.chunk, most - len(decodes)), step)
+        budget = self.limits.step_tokens if tokens is None else min(tokens, self.limits.step_tokens)
+        pieces = self._schedule_prefills(max(self.limits.chunk, budget - len(decodes)), step)
         return Schedule(step, rows, track, decodes, pieces)
 
     def _schedule_decodes(self, step: int) -> tuple[list[Sequence], Ints, Ints]:
-        decodes, batch, page_size = self.decoding.sequences, self.cache.batch, self.cache.page_size
-        rows = self.decoding.rows
-        depth = batch.depth[rows]
-        needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])
+        """Launch the decodes of `step`: the sequences, their rows, and a checkpoint slot or 0 for each."""
+        decodes, rows = self.decoding.sequences, self.decoding.rows
+        before = self.cache.decode_rows(rows)
+        stalled = self._extend_decodes(decodes, before.needs_page)
+        if stalled or self.decoding.sequences is not decodes:
+            # A sequence has to sit this step out, or was preempted.
+            decodes = [sequence for sequence in self.decoding if id(sequence) not in stalled]
+            rows = rows_of(decodes)
+            before = self.cache.decode_rows(rows)
+        if not decodes:
+            return [], rows, rows
+        reached = before.depth + 1
+        track = self._track_decodes(decodes, reached, step)
+        self.cache.launch(rows, reached, step)
+        for sequence in decodes:
+            sequence.in_flight += 1
+        if before.last.any():
+            # The last token of these is in this step: no further launch, the commit will finish them.
+            for index in np.flatnonzero(before.last):
+                self.decoding.remove(decodes[index])
+        return decodes, rows, track
+
+    def _extend_decodes(self, decodes: list[Sequence], needs_page: Bools) -> set[int]:
+        """Get the pages that are needed; return the `id`s of the sequences that cannot take part."""
         stalled = {
             id(decodes[index])
             for index in np.flatnonzero(needs_page).tolist()
             if not self._extend_decode(decodes[index])
         }
         stalled.update(map(id, self.decoding.undecided))
-        if stalled or self.decoding.sequences is not decodes:
-            # Someone has to sit this step out, or was preempted.
-            decodes = [each for each in self.decoding if id(each) not in stalled]
-            rows = rows_of(decodes)
-            depth = batch.depth[rows]
-        if not decodes:
-            return [], rows, rows
-        track = np.zeros(len(rows), np.int32)
-        for index in np.flatnonzero((depth + 1) % page_size == 0).tolist():
-            sequence = decodes[index]
-            reached = int(depth[index]) + 1
-            if self.cache.tracks_decode(reached, reached - sequence.prompt_len):
-                assert sequence.allocation is not None
-                track[index] = self.cache.plan_decode(sequence.allocation, step)
-                if track[index] and sequence.timeline is not None:
-                    sequence.timeline.checkpoint(reached)
-        batch.launch(rows, depth + 1, step)
-        for sequence in decodes:
-            sequence.in_flight += 1
-        exhausted = depth + 1 >= batch.last_depth[rows]
-        if exhausted.any():
-            # Its last token is in this step: no further launch, the commit will finish it.
-            for index in np.flatnonzero(exhausted):
-                self.decoding.remove(decodes[index])
-        return decodes, rows, track
+        return stalled
+
+    def _track_decodes(self, decodes: list[Sequence], reached: Ints, step: int) -> Ints:
+        """Take the slots of the checkpoints that are due at the depths `reached`; 0 where there is none."""
+        slots = np.zeros(len(decodes), np.int32)
+        for index in np.flatnonzero(reached % self._page_size == 0).tolist():
+            sequence, depth = decodes[index], int(reached[index])
+            assert sequence.allocation is not None
+            slots[index] = self.cache.plan_decode(sequence.allocation, depth - sequence.prompt_len, step)
+            if slots[index] and sequence.timeline is not None:
+                sequence.timeline.checkpoint(depth)
+        return slots
 
     def _extend_decode(self, sequence: Sequence) -> bool:
-        """A page for the next token of `sequence`; others may be preempted for it."""
+        """Get a page for the next token of `sequence`; others may be preempted for it."""
         if sequence.phase is not Phase.DECODE or sequence.allocation is None:
             return False
         while not self.cache.extend(sequence.allocation, sequence.allocation.depth + 1):
@@ -121,8 +127,8 @@ class Scheduler:
 
     @property
     def _memory_comes_back(self) -> bool:
-        """With the step in flight."""
-        return self.cache.retiring > 0 or self.cache.arena.has_fenced
+        """Whether a step in flight holds memory that comes back."""
+        return self.cache.capacity.returning
 
     # --- prefill -------------------------------------------------------------------------------------
 
@@ -139,50 +145,52 @@ class Scheduler:
         return pieces
 
     def _start(self, pieces: list[PrefillPiece], budget: int, step: int, before: Turn | None = None) -> int:
-        """First pieces of those who start, of the flows that come `before`; how many tokens they take."""
+        """Append the first pieces of sequences that start, of the flows that come `before`; return their
+        tokens."""
         used = 0
-        while started := self.admission.next(budget - used, before=before, short=self._short):
-            sequence, take = started
+        while admitted := self.admission.next(budget - used, before=before, short=self._short):
+            sequence, tokens = admitted
             assert sequence.allocation is not None
             start = sequence.allocation.depth
-            pieces.append(self._launch_piece(sequence, start, start + take, step))
-            used += take
+            pieces.append(self._launch_piece(sequence, start, start + tokens, step))
+            used += tokens
         return used
 
     def _piece(self, sequence: Sequence, budget: int, step: int) -> PrefillPiece | None:
-        """The next piece of a running prefill, as long as budget and memory allow."""
+        """Launch the next piece of a running prefill, as long as budget and memory allow."""
         allocation = sequence.allocation
         assert allocation is not None
         start = allocation.depth
-        take = aligned_piece(start, sequence.target - start, budget, self.limits.chunk)
-        if take <= 0:
+        tokens = aligned_piece(start, sequence.target - start, budget, self.limits.chunk)
+        if tokens <= 0:
             return None
-        take = aligned_piece(start, take, self._room(sequence), self.limits.chunk)
-        if take <= 0 or not self.cache.extend(allocation, start + take):
+        tokens = aligned_piece(start, tokens, self._room(sequence), self.limits.chunk)
+        if tokens <= 0 or not self.cache.extend(allocation, start + tokens):
             if self._short is None or sequence.rank() < self._short.rank():
                 self._short = sequence
             return None
         if sequence is self._short:
             self._short = None
-        self.waiting.charge(sequence, take)
-        return self._launch_piece(sequence, start, start + take, step)
+        self.waiting.charge(sequence, tokens)
+        return self._launch_piece(sequence, start, start + tokens, step)
 
     def _room(self, sequence: Sequence) -> int:
-        """Tokens that the memory of a running prefill would do for, had it all that can be had.
+        """Return the tokens that a running prefill could compute with all memory that can be had.
 
         Older sequences keep a page each to grow by: they would preempt it for that.
         """
         allocation = sequence.allocation
         assert allocation is not None
-        if not self.cache.arena.pages_per_slab:
+        capacity = self.cache.capacity
+        if not capacity.pages_per_slab:
             return sequence.target
         rank = sequence.rank()
-        older = sum(each.rank() < rank for each in self.decoding)
-        pages = allocation.page_count + max(0, self.cache.available_pages - older)
-        return pages * self.cache.page_size - allocation.depth
+        older = sum(other.rank() < rank for other in self.decoding)
+        pages = allocation.page_count + max(0, capacity.available_pages - older)
+        return pages * self._page_size - allocation.depth
 
     def _make_room(self) -> None:
-        """Younger ones are preempted for a prefill that could not go on, as far as a chunk of it needs."""
+        """Preempt younger sequences for a prefill that could not go on, as far as a chunk of it needs."""
         short = self._short
         if short is None or short.phase is not Phase.PREFILL or short.allocation is None:
             self._short = None
@@ -201,21 +209,19 @@ class Scheduler:
         final = stop == sequence.target
         checkpoints = self.cache.plan_prefill(allocation, stop, step)
         piece = PrefillPiece(sequence, start, stop, allocation.slot_in, allocation.live, checkpoints, final)
-        self.cache.launched(allocation, stop, step)
+        self.cache.launch(allocation.row, stop, step)
         sequence.in_flight += 1
         if final:
             self._prefilled(sequence)
             sequence.phase = Phase.DECODE
-            if stop < self.cache.batch.last_depth[allocation.row]:
+            if allocation.decodes:
                 self.decoding.add(sequence)
         return piece
 
     def _prefilled(self, sequence: Sequence) -> None:
-        """It is no longer among those whose prompt is being computed."""
-        assert sequence.allocation is not None
+        """Record that the prompt of `sequence` is not computed any further."""
         self.prefilling.remove(sequence)
         self.waiting.prefilled(sequence)
-        self.cache.prefill_done(sequence.allocation)
 
     # --- leaving -------------------------------------------------------------------------------------
 
@@ -224,14 +230,14 @@ class Scheduler:
         return youngest
 
     def preempt_youngest(self) -> bool:
-        """Take back what the sequence has that came last; False if no other runs."""
+        """Preempt the sequence that came last; False if no other runs."""
         if self.running <= 1:
             return False
         self.preempt(self._youngest())
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take everything back; it will be recomputed from what is known. No emitted token is lost."""
+        """Take back the memory of `sequence`, which is recomputed later. No emitted token is lost."""
         self.counters.preemptions += 1
         sequence.preemptions += 1
         self._release(sequence)
@@ -239,7 +245,7 @@ class Scheduler:
         self.waiting.push(sequence)
 
     def finish(self, sequence: Sequence, keep: int | None = None) -> None:
-        """The sequence is over; its first `keep` tokens (default: all known) may be donated."""
+        """End the sequence; its first `keep` tokens (default: all known) may be donated."""
         if sequence.phase is Phase.FINISHED:
             return
         if sequence.phase is Phase.WAITING:

@@ -5,8 +5,7 @@ from typing import Optional
 
 import numpy as np
 
-from mamba_server.cache.node import Tokens
-from mamba_server.cache.sequence_allocation import SequenceAllocation
+from mamba_server.cache import SequenceAllocation, Tokens
 from mamba_server.engine.output_grammar import OutputGrammar
 from mamba_server.engine.timeline import Timeline
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs

@@ -7,8 +7,7 @@ pure. A sequence waits once at most, and only while the other one holds its plac
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mamba_server.cache.node import common_pages
-from mamba_server.cache.sequence_allocation import SequenceAllocation
+from mamba_server.cache import SequenceAllocation, common_pages
 from mamba_server.engine.sequence import Sequence
 
 
@@ -25,18 +24,7 @@ class AwaitedCheckpoint:
         """It is not there yet, and will be. False also if the leader ended, or was preempted."""
         if self.leader.allocation is not self.allocation:
             return False
-        return self.allocation.depth < self.depth or self.depth in pending_depths(self.allocation)
-
-
-def pending_depths(allocation: SequenceAllocation) -> list[int]:
-    """Depths of the prefill checkpoints that launched steps are writing."""
-    return [each.checkpoint.depth for each in allocation.pending if not each.decode]
-
-
-def coming_depths(allocation: SequenceAllocation) -> list[int]:
-    """Depths of the prefill checkpoints that are planned or being written."""
-    planned = [depth for depth in allocation.placement.depths if depth > allocation.depth]
-    return planned + pending_depths(allocation)
+        return self.allocation.depth < self.depth or self.depth in self.allocation.pending_depths()
 
 
 def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
@@ -63,7 +51,7 @@ def deepest(
         if allocation is None:
             continue
         common = common_depth(sequence, leader, page_size)
-        coming = coming_depths(allocation) if common else []
+        coming = allocation.coming_depths() if common else []
         if not coming:
             continue
         depths = [depth for depth in coming if depth <= common]

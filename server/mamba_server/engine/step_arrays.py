@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.chunk_plan import chunk_ends
-from mamba_server.cache.persistent_batch import Ints, PersistentBatch
+from mamba_server.cache import Ints, PersistentBatch, chunk_ends
 from mamba_server.engine.schedule import Schedule
 
 

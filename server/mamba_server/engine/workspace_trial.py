@@ -14,7 +14,7 @@ from mamba_planner.byte_size import binary_size
 from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
-from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache import PersistentBatch
 from mamba_server.engine.limits import SchedulerLimits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.model.device_arena import DTYPES, DeviceArena

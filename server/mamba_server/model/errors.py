@@ -30,7 +30,11 @@ class SourceNotFound(SourceError):
 
 
 class InsufficientDiskSpace(SourceError):
-    """The disk does not hold what is to be fetched."""
+    """The disk does not hold what is to be fetched: the model of that commit."""
+
+    def __init__(self, message: str, commit: str) -> None:
+        super().__init__(message)
+        self.commit = commit
 
 
 class DownloadFailed(SourceError):

@@ -11,10 +11,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from mamba_server.model.errors import DownloadFailed
+from mamba_planner.byte_size import binary_size
+from mamba_server.model.errors import DownloadFailed, InsufficientDiskSpace
+from mamba_server.model.hub_room import remove_copies, remove_cut_off
 from mamba_server.model.source import Progress, resolve
 
 LOCK = "mambaserve-download.lock"
@@ -26,7 +28,13 @@ _PIECE = 1 << 24
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-def sound_copy(uri: str, cache: Path, progress: Progress, say: Callable[[str], None]) -> Path:
+def sound_copy(
+    uri: str,
+    cache: Path,
+    progress: Progress,
+    say: Callable[[str], None],
+    others: Collection[str] | None = None,
+) -> Path:
     """Directory of the model, its large files as the Hub has them.
 
     Args:
@@ -34,11 +42,13 @@ def sound_copy(uri: str, cache: Path, progress: Progress, say: Callable[[str], N
         cache: the Hub's cache (HF_HUB_CACHE).
         progress: told as in `resolve`.
         say: told in words what takes time besides.
+        others: commits on the volume that something else needs; any other copy may go where room lacks.
+            None: everything stays.
 
     Raises SourceError: as `resolve`, and DownloadFailed where what arrived is damaged.
     """
     with _alone(cache, lambda: say(f"{uri}: another process downloads to {cache}; waits for it")):
-        directory = resolve(uri, progress)
+        directory = _resolve(uri, cache, progress, say, others)
         damaged = _damaged(directory, lambda: say(f"{uri}: compares the checksums of its files"))
         for link in damaged:
             say(f"{uri}: {link.name} is damaged and is downloaded again")
@@ -52,6 +62,24 @@ def sound_copy(uri: str, cache: Path, progress: Progress, say: Callable[[str], N
                     "the disk and what is between it and the Hub"
                 )
         return directory
+
+
+def _resolve(
+    uri: str, cache: Path, progress: Progress, say: Callable[[str], None], others: Collection[str] | None
+) -> Path:
+    """Download the model, if need be into the room of copies that nobody needs."""
+    if others is None:
+        return resolve(uri, progress)
+    if freed := remove_cut_off(cache):
+        say(f"{uri}: removed {binary_size(freed)} of files whose download was cut off")
+    try:
+        return resolve(uri, progress)
+    except InsufficientDiskSpace as error:
+        gone = remove_copies(cache, {*others, error.commit})
+        if not gone:
+            raise
+        say(f"{uri}: removed {', '.join(gone)}, which nothing uses, to make room")
+        return resolve(uri, progress)
 
 
 @contextlib.contextmanager

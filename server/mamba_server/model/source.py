@@ -185,9 +185,9 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
         "library_name": "mambaserve",
     }
     try:
-        total = _bytes_to_fetch(repo, wanted)
+        total, commit = _to_fetch(repo, wanted)
         if total:
-            _room_for(total, uri)
+            _room_for(total, uri, commit)
             progress("download", 0, total)
             wanted["tqdm_class"] = _reporting_bar(progress, total)
         path = Path(snapshot_download(repo, **wanted))
@@ -233,7 +233,7 @@ def _failure(error: Exception, uri: str, repo: str, revision: str | None) -> Sou
     return DownloadFailed(f"{uri}: download failed: {said}; start again to go on where it stopped")
 
 
-def _room_for(total: int, uri: str) -> None:
+def _room_for(total: int, uri: str, commit: str) -> None:
     """Before the first byte: half a model is of no use, and may have filled somebody else's disk."""
     from huggingface_hub import constants
 
@@ -242,20 +242,25 @@ def _room_for(total: int, uri: str) -> None:
     if total > free:
         raise InsufficientDiskSpace(
             f"{uri}: {binary_size(total)} are to be fetched and {cache} has {binary_size(free)} left: free "
-            "some of it, or point HF_HOME to a larger volume (in a cluster that of spec.model.cache)"
+            "some of it, or point HF_HOME to a larger volume (in a cluster that of spec.model.cache)",
+            commit,
         )
 
 
-def _bytes_to_fetch(repo: str, wanted: dict[str, Any]) -> int:
-    """Bytes not yet in the cache; 0 when all is there or the Hub cannot be asked (the cache then decides)."""
+def _to_fetch(repo: str, wanted: dict[str, Any]) -> tuple[int, str]:
+    """Return the bytes that are not yet in the cache, and of which commit they are.
+
+    No bytes when all is there or the Hub cannot be asked (the cache then decides).
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError
 
     try:
         files = snapshot_download(repo, dry_run=True, tqdm_class=_reporting_bar(silent, 0), **wanted)
     except DryRunError:
-        return 0
-    return sum(file.file_size or 0 for file in files if file.will_download)
+        return 0, ""
+    commit = next((file.commit_hash for file in files), "")
+    return sum(file.file_size or 0 for file in files if file.will_download), commit
 
 
 def _reporting_bar(progress: Progress, total: int) -> type:

@@ -8,10 +8,6 @@ import torch
 class TensorSource(Protocol):
     """Hands out tensors under prefix-free names, such as `layers.0.mixer.A_log`, while a model is built."""
 
-    def __contains__(self, name: str) -> bool:
-        """Return whether there is a tensor of that name."""
-        ...
-
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

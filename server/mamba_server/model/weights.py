@@ -78,9 +78,6 @@ class Weights:
         self.nbytes = sum(entry.nbytes for entry in self._entries.values())
         self._done = 0
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

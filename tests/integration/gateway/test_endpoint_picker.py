@@ -349,6 +349,17 @@ async def test_what_engines_answer_counts_for_or_against_them_and_mistakes_of_cl
     assert (sum(one.answered for one in found), sum(one.failed for one in found)) == (1, 1)
 
 
+async def test_an_engine_where_one_client_has_too_many_forms_is_not_full_for_others(
+    picker: PickerHarness,
+) -> None:
+    for more in ([("x-mambaserve-limit", "forms")], []):
+        stream = picker.stream()
+        await stream.picked()
+        await stream.answer_headers(*more, status=429)
+        await stream.ends()
+        assert [one.full for one in picker.pool.snapshot()].count(True) == (0 if more else 1)
+
+
 async def test_usage_of_answers_is_counted_streamed_or_not(picker: PickerHarness) -> None:
     usage = b'"usage":{"prompt_tokens":7,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}'
     events = [

@@ -166,6 +166,27 @@ async def test_an_engine_that_rejects_everything_at_once_does_not_draw_the_traff
     assert seen[f"mambaserve_gateway_endpoint_attempts_total{{{labels}}}"] == len(bad.seen) > 0
 
 
+async def test_too_many_forms_of_one_client_neither_fill_an_engine_nor_go_to_another(
+    engine, gateway, client
+) -> None:
+    async def judge(_request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        refused = body["prompt"] == "slow"
+        return web.Response(status=429 if refused else 200, headers={"X-Mambaserve-Limit": "forms"})
+
+    preferred, other = await engine("a", handler=judge), await engine("b", running=5)
+    through = await gateway(preferred, other)
+    for prompt, status in (("slow", 429),) * 5 + (("quick", 200),):
+        async with client.post(f"{through.url}/v1/completions", json={**BODY, "prompt": prompt}) as response:
+            assert response.status == status
+    assert (len(preferred.seen), len(other.seen)) == (6, 0)
+    seen = await through.metrics(client)
+    refusals = {
+        name: value for name, value in seen.items() if "requests_total" in name and 'code="429"' in name
+    }
+    assert ['reason="key_limit"' in name for name in refusals] == [True]
+    assert list(refusals.values()) == [5]
+
+
 async def test_a_client_that_makes_mistakes_takes_no_engine_away_from_others(engine, gateway, client) -> None:
     async def judge(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return web.Response(status=400 if body["prompt"] == "wrong" else 200)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from mamba_kernels.kv_write import kv_write
-from mamba_kernels.no_sync import no_sync
 from mamba_kernels.paged_attention import AttentionPlan, paged_attention
 from mamba_kernels.slot_plan import index_tensor
+from no_sync import no_sync
 from testmodels.chunks import CPU, ints, poisoned, strided_cache
 
 SCALE = 0.3

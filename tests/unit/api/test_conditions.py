@@ -89,12 +89,20 @@ def test_a_message_is_cut_to_what_the_api_accepts() -> None:
         ConditionType.DEGRADED,
         "True",
         Reason.ENGINE_CRASHING,
-        "x" * 10_000,
+        "many words " * 1000,
         now=NOON,
         observed_generation=1,
     )
     assert len(condition.message) == MAX_MESSAGE
     assert condition.message.endswith("…")
+
+
+def test_a_message_has_no_word_that_nobody_can_read() -> None:
+    said = "1" * 300 + " engines are too many"
+    (condition,) = set_condition(
+        [], ConditionType.DEGRADED, "True", Reason.ENGINE_CRASHING, said, now=NOON, observed_generation=1
+    )
+    assert condition.message == "1" * 64 + "…" + "1" * 16 + " engines are too many"
 
 
 def test_a_condition_is_found_by_its_type() -> None:

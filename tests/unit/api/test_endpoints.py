@@ -9,12 +9,16 @@ import pytest
 
 from asgi import Asked, ask
 from eventually import turns, until
+from mamba_api.bounded_text import LONGEST_WORD
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.errors import MOST_MESSAGE
 from mamba_server import wire
+from mamba_server.api.grammar_checker import GrammarChecker
 from scripted_engine import READY, TOKENIZER, Api, ids_of
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = [("Content-Type", "application/json")]
+TAGGED = "{{ tools }}<tool_call>\n<function=f>"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -261,6 +265,42 @@ async def test_more_than_may_wait_is_429_until_the_first_token_makes_room() -> N
     for asked in (first, second):
         await asked.leave().done()
     assert_left_nothing(api)
+
+
+async def test_requests_whose_forms_wait_to_be_checked_take_no_places_of_others() -> None:
+    api = Api(waiting=2)
+    api.serving.text_files = Path("nowhere")
+    api.serving.grammars = GrammarChecker(("sh", "-c", "exec sleep 600"))
+    slow = [post(api, structured_outputs={"choice": [str(i)]}) for i in range(10)]
+    await turns()
+    first = post(api, prompt=["a", "b"])
+    await told(api, 2)
+    assert (await post(api).done()).status == 429
+    for asked in (*slow, first):
+        await asked.leave().done()
+    await api.serving.grammars.close()
+    assert api.serving.preparing == 0
+    assert_left_nothing(api)
+
+
+LONG = {
+    "a number of a schema": {"structured_outputs": {"json": {"type": "integer", "minimum": 10**300}}},
+    "a key": {"metadata": {"a" * 5000: 1}},
+    "many words of a value": {"suffix": "x", "logit_bias": {"no token " * 5000: 1}},
+    "a key of a tool's schema": {
+        "messages": [{"role": "user", "content": "x"}], "tool_choice": "required",
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"b" * 5000: 1}}}],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", LONG)
+async def test_what_a_client_wrote_is_told_again_in_a_few_words_at_most(how: str) -> None:
+    api = Api(template=TAGGED)
+    refused = await post(api, CHAT if "messages" in LONG[how] else TEXT, **LONG[how]).done()
+    assert refused.status == 400
+    assert len(refused.error["message"]) <= MOST_MESSAGE
+    assert all(len(word) <= LONGEST_WORD for word in refused.body.decode().split())
 
 
 async def test_large_requests_do_not_wait_for_each_other_s_answers() -> None:

@@ -12,8 +12,9 @@ from llguidance import LLMatcher
 
 from byte_tokenizer import byte_tokenizer, write_tokenizer
 from mamba_api.openai import CompletionRequest
-from mamba_edge.errors import InvalidRequest, TooManyRequests
-from mamba_server.api.grammar_checker import MOST_OF_CLIENT, GrammarChecker, GrammarTokens
+from mamba_edge.errors import InvalidRequest
+from mamba_server.api.errors import TooManyForms
+from mamba_server.api.grammar_checker import MOST_WAITING, GrammarChecker, GrammarTokens
 from mamba_server.api.output_grammar import output_grammar
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.prompt import TextProcessor
@@ -188,15 +189,20 @@ async def test_a_form_is_made_once_however_often_it_comes(
     assert checker._numbers == 1
 
 
-async def test_more_forms_of_one_client_than_may_wait_are_sent_away(
-    checker: GrammarChecker, tokens: GrammarTokens
+@pytest.mark.parametrize("same", [True, False], ids=["one form", "forms of their own"])
+async def test_more_requests_of_one_client_than_may_wait_are_sent_away_and_those_of_others_are_not(
+    same: bool, checker: GrammarChecker, tokens: GrammarTokens
 ) -> None:
-    asked = [
-        asyncio.create_task(checker.check(f'start: "{i}"', tokens, "one")) for i in range(MOST_OF_CLIENT + 20)
-    ]
+    slow = LLMatcher.grammar_from_regex(SLOW)
+    forms = [slow if same else f'start: "{i}"' for i in range(MOST_WAITING)]
+    asked = [asyncio.create_task(checker.check(each, tokens, "one")) for each in forms]
+    await asyncio.sleep(0)
+    for number, client in enumerate(("two", "three", "four")):
+        other = slow + "x" * number if same else f'start: "other {client}"'
+        asked.append(asyncio.create_task(checker.check(other, tokens, client)))
     done = await asyncio.gather(*asked, return_exceptions=True)
-    assert {type(each) for each in done} == {str, TooManyRequests}
-    assert await checker.check('start: "other"', tokens, "two") == ""
+    refused = [isinstance(each, TooManyForms) for each in done]
+    assert refused == [False] * (MOST_WAITING // 2) + [True] * (MOST_WAITING // 2) + [False] * 3
 
 
 async def test_a_process_that_was_killed_is_started_again(

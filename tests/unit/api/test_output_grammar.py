@@ -236,9 +236,9 @@ def test_allowed_tools_alone_are_called_where_some_have_to_be() -> None:
         assert not allows(made, f"<tool_call>{CALL_ADD}</tool_call>")
 
 
-def custom(syntax: str = "", definition: str = "") -> dict[str, Any]:
+def custom(syntax: str = "", definition: str = "", name: str = "run") -> dict[str, Any]:
     grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
-    return {"type": "custom", "custom": {"name": "run", **({"format": grammar} if syntax else {})}}
+    return {"type": "custom", "custom": {"name": name, **({"format": grammar} if syntax else {})}}
 
 
 def run_call(written: str, form: ToolCallFormat) -> str:
@@ -275,12 +275,35 @@ def test_a_format_that_an_input_does_not_follow_is_named() -> None:
         return output_form(chat(tools=[tool], tool_choice=choice), text(form)).left_out
 
     assert left_out(lark, HERMES, "required") == ("format",)  # its input is JSON there
-    assert [left_out(each, TAGGED, "auto") for each in (lark, regex)] == [("format",)] * 2
+    assert [left_out(each, TAGGED, "auto") for each in (lark, regex)] == [()] * 2
+    assert [left_out(each, HERMES, "auto") for each in (lark, regex)] == [("format",), ()]
+    assert left_out(regex, NEMOTRON, "auto") == ("format",)
     assert left_out(custom(), TAGGED, "auto") == ()
     assert [left_out(each, TAGGED, "required") for each in (lark, regex)] == [()] * 2
     assert left_out(regex, HERMES, "required") == ()
     both = chat(tools=[regex], response_format={"type": "json_object"})
     assert output_form(both, text(HERMES)).left_out == ("format",)
+
+
+@pytest.mark.parametrize("special", [(), HERMES.markers], ids=["texts", "tokens"])
+@pytest.mark.parametrize("form", [HERMES, TAGGED], ids=["json", "tags"])
+def test_a_call_of_a_custom_tool_that_the_model_makes_by_itself_follows_its_format(
+    form: ToolCallFormat, special: tuple[str, ...]
+) -> None:
+    tools = [ADD, custom("regex", "a+"), custom("regex", "b+", name="other")]
+    made = grammar(chat(tools=tools, tool_choice="auto"), text(form, *special))
+    add = '<tool_call>\n{"name": "add", "arguments": {"any": []}}\n</tool_call>'
+    good = run_call("aaa", form)
+    other = run_call("bb", form).replace("run", "other")
+    right = ["", "free <b>text</b>\n", good, f"I run it. {good}", f"{good}\n{other}{good} and so on"]
+    if form == HERMES:
+        right += [f"{add}\n{good}", 'a { "name": "run" } in words']
+    wrong = [run_call("aab", form), f"{good}{run_call('b', form)}", f"{other}\n{run_call('', form)}"]
+    wrong += [good[: -len(form.end) - 12], f"x {run_call('a', form).replace('run', 'other')}"]
+    for written in right:
+        assert allows(made, written, *special), written
+    for written in wrong:
+        assert not allows(made, written, *special), written
 
 
 @pytest.mark.parametrize("form", [HERMES, TAGGED])

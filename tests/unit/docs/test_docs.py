@@ -180,9 +180,17 @@ def test_modules_named_on_pages_exist_and_have_what_is_named(
     assert [each for each in named if not exists(each[1])] == []
 
 
-def test_the_layout_in_the_readme_has_every_package() -> None:
-    layout = (ROOT / "README.md").read_text().partition("## Layout")[2]
+def test_the_layout_on_the_page_for_contributors_has_every_package() -> None:
+    layout = (ROOT / "CONTRIBUTING.md").read_text().partition("## Layout")[2]
     rows = dict(re.findall(r"^\| `(\w+)/` \| (.+) \|$", layout, re.MULTILINE))
     for folder in ("operator", "server", "kernels"):
         packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
         assert set(re.findall(r"`(mamba_\w+)`", rows[folder])) == packages
+
+
+def test_the_readme_is_read_in_three_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 700
+
+
+def test_the_changelog_stays_short_enough_to_be_read() -> None:
+    assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 150

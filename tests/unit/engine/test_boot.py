@@ -30,8 +30,9 @@ from mamba_server.engine.boot import (
     ready_plan,
 )
 from mamba_server.engine.errors import NoDevice
-from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
+from mamba_server.engine.forward_stream import InlineStream, ThreadStream
 from mamba_server.model.errors import UnsupportedModel
+from simulated_stream import SimulatedStream
 
 assert mamba_server.__file__ is not None
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"

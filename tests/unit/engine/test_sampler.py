@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mamba_kernels.cpu.library import library
-from mamba_kernels.no_sync import no_sync
 from mamba_kernels.sample import reference as sample_reference
 from mamba_kernels.sample.reference import sample, top_p
 from mamba_server.engine import token_scores
@@ -19,6 +18,7 @@ from mamba_server.engine.sampling_batch import SamplingRow
 from mamba_server.engine.token_scores import score_tokens
 from mamba_server.grammar_matcher import WORD, mask_words
 from mamba_server.wire import SamplingParams
+from no_sync import no_sync
 
 CPU = torch.device("cpu")
 VOCAB = 50

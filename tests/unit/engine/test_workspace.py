@@ -48,9 +48,6 @@ CONFIG = {
 class AnyWeights:
     """Weights without files."""
 
-    def __contains__(self, name: str) -> bool:
-        return False
-
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update, reference
-from mamba_kernels.no_sync import no_sync
 from mamba_kernels.slot_plan import SlotPlan
+from no_sync import no_sync
 from testmodels.chunks import CPU, PiecePlan, chunk_plan, ints, poisoned, strided_cache
 from testmodels.delta import Delta
 

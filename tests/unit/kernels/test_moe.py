@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mamba_kernels.moe import Activation, Routing, SharedExpert, moe, route
-from mamba_kernels.no_sync import no_sync
+from no_sync import no_sync
 from testmodels.chunks import poisoned
 from testmodels.experts import ExpertBatch
 
@@ -122,6 +122,14 @@ def test_nemotron_corrects_its_sigmoids_and_limits_groups(groups: int, kept: int
         SharedExpert(block.shared_experts.up_proj.weight, block.shared_experts.down_proj.weight),
     )
     torch.testing.assert_close(got, block(x[None])[0], rtol=1e-5, atol=1e-6)
+
+
+def test_experts_of_groups_that_are_not_chosen_stay_out_though_all_scores_are_negative() -> None:
+    """Megatron-LM and transformers exclude them; the file published with Nemotron 3 counts them as 0."""
+    routing = Routing(2, "sigmoid", renormalise=False, groups=2, kept_groups=1)
+    logits = torch.tensor([[0.1, 0.2, -0.3, -0.4]])
+    experts, _ = route(logits, routing, torch.full((4,), -2.0))
+    assert sorted(experts[0].tolist()) == [0, 1]
 
 
 def test_of_equal_scores_the_first_expert_is_chosen() -> None:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from mamba_kernels.no_sync import no_sync
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ssd_prefill, ssd_sequential
 from mamba_kernels.state_update import reference as path
 from mamba_kernels.state_update import state_update
 from mamba_kernels.stochastic_rounding import round_to_float16_
+from no_sync import no_sync
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints, poisoned, strided_cache
 
 LIMIT = (0.01, 3.0)

@@ -1,7 +1,8 @@
 """Logits equal those of transformers in float32, however the prompt is cut and whoever shares the batch.
 
-The reference is transformers' single pass over the whole text: its cached continuation drops the lower clamp
-of the step size and is not used.
+Where the code published with a model differs from transformers, the reference is changed to do as the
+published code does, and the test says so. The reference is transformers' single pass over the whole text: its
+cached continuation drops the lower clamp of the step size and is not used.
 """
 
 from collections.abc import Callable
@@ -201,6 +202,31 @@ def test_small_steps_of_nemotron_h_are_not_made_larger(tmp_path: Path) -> None:
     got = [driver.step([Run(sequence, 390, logits="all")])]
     got += [driver.step([Run(sequence, 1, decode=True, logits="all")]) for _ in range(10)]
     torch.testing.assert_close(torch.cat(got), reference_logits(reference, tokens), rtol=1e-3, atol=1e-3)
+
+
+def test_attention_of_nemotron_h_adds_the_biases_of_its_projections(tmp_path: Path) -> None:
+    """The code published with the models reads `attention_bias`, transformers does not."""
+    from transformers import AutoModelForCausalLM
+
+    directory = random_nemotron_h(tmp_path, hybrid_override_pattern="M*-*", attention_bias=True)
+    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    follow_published_limits(reference)
+    generator = torch.Generator().manual_seed(2)
+    for module in reference.modules():
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            if isinstance(projection := getattr(module, name, None), torch.nn.Linear):
+                bias = torch.randn(projection.out_features, generator=generator)
+                projection.bias = torch.nn.Parameter(bias, requires_grad=False)
+    reference.save_pretrained(directory)
+    config = load_model_config(directory)
+    ours = HybridModel.load(config, directory, device=torch.device("cpu"), dtype=torch.float32)
+    cache = poisoned_views(config, slabs=3, pages=16, page_size=16, dtype=torch.float32)
+    tokens = torch.randint(0, 256, (80,), generator=generator).tolist()
+    sequence = Sequence(tokens, slot=1, pages=list(range(1, 7)))
+    driver = Driver(ours, cache, guard=False)
+    got = [driver.step([Run(sequence, 70, logits="all")])]
+    got += [driver.step([Run(sequence, 1, decode=True, logits="all")]) for _ in range(10)]
+    torch.testing.assert_close(torch.cat(got), reference_logits(reference, tokens), rtol=0, atol=TOLERANCE)
 
 
 def reference_logits(reference: Any, tokens: list[int]) -> torch.Tensor:

@@ -214,7 +214,7 @@ def test_an_events_name_is_one_the_api_takes(name: str) -> None:
     of = fitting_owner()
     of["metadata"]["name"] = name
 
-    made = event_manifest(event("\N{SNOWMAN}" * 3000, of=of), reporter="me")
+    made = event_manifest(event("\N{SNOWMAN} " * 3000, of=of), reporter="me")
 
     assert len(made["metadata"]["name"]) <= 253
     assert len(made["message"]) == 1024

@@ -97,14 +97,15 @@ class HybridModel:
         self.embedding = TokenEmbedding(loader, self._names.embedding, config.vocab_size, d)
         self.blocks = self._blocks(loader)
         self.norm = loader.norm(self._names.norm, d, self._norm_eps)
-        if config.tie_embeddings and "lm_head.weight" not in weights:
-            # A head of its own in the files wins over the configuration, as it does in transformers.
-            head = self.embedding.head()
+        unused = self._names.unused
+        if config.tie_embeddings:
+            # The configuration wins over a head of its own in the files, as in the published code.
+            head, unused = self.embedding.head(), (*unused, "lm_head.")
         else:
             head = loader.linear("lm_head", d, config.vocab_size, bias=False)
         # There are fewer hidden states than logits.
         self.head: Rows = head if factors.logits == 1 else lambda hidden: head(hidden * factors.logits)
-        weights.finish(self._names.unused)
+        weights.finish(unused)
         self._attending = [found for block in self.blocks if (found := _attention(block.mixer)) is not None]
 
     @classmethod
