@@ -71,7 +71,7 @@ bench: setup ## the benchmarks; results go to benchmarks/results
 	@$(PY) -m benchmarks.run
 
 docs: setup ## write the generated reference pages and check the links
-	@$(PY) scripts/docs.py
+	@$(PY) scripts/walks.py && $(PY) scripts/docs.py
 
 dashboards: setup ## write the chart's dashboards and alerting rules from observability/
 	@$(PY) -m observability.write
