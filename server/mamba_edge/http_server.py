@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from mamba_edge.connection_room import ConnectionRoom
 from mamba_edge.limited_protocol import LimitedProtocol
 from mamba_edge.open_files import connections_allowed
+from mamba_edge.pipelined_requests import PipelineTurns
 from mamba_planner.http_limits import HttpLimits
 
 _CLOSE = (b"connection", b"close")
@@ -36,7 +37,10 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast("Any", functools.partial(LimitedProtocol, limits=limits, room=room)),
+                http=cast(
+                    "Any",
+                    functools.partial(LimitedProtocol, limits=limits, room=room, turns=PipelineTurns()),
+                ),
                 lifespan="off",
                 ws="none",
                 log_config=None,

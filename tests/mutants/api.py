@@ -208,6 +208,11 @@ MUTANTS = (
         "        if self._timer is None and not", "        self._unwatch()\n        if not", (CONNECTIONS,),
     ),
     Mutant(
+        "connections go on with what clients sent ahead all at once", EDGE + "pipelined_requests.py",
+        "min(A_TURN, len(self._waiting))", "len(self._waiting)",
+        ("tests/unit/edge/test_requests_sent_ahead.py",),
+    ),
+    Mutant(
         "a child process gives out the ids of its parent", EDGE + "request_middleware.py",
         "os.register_at_fork(after_in_child=_new_ids.clear)", "",
         ("tests/unit/edge/test_request_middleware.py",),
