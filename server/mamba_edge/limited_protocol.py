@@ -11,6 +11,7 @@ sends chunks to clients of HTTP/1.0. All that is mended here, and what is no HTT
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from mamba_edge.close_delimited import CloseDelimitedResponses
-from mamba_edge.connection_room import ConnectionRoom
+from mamba_edge.connection_room import PROBES, ConnectionRoom
 from mamba_edge.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import (
     ApiError,
@@ -29,8 +30,9 @@ from mamba_edge.errors import (
     RequestTimeout,
     TooManyConnections,
 )
-from mamba_edge.pipelined_requests import HeldRequests, HoldingFlow, PipelineTurns, end_of_part
+from mamba_edge.pipelined_requests import HeldRequests, HoldingFlow, end_of_part
 from mamba_edge.request_target import targets
+from mamba_edge.request_turns import RequestTurns
 from mamba_edge.upgrade_offer import head_without_offer
 from mamba_planner.http_limits import HttpLimits
 
@@ -60,6 +62,9 @@ class LimitedProtocol(HttpToolsProtocol):
     _in_body = False
     _body_left: int | None = None
     """Bytes of the body that have not come; None = not known before they have."""
+    _begin: Callable[[], None] | None = None
+    """Begins with the request that waits for its turn."""
+    _has_turn = False
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _idle_since: float | None = None
@@ -70,9 +75,17 @@ class LimitedProtocol(HttpToolsProtocol):
     """What to call when the client leaves."""
 
     def __init__(
-        self, *, limits: HttpLimits, room: ConnectionRoom, turns: PipelineTurns, **more: Any
+        self,
+        *,
+        limits: HttpLimits,
+        room: ConnectionRoom,
+        turns: RequestTurns,
+        opened: Callable[[], None] = lambda: None,
+        **more: Any,
     ) -> None:
+        """`opened` is called when a client has connected."""
         super().__init__(**more)
+        self._opened = opened
         self._limits, self._room, self._turns = limits, room, turns
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -82,6 +95,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._held = HeldRequests(flow)
         self._watch()
         self._room.enter(self)
+        self._opened()
 
     def evict(self) -> None:
         """Close the connection, so that another one has room; a request that has begun to come is refused."""
@@ -105,6 +119,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._leave()
             self._leave = None
         self._held.release()
+        self._begin = None
         self._unwatch()
         self._on_read()
 
@@ -156,12 +171,19 @@ class LimitedProtocol(HttpToolsProtocol):
             self._parse(data, 0)
 
     def go_on(self) -> None:
-        """Parse the next of the requests that are held."""
+        """Begin with the request that waits for its turn, or with the next one of those that are held."""
+        if self.transport.is_closing():
+            return
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            begin()
+            return
         data, start = self._held.release()
-        if data and not self.transport.is_closing():
-            self.flow.resume_reading()
-            self._room.wait(self)
-            self._parse(data, start)
+        self.flow.resume_reading()
+        self._room.wait(self)
+        self._has_turn = True
+        self._parse(data, start)
+        self._has_turn = False
 
     def _parse(self, data: bytes, start: int) -> None:
         """Parse up to the end of the first request that has to be answered; hold the rest."""
@@ -274,7 +296,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self.server_state.default_headers, asyncio.Event(), self.expect_100_continue,
             version != "1.0" and parser.should_keep_alive(), self.on_response_complete,
         )  # fmt: skip
-        self._start_asgi_task(self.cycle, self.app)
+        begin = functools.partial(self._start_asgi_task, self.cycle, self.app)
+        if self._has_turn or path in PROBES or self._turns.take():
+            self._has_turn = False
+            begin()
+        else:
+            self._begin = begin
+            self._turns.wait(self)
 
     def on_body(self, body: bytes) -> None:
         """A part of a request's body."""

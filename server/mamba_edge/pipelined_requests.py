@@ -5,15 +5,8 @@ the reads of a few hundred such connections would keep the event loop from every
 connections of our server (`limited_protocol`) hold them here; nothing here knows what a request means.
 """
 
-import asyncio
-import contextvars
-from collections import deque
-from typing import Protocol
-
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 
-A_TURN = 16
-"""Connections that go on in one iteration of the event loop."""
 _HEAD_END = b"\r\n\r\n"
 _NEWLINES = b"\r\n"
 
@@ -55,40 +48,6 @@ class HeldRequests:
         self._data, self._start = b"", 0
         self._flow.full = False
         return held
-
-
-class Continuing(Protocol):
-    """A connection that holds requests and has answered what was in front of them."""
-
-    def go_on(self) -> None:
-        """Parse the next request."""
-
-
-class PipelineTurns:
-    """The connections of one server that go on with what they hold: a few in each iteration of the event
-    loop, so that whoever sends one request at a time waits for a few of these requests and not for all."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Continuing] = deque()
-        self._scheduled = False
-
-    def wait(self, connection: Continuing) -> None:
-        """Let the connection go on when its turn comes."""
-        self._waiting.append(connection)
-        if not self._scheduled:
-            self._schedule()
-
-    def _schedule(self) -> None:
-        self._scheduled = True
-        # Nothing of the request that was answered last belongs to those that follow.
-        asyncio.get_running_loop().call_soon(self._take, context=contextvars.Context())
-
-    def _take(self) -> None:
-        self._scheduled = False
-        for _ in range(min(A_TURN, len(self._waiting))):
-            self._waiting.popleft().go_on()
-        if self._waiting and not self._scheduled:
-            self._schedule()
 
 
 def end_of_part(data: bytes, start: int, *, continued: bool) -> int:

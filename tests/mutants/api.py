@@ -208,9 +208,19 @@ MUTANTS = (
         "        if self._timer is None and not", "        self._unwatch()\n        if not", (CONNECTIONS,),
     ),
     Mutant(
-        "connections go on with what clients sent ahead all at once", EDGE + "pipelined_requests.py",
+        "connections go on with what clients sent ahead all at once", EDGE + "request_turns.py",
         "min(A_TURN, len(self._waiting))", "len(self._waiting)",
         ("tests/unit/edge/test_requests_sent_ahead.py",),
+    ),
+    Mutant(
+        "all requests of a crowd begin at once", EDGE + "request_turns.py",
+        "self._waiting or self._begun >= A_TURN", "False",
+        ("tests/unit/edge/test_crowds.py",),
+    ),
+    Mutant(
+        "a crowd's connections are accepted one by one", EDGE + "accept_queue.py",
+        "self._looked or self._closed", "True",
+        ("tests/unit/edge/test_crowds.py",),
     ),
     Mutant(
         "a child process gives out the ids of its parent", EDGE + "request_middleware.py",

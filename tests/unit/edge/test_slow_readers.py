@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 from mamba_edge.connection_room import ConnectionRoom
 from mamba_edge.http_server import HttpServer
 from mamba_edge.limited_protocol import LimitedProtocol
-from mamba_edge.pipelined_requests import PipelineTurns
+from mamba_edge.request_turns import RequestTurns
 from mamba_planner.http_limits import HttpLimits
 from virtual_time import in_virtual_time
 
@@ -49,7 +49,7 @@ def connected() -> tuple[LimitedProtocol, Transport]:
     protocol = LimitedProtocol(
         limits=limits,
         room=ConnectionRoom(9),
-        turns=PipelineTurns(),
+        turns=RequestTurns(),
         config=config,
         server_state=server_state,
         app_state={},
