@@ -67,7 +67,7 @@ class ConnectionRoom:
 
     def admit(self, connection: Evictable, path: str, now: float) -> bool:
         """Whether a request of the connection is taken, whose head came at `now`, in the loop's seconds."""
-        # Behind one that is not answered yet nothing is refused: its answer would go first.
+        # A connection that has left is about to be closed, and counts no more.
         if connection in self._waiting:
             del self._waiting[connection]
             if path in PROBES:

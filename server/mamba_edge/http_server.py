@@ -1,16 +1,20 @@
 """The one HTTP server of all processes: uvicorn, whose connections have limits (`limited_protocol`)."""
 
+import asyncio
 import contextlib
 import functools
+import socket
 from collections.abc import Iterator
 from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from mamba_edge.accept_queue import AcceptQueue
 from mamba_edge.connection_room import ConnectionRoom
 from mamba_edge.limited_protocol import LimitedProtocol
 from mamba_edge.open_files import connections_allowed
+from mamba_edge.request_turns import RequestTurns
 from mamba_planner.http_limits import HttpLimits
 
 _CLOSE = (b"connection", b"close")
@@ -29,6 +33,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         """`last_bytes_seconds`: how long connections may take to close at the end; None: for ever.
         `more_files`: those that the application opens for its requests."""
+        self._queue: AcceptQueue | None = None
         limits = limits or HttpLimits()
         most = limits.max_connections
         both = most + ConnectionRoom.spare_of(most)
@@ -36,7 +41,12 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast("Any", functools.partial(LimitedProtocol, limits=limits, room=room)),
+                http=cast(
+                    "Any",
+                    functools.partial(
+                        LimitedProtocol, limits=limits, room=room, turns=RequestTurns(), opened=self._opened
+                    ),
+                ),
                 lifespan="off",
                 ws="none",
                 log_config=None,
@@ -46,6 +56,28 @@ class HttpServer(uvicorn.Server):
                 timeout_keep_alive=cast("int", limits.keep_alive_timeout),
                 timeout_graceful_shutdown=last_bytes_seconds,
             )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets)
+        self._queue = AcceptQueue(sockets or (), self._connection)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and close what is open."""
+        if self._queue is not None:
+            self._queue.close()
+        await super().shutdown(sockets)
+
+    def _opened(self) -> None:
+        if self._queue is not None:
+            self._queue.accept()
+
+    def _connection(self) -> asyncio.Protocol:
+        make = cast("Any", self.config.http_protocol_class)
+        return cast(
+            "asyncio.Protocol",
+            make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state),
         )
 
     def leave(self) -> None:

@@ -5,12 +5,13 @@ connection, and the account of connections and tasks.
 
 The parser has no limit of its own on the size of headers, takes requests without a Host, and trailers for
 headers, and it stops at an offer of another protocol; uvicorn waits for ever for the end of a head and for
-clients that read nothing, takes any number of connections, and sends chunks to clients of HTTP/1.0. All that
-is mended here, and what is no HTTP gets the envelope, too.
+clients that read nothing, takes any number of connections, parses all that a client sends ahead at once, and
+sends chunks to clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the envelope, too.
 """
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from mamba_edge.close_delimited import CloseDelimitedResponses
-from mamba_edge.connection_room import ConnectionRoom
+from mamba_edge.connection_room import PROBES, ConnectionRoom
 from mamba_edge.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import (
     ApiError,
@@ -29,7 +30,9 @@ from mamba_edge.errors import (
     RequestTimeout,
     TooManyConnections,
 )
+from mamba_edge.pipelined_requests import HeldRequests, HoldingFlow, end_of_part
 from mamba_edge.request_target import targets
+from mamba_edge.request_turns import RequestTurns
 from mamba_edge.upgrade_offer import head_without_offer
 from mamba_planner.http_limits import HttpLimits
 
@@ -57,6 +60,11 @@ class LimitedProtocol(HttpToolsProtocol):
     _pending_bytes = 0
     _hosts = 0
     _in_body = False
+    _body_left: int | None = None
+    """Bytes of the body that have not come; None = not known before they have."""
+    _begin: Callable[[], None] | None = None
+    """Begins with the request that waits for its turn."""
+    _has_turn = False
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _idle_since: float | None = None
@@ -66,15 +74,28 @@ class LimitedProtocol(HttpToolsProtocol):
     _leave: Callable[[], None] | None = None
     """What to call when the client leaves."""
 
-    def __init__(self, *, limits: HttpLimits, room: ConnectionRoom, **more: Any) -> None:
+    def __init__(
+        self,
+        *,
+        limits: HttpLimits,
+        room: ConnectionRoom,
+        turns: RequestTurns,
+        opened: Callable[[], None] = lambda: None,
+        **more: Any,
+    ) -> None:
+        """`opened` is called when a client has connected."""
         super().__init__(**more)
-        self._limits, self._room = limits, room
+        self._opened = opened
+        self._limits, self._room, self._turns = limits, room, turns
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
         super().connection_made(transport)
+        self.flow = flow = HoldingFlow(transport)
+        self._held = HeldRequests(flow)
         self._watch()
         self._room.enter(self)
+        self._opened()
 
     def evict(self) -> None:
         """Close the connection, so that another one has room; a request that has begun to come is refused."""
@@ -97,6 +118,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._leave is not None:
             self._leave()
             self._leave = None
+        self._held.release()
+        self._begin = None
         self._unwatch()
         self._on_read()
 
@@ -142,25 +165,63 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came in."""
+        if self._held or self._behind:
+            self._held.hold(data)
+        else:
+            self._parse(data, 0)
+
+    def go_on(self) -> None:
+        """Begin with the request that waits for its turn, or with the next one of those that are held."""
+        if self.transport.is_closing():
+            return
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            begin()
+            return
+        data, start = self._held.release()
+        self.flow.resume_reading()
+        self._room.wait(self)
+        self._has_turn = True
+        self._parse(data, start)
+        self._has_turn = False
+
+    def _parse(self, data: bytes, start: int) -> None:
+        """Parse up to the end of the first request that has to be answered; hold the rest."""
         self._head_began, self._idle_since = False, None
-        rest: bytes | memoryview = data
+        first, size = start, len(data)
         try:
-            while rest:
+            while start < size:
+                end = self._end_of_part(data, start, first=start == first)
                 try:
-                    self.parser.feed_data(rest)
-                    break
+                    self.parser.feed_data(data if end - start == size else memoryview(data)[start:end])
+                    start = end
                 except httptools.HttpParserUpgrade as offer:
-                    rest = memoryview(rest)[offer.args[0] :]
+                    start += offer.args[0]
                     self._pass_over_offer()
+                if start < size and self._behind:
+                    self._held.hold(data, start)
+                    break
         except httptools.HttpParserError:
             self.logger.warning("Invalid HTTP request received.")
             self.send_400_response("")
         self._watch()
         if self._in_head and not self._head_began and self._refusal is None:
-            self._pending_bytes += len(data)
+            self._pending_bytes += size - first
             if self._pending_bytes > HEADER_BYTES:
                 self._refusal = _too_large()
                 self.send_400_response("")
+
+    @property
+    def _behind(self) -> bool:
+        """Whether what comes next is behind a request that has come whole and is not answered."""
+        if self._in_head or self._in_body:
+            return False
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _end_of_part(self, data: bytes, start: int, *, first: bool) -> int:
+        if self._in_body and self._body_left:
+            return min(len(data), start + self._body_left)
+        return end_of_part(data, start, continued=first and (self._in_head or self._in_body))
 
     def _pass_over_offer(self) -> None:
         """Begin the request again, at a parser that is not told of the protocol that the client offers."""
@@ -173,6 +234,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """The first byte of a request."""
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_head = self._head_began = True
+        self._body_left = None
         self._parsed_bytes = self._pending_bytes = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
@@ -192,6 +254,8 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._hosts += 1
             elif name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
+            elif name == b"content-length":
+                self._body_left = int(value)
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -225,20 +289,25 @@ class LimitedProtocol(HttpToolsProtocol):
             "raw_path": raw_path,
             "query_string": query,
         }
-        before = self.cycle
+        # What is sent behind a request that is not answered is held, and not parsed.
+        assert self.cycle is None or self.cycle.response_complete
         self.cycle = RequestResponseCycle(
             self.scope, self.transport, self.flow, self.logger, self.access_logger, self.access_log,
             self.server_state.default_headers, asyncio.Event(), self.expect_100_continue,
             version != "1.0" and parser.should_keep_alive(), self.on_response_complete,
         )  # fmt: skip
-        if before is None or before.response_complete:
-            self._start_asgi_task(self.cycle, self.app)
+        begin = functools.partial(self._start_asgi_task, self.cycle, self.app)
+        if self._has_turn or path in PROBES or self._turns.take():
+            self._has_turn = False
+            begin()
         else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
+            self._begin = begin
+            self._turns.wait(self)
 
     def on_body(self, body: bytes) -> None:
         """A part of a request's body."""
+        if self._body_left is not None:
+            self._body_left -= len(body)
         cycle = self.cycle
         if not cycle.response_complete:
             cycle.body += body
@@ -263,16 +332,16 @@ class LimitedProtocol(HttpToolsProtocol):
         Neither its headers and scope nor, through the timer of the idle connection, what the context of the
         request's task refers to.
         """
-        if self.pipeline or self.transport.is_closing():
-            _NO_CONTEXT.copy().run(super().on_response_complete)
-            if self.transport.is_closing():
-                self._limit_closing()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            self._limit_closing()
+        elif self._held:
+            self._turns.wait(self)
         else:
-            self.server_state.total_requests += 1
             self.flow.resume_reading()
             self._wait_for_request()
             self._room.wait(self)
-        if not self.pipeline and self.cycle.response_complete and not (self._in_head or self._in_body):
+        if self.cycle.response_complete and not (self._in_head or self._in_body):
             self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
 
     def _wait_for_request(self) -> None:

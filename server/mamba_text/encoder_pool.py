@@ -28,6 +28,10 @@ class EncoderPool:
         self._ordinary = ThreadPoolExecutor(2, thread_name_prefix="encode")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
 
+    def hand_over(self, work: Callable[[], None]) -> None:
+        """Do long work for which nobody waits, behind what is under way."""
+        self._long.submit(work)
+
     async def run(self, chars: int, work: Callable[[GivenUp], Result]) -> Result:
         """The result of `work` on so many characters. Cancelled, it takes its work back or tells it."""
         if chars < THREAD_FROM_CHARS:

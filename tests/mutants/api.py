@@ -174,4 +174,28 @@ MUTANTS = (
         new="structlog.dev.ConsoleRenderer(colors=colours)",
         tests=("tests/unit/telemetry/test_logs.py",),
     ),
+    Mutant(
+        name="connections go on with what clients sent ahead all at once",
+        keeps="A few connections continue in each iteration of the loop, so that probes do not wait for a crowd.",
+        where="request_turns:RequestTurns._take",
+        old="min(A_TURN, len(self._waiting))",
+        new="len(self._waiting)",
+        tests=("tests/unit/edge/test_requests_sent_ahead.py",),
+    ),
+    Mutant(
+        name="all requests of a crowd begin at once",
+        keeps="A few requests begin in each iteration of the loop.",
+        where="request_turns:RequestTurns.take",
+        old="self._waiting or self._begun >= A_TURN",
+        new="False",
+        tests=("tests/unit/edge/test_crowds.py",),
+    ),
+    Mutant(
+        name="a crowd's connections are accepted one by one",
+        keeps="Each iteration of the loop accepts many of the connections that wait.",
+        where="accept_queue:AcceptQueue.accept",
+        old="self._looked or self._closed",
+        new="True",
+        tests=("tests/unit/edge/test_crowds.py",),
+    ),
 )

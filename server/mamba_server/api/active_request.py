@@ -5,7 +5,7 @@ that went away) frees what the engine still holds for it. It knows no JSON.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -99,6 +99,9 @@ class ActiveRequest:
         self.counts = TokenCounts(prompt=sum(len(request.token_ids) for request in requests))
         self._most_tokens: dict[str, int] = {}
         """By request id: most output tokens of a finished sequence."""
+        self.scores: list[Logprobs] = []
+        """The lists of log-probabilities of prompts that were handed out or will be: whoever is done with one
+        empties it."""
         self._started_at = 0.0
         self._failed = False
 
@@ -150,11 +153,12 @@ class ActiveRequest:
         if sequence is None or sequence.finished:
             return None  # the engine runs one step behind a stop string
         if delta.prompt_logprobs is not None and not delta.token_ids and delta.finish_reason is None:
-            sequence.scores += delta.prompt_logprobs
+            self._add_scores(sequence, delta.prompt_logprobs)
             return None
         scores = delta.prompt_logprobs
         if sequence.scores:
-            scores, sequence.scores = [*sequence.scores, *(scores or ())], []
+            self._add_scores(sequence, scores or ())
+            scores, sequence.scores = sequence.scores, []
         first, sequence.updated = not sequence.updated, True
         finish = delta.finish_reason
         step = sequence.text.feed(
@@ -177,6 +181,11 @@ class ActiveRequest:
             first=first,
             prompt_logprobs=scores,
         )
+
+    def _add_scores(self, sequence: _Sequence, scores: Iterable[TokenLogprobs | None]) -> None:
+        if not sequence.scores:
+            self.scores.append(sequence.scores)
+        sequence.scores += scores
 
     def _count(self, delta: SequenceDelta, sequence: _Sequence, tokens: int) -> None:
         # The engine's clock, not ours: a client that reads slowly makes no token late.

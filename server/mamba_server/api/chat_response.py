@@ -31,7 +31,7 @@ from mamba_server.api.responses import (
     ToolCallDeltaBody,
     UsageBody,
 )
-from mamba_server.api.score_json import LongParts, let_go, prompt_scores
+from mamba_server.api.score_json import LongParts, let_go, prompt_scores, together
 from mamba_server.wire import TokenLogprobs
 from mamba_text import strict_json
 from mamba_text.tokenizer import Tokenizer
@@ -73,9 +73,12 @@ class ChatResponseBuilder:
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._begun = False
 
-    def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
-        """The events of one update; None when it shows nothing new. A choice's first one tells the role."""
-        events = b""
+    def chunk(
+        self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool
+    ) -> bytes | list[bytes] | None:
+        """The events of one update, in pieces where they are long; None when it shows nothing new. A choice's
+        first event tells the role."""
+        events: list[bytes] = []
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = update.prompt_logprobs
         known = self._choices[update.choice]
@@ -105,7 +108,7 @@ class ChatResponseBuilder:
             if self._request.return_token_ids:
                 choice.token_ids = update.token_ids
             events += self._event(choice, shown)
-        return events or None
+        return together(events)
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """The event after the last choice."""
@@ -170,14 +173,14 @@ class ChatResponseBuilder:
             return None
         return responses.chat_logprobs(self._tokenizer, entries or [])
 
-    def _event(self, choice: ChatChunkChoiceBody, usage: UsageBody | UnsetType | None) -> bytes:
+    def _event(self, choice: ChatChunkChoiceBody, usage: UsageBody | UnsetType | None) -> list[bytes]:
         body = ChatChunkBody(self._id, self._created, self._model, [choice], usage=usage)
         if not self._begun:
             self._begun = True
             parts = LongParts()
             body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
-            return b"".join(parts.in_place(responses.event(body)))
-        return responses.event(body)
+            return parts.in_place(responses.event(body))
+        return [responses.event(body)]
 
 
 def _message(reasoning: str, text: str, calls: list[ToolCall], customs: AbstractSet[str]) -> MessageBody:

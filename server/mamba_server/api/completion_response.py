@@ -9,7 +9,7 @@ from mamba_api.openai import CompletionRequest
 from mamba_server.api import responses
 from mamba_server.api.active_request import ChoiceUpdate
 from mamba_server.api.responses import CompletionBody, CompletionChoiceBody, UsageBody
-from mamba_server.api.score_json import LongParts, completion_scores, let_go, prompt_scores
+from mamba_server.api.score_json import LongParts, completion_scores, let_go, prompt_scores, together
 from mamba_server.wire import FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
@@ -52,8 +52,10 @@ class CompletionResponseBuilder:
         """The JSON of choices that are over, in pieces."""
         self._choices = [_CompletionChoice() for _ in range(self._n * len(prompts))]
 
-    def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
-        """The event of one update; None when it shows nothing new."""
+    def chunk(
+        self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool
+    ) -> bytes | list[bytes] | None:
+        """The event of one update, in pieces where it is long; None when it shows nothing new."""
         self._add(update)
         choice = self._choices[update.choice]
         parts = LongParts()
@@ -69,7 +71,7 @@ class CompletionResponseBuilder:
         about_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
         if not (body.text or body.finish_reason or about_tokens or about_prompt):
             return None
-        return b"".join(parts.in_place(responses.event(self._body([body], usage if with_usage else UNSET))))
+        return together(parts.in_place(responses.event(self._body([body], usage if with_usage else UNSET))))
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """The event after the last choice."""

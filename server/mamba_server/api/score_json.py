@@ -79,6 +79,13 @@ def prompt_scores(tokenizer: Tokenizer, entries: Entries, parts: LongParts) -> P
     return parts.mark([*pieces[:-1], b"]"])
 
 
+def together(pieces: list[bytes]) -> bytes | list[bytes] | None:
+    """The same bytes in one piece, in several where they are many, None where there are none."""
+    if len(pieces) > 1:
+        pieces = list(_joined(pieces))
+    return pieces if len(pieces) > 1 else pieces[0] if pieces else None
+
+
 def let_go(entries: Entries) -> None:
     """Empty a list piece by piece: to free millions of numbers at once takes a tenth of a second."""
     while entries:
