@@ -22,14 +22,14 @@ from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore, StepResult
-from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.garbage import never_search_old_objects, search_new_objects
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.scheduler import Scheduler
-from mamba_server.engine.start_budget import StartBudget
-from mamba_server.engine.step_arrays import build
+from mamba_server.engine.execution.step_arrays import build
+from mamba_server.engine.process_memory.garbage import never_search_old_objects, search_new_objects
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.stepping.core import EngineCore, StepResult
+from mamba_server.engine.stepping.forward_stream import InlineStream
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.step_plans import StepPlans
 from mamba_server.model.trial_batch import TrialPiece, trial_batch

@@ -337,7 +337,7 @@ def reconcile(recorder: Recorder, **spec: Any) -> str:
 def of_a_setting() -> list[str]:
     """Take `stateCache.strategy` through a reconcile, and from the document of a pod to an engine."""
     from mamba_cli.settings_options import read_document
-    from mamba_planner.engine_settings import EngineSettings
+    from mamba_settings.engine_settings import EngineSettings
 
     recorder = Recorder()
     document = reconcile(recorder, stateCache={"strategy": "ExtraBuffer"})

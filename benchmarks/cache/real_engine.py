@@ -18,9 +18,9 @@ from benchmarks.cache.record import write
 from benchmarks.checkpoint import random_350m
 from benchmarks.serve import CACHE
 
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import Engine, boot
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
+from mamba_settings.engine_settings import EngineSettings
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 

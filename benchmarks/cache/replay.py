@@ -19,11 +19,11 @@ from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore, StepResult
-from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.stepping.core import EngineCore, StepResult
+from mamba_server.engine.stepping.forward_stream import InlineStream
 from mamba_server.wire import AddRequest, SamplingParams
 
 

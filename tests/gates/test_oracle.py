@@ -14,7 +14,7 @@ from engines import Answer, greedy, run
 from gate_cases import CASES, Case
 from mamba_planner.families.registry import load_model_config
 from mamba_server.engine.boot import Engine
-from mamba_server.engine.sequence import Phase
+from mamba_server.engine.sequences.sequence import Phase
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.wire import AddRequest

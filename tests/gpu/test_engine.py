@@ -13,7 +13,7 @@ from benchmarks.gpu.models import NANO
 
 from kernel_variants import late, variants
 from mamba_server.engine.boot import Engine
-from mamba_server.engine.step_graphs import GraphMemoryShort
+from mamba_server.engine.execution.step_graphs import GraphMemoryShort
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 from recorded_work import RecordedGraphs
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engines import Answer, greedy, make_engine, run
-from mamba_server.engine.admission import Admission
+from mamba_server.engine.scheduling.admission import Admission
 from mamba_server.wire import AddRequest
 from testmodels.checkpoints import (
     random_bamba,

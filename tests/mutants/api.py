@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         name="work goes on for a client that left",
         keeps="The handler is cancelled when its client disconnects.",
-        where="mamba_edge.asgi_responses:while_connected",
+        where="mamba_edge.exchange.asgi_responses:while_connected",
         old="for job in (task, watch):\n    job.cancel()",
         new="watch.cancel()",
         tests=("tests/unit/edge/test_asgi_responses.py",),
@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         name="a request head may arrive byte by byte for ever",
         keeps="The time limit for a head does not start again with each byte.",
-        where="mamba_edge.limited_protocol:LimitedProtocol._limit",
+        where="mamba_edge.connection.limited_protocol:LimitedProtocol._limit",
         old="if self._timer is None and (not self.transport.is_closing()):\n"
         "    self._timer = self.loop.call_later(seconds, self._on_time_out)",
         new="self._unwatch()\n"
@@ -161,7 +161,7 @@ MUTANTS = (
     Mutant(
         name="a forked process gives out the request ids of its parent",
         keeps="Request ids are unique over processes.",
-        where="mamba_edge.request_middleware:",
+        where="mamba_edge.exchange.request_middleware:",
         old="os.register_at_fork(after_in_child=_new_ids.clear)",
         new="pass",
         tests=("tests/unit/edge/test_request_middleware.py",),
@@ -176,7 +176,7 @@ MUTANTS = (
     ),
     Mutant(
         name="connections go on with what clients sent ahead all at once",
-        keeps="A few connections continue in each iteration of the loop, so that probes do not wait for a crowd.",
+        keeps="A few connections continue in each iteration of the loop, so that a crowd delays no probe.",
         where="request_turns:RequestTurns._take",
         old="min(A_TURN, len(self._waiting))",
         new="len(self._waiting)",

@@ -41,7 +41,7 @@ MUTANTS = (
     Mutant(
         name="a volume with downloaded weights is deleted when the spec changes",
         keeps="Claims with models are never deleted by a reconcile.",
-        where="mamba_operator.child_comparison:unneeded_children",
+        where="mamba_operator.children.child_comparison:unneeded_children",
         old="one.kind != CLAIM.kind",
         new="True",
         tests=("tests/unit/operator/test_plan.py",),
@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         name="an edit of a child by hand stays",
         keeps="Drift of children is reverted and reported.",
-        where="mamba_operator.child_comparison:_compare",
+        where="mamba_operator.children.child_comparison:_compare",
         old="Apply(manifest, Change.DRIFTED, _1)",
         new="None",
         tests=("tests/unit/operator/test_plan.py",),
@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         name="a plan assumes the largest GPU of the cluster",
         keeps="The plan fits every node on which the pods may run.",
-        where="mamba_operator.gpu_memory:smallest_gpu",
+        where="mamba_operator.memory.gpu_memory:smallest_gpu",
         old="min((size for size in sizes if size is not None), default=None)",
         new="max((size for size in sizes if size is not None), default=None)",
         tests=("tests/unit/operator/test_gpu_memory.py",),
@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         name="a node that joins changes the plan of running engines",
         keeps="The plan of a revision is pinned.",
-        where="mamba_operator.plan_pin:pin_for",
+        where="mamba_operator.memory.plan_pin:pin_for",
         old="next(filter(None, found), PlanPin(revision, now))",
         new="PlanPin(revision, now)",
         tests=("tests/unit/operator/test_plan_pin.py",),
@@ -124,7 +124,7 @@ MUTANTS = (
     Mutant(
         name="an upgrade of the operator replaces the engines of all objects at once",
         keeps="Roll-outs that nobody asked for take turns.",
-        where="mamba_operator.engine_rollout:engine_rollout",
+        where="mamba_operator.children.engine_rollout:engine_rollout",
         old="begins and (not snapshot.may_begin)",
         new="False",
         tests=("tests/unit/operator/test_rollout_turns.py",),
@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         name="two download jobs write one volume",
         keeps="A loader starts when no other loader's pod runs.",
-        where="mamba_operator.model_load:model_load",
+        where="mamba_operator.model.model_load:model_load",
         old="_still_running(snapshot.pods)",
         new="None",
         tests=("tests/unit/operator/test_model_load.py",),

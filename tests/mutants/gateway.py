@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         name="probes are refused when all connections are in use",
         keeps="Probes are answered while the server is full, so that it is not restarted for being busy.",
-        where="mamba_edge.connection_room:ConnectionRoom.admit",
+        where="mamba_edge.connection.connection_room:ConnectionRoom.admit",
         old="path in PROBES",
         new="not path",
         tests=("tests/unit/edge/test_connections.py",),

@@ -25,7 +25,7 @@ SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 <<
 B200; RTX PRO 6000."""
 PLAIN = (80, 90, 120)
 """Capabilities that launches without products are compiled for."""
-FOLDERS = [str(Path(__file__).parents[2] / each) for each in ("operator", "server", "kernels")]
+FOLDERS = [str(Path(__file__).parents[2] / each) for each in ("libs", "operator", "server", "cli", "kernels")]
 FOLDERS += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "models")]
 USUAL = "usual"
 """The word on the command line that leaves all launches out but those of the usual run."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import RadixStateCache
-from mamba_server.engine.core import StepResult
-from mamba_server.engine.schedule import PrefillPiece, Schedule
+from mamba_server.engine.sequences.schedule import PrefillPiece, Schedule
+from mamba_server.engine.stepping.core import StepResult
 
 WINDOW = 3
 VOCABULARY = 97

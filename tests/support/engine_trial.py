@@ -24,10 +24,10 @@ from mamba_server.cache.eviction import POLICIES, Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore
-from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.stepping.forward_stream import InlineStream
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
 from prefix_of import prefix_of
 from scripted_grammar import ScriptedGrammar

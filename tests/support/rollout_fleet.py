@@ -12,13 +12,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mamba_api import names
+from mamba_operator.conditions.status import summarize
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
+from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.plan import make_plan
 from mamba_operator.render.revision import label_of
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.rollout.engine_history import EngineHistory
-from mamba_operator.snapshot import Snapshot
-from mamba_operator.status import summarize
 from operator_objects import NOW, TOKEN, UID, fitting_owner
 
 STEP = 10.0

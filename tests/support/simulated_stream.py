@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mamba_server.engine.forward_stream import Result, Ticket
+from mamba_server.engine.stepping.forward_stream import Result, Ticket
 
 
 class SimulatedStream:

@@ -15,8 +15,8 @@ from benchmarks.gpu.model_directory import write_config
 from benchmarks.gpu.models import NANO, SMALLER
 from benchmarks.gpu.random_weights import RandomWeights
 
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import BootOverrides, Engine, boot
+from mamba_settings.engine_settings import EngineSettings
 
 __all__ = ["cases", "facts"]
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")

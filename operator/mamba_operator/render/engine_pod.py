@@ -21,7 +21,7 @@ from mamba_operator.render.pod import (
     tracing,
 )
 from mamba_operator.render.strategic_merge import merge
-from mamba_planner.spec_settings import engine_settings
+from mamba_settings.spec_settings import engine_settings
 
 SETTINGS_FILE = "engine.json"
 SETTINGS_MOUNT = "/etc/mambaserve"

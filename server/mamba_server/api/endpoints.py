@@ -14,24 +14,24 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from mamba_edge.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
-from mamba_edge.body_budget import BodyShare
 from mamba_edge.client_name import client_of
-from mamba_edge.direct_exchange import DIRECT
+from mamba_edge.connection.direct_exchange import DIRECT
 from mamba_edge.errors import ApiError, InvalidRequest, NotReady
-from mamba_edge.request_body import RawHeaders, find_header
-from mamba_server.api import responses
-from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
-from mamba_server.api.answer_reader import AnswerFormat
-from mamba_server.api.chat_response import ChatResponseBuilder
-from mamba_server.api.completion_response import CompletionResponseBuilder
-from mamba_server.api.followed_schema import LEFT_OUT_HEADER
-from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.output_grammar import GrammarCheck, OutputForm, output_grammar
-from mamba_server.api.prompts import PromptBuilder
-from mamba_server.api.responses import UsageBody
-from mamba_server.api.sampling import output_tokens, prompt_alternatives, sampling_params
-from mamba_server.api.score_json import let_go
+from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
+from mamba_edge.exchange.body_budget import BodyShare
+from mamba_edge.exchange.request_body import RawHeaders, find_header
+from mamba_server.api.answers import responses
+from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
+from mamba_server.api.answers.answer_reader import AnswerFormat
+from mamba_server.api.answers.chat_response import ChatResponseBuilder
+from mamba_server.api.answers.completion_response import CompletionResponseBuilder
+from mamba_server.api.answers.responses import UsageBody
+from mamba_server.api.answers.score_json import let_go
+from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
+from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
+from mamba_server.api.requests.model_limits import ModelLimits
+from mamba_server.api.requests.prompts import PromptBuilder
+from mamba_server.api.requests.sampling import output_tokens, prompt_alternatives, sampling_params
 from mamba_server.api.serving import Places, Serving
 from mamba_server.wire import AddRequest, TokenIds, TokenLogprobs
 from mamba_telemetry import conventions as names

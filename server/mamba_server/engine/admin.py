@@ -5,7 +5,7 @@ from typing import Any
 
 from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import POLICIES
-from mamba_server.engine.core import EngineCore
+from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.wire import AdminCall, AdminReply
 
 

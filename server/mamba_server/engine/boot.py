@@ -17,7 +17,6 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_plan import plan_engine
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.families.support import why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
@@ -33,28 +32,29 @@ from mamba_server.cache import (
     PersistentBatch,
     build_state_cache,
 )
-from mamba_server.engine.core import EngineCore
 from mamba_server.engine.device_counters import Counters, device_counters
 from mamba_server.engine.device_gauges import Gauges, device_gauges
 from mamba_server.engine.errors import DeviceLost, NoDevice
+from mamba_server.engine.execution.runner import ModelRunner
+from mamba_server.engine.execution.step_graphs import StepGraphs
+from mamba_server.engine.execution.workspace_trial import Measure, cuda_peak, measured_workspace
 from mamba_server.engine.fingerprint import fingerprint_of
-from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.runner import ModelRunner
-from mamba_server.engine.scheduler import Scheduler
-from mamba_server.engine.start_budget import StartBudget
-from mamba_server.engine.step_graphs import StepGraphs
-from mamba_server.engine.step_pace import STEP_TIME, StepPace
-from mamba_server.engine.workspace_trial import Measure, cuda_peak, measured_workspace
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
+from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
+from mamba_server.model.checkpoint.errors import UnsupportedModel
+from mamba_server.model.checkpoint.source import resolve
+from mamba_server.model.checkpoint.tensor_source import TensorSource
+from mamba_server.model.checkpoint.weight_files import weights_size
+from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.device_arena import DTYPES, DeviceArena
-from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
-from mamba_server.model.source import resolve
-from mamba_server.model.tensor_source import TensorSource
-from mamba_server.model.weight_files import weights_size
-from mamba_server.model.weights import Weights
+from mamba_settings.engine_settings import EngineSettings
 
 Report = Callable[[str, int, int], None]
 
@@ -208,7 +208,7 @@ def use_threads(engine: Engine, count: int | None) -> None:
 def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
     """The forward stream for `device`."""
     if device.type == "cuda":
-        from mamba_server.engine.cuda_stream import CudaStream
+        from mamba_server.engine.execution.cuda_stream import CudaStream
 
         return CudaStream(device)
     return ThreadStream() if overlap else InlineStream()
@@ -221,8 +221,8 @@ def _graphs(
         return None
     if overrides.graphs is not None:
         return overrides.graphs
-    from mamba_server.engine.cuda_graphs import CudaGraphs
-    from mamba_server.engine.cuda_stream import CudaStream
+    from mamba_server.engine.execution.cuda_graphs import CudaGraphs
+    from mamba_server.engine.execution.cuda_stream import CudaStream
 
     # Of the budget, what is left to steps that are no graphs.
     planned = plan.budget_bytes - plan.weights_bytes - plan.arena_bytes

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mamba_server.cache import Capacity, LedgerAccount
-from mamba_server.engine.core import EngineCore
+from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.wire import EngineStats
 
 _NOTHING: Mapping[str, float] = {}

@@ -9,7 +9,7 @@ from engines import make_engine, run
 from gate_cases import LARGE
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.engine.boot import BootOverrides
-from mamba_server.engine.workspace_trial import worst_steps
+from mamba_server.engine.execution.workspace_trial import worst_steps
 from mamba_server.wire import AddRequest, SamplingParams
 from peak_memory import peak_bytes
 

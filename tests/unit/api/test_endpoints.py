@@ -13,7 +13,7 @@ from mamba_api.bounded_text import LONGEST_WORD
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import MOST_MESSAGE
 from mamba_server import wire
-from mamba_server.api.grammar_checker import GrammarChecker
+from mamba_server.api.forms.grammar_checker import GrammarChecker
 from scripted_engine import READY, TOKENIZER, Api, ids_of
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -13,9 +13,9 @@ from llguidance import LLMatcher
 from byte_tokenizer import byte_tokenizer, write_tokenizer
 from mamba_api.openai import CompletionRequest
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.errors import TooManyForms
-from mamba_server.api.grammar_checker import MOST_WAITING, GrammarChecker, GrammarTokens
-from mamba_server.api.output_grammar import output_grammar
+from mamba_server.api.forms.grammar_checker import MOST_WAITING, GrammarChecker, GrammarTokens
+from mamba_server.api.forms.output_grammar import output_grammar
+from mamba_server.api.requests.errors import TooManyForms
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.prompt import TextProcessor
 from mamba_text.tokenizer import Tokenizer

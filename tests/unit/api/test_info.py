@@ -9,8 +9,8 @@ from asgi import ask
 from eventually import until
 from mamba_edge.api_keys import KeyFile
 from mamba_server import wire
-from mamba_server.api.engine_state import EngineState
-from mamba_server.api.errors import AdminTimeout, EngineLost
+from mamba_server.api.engine_link.engine_state import EngineState
+from mamba_server.api.requests.errors import AdminTimeout, EngineLost
 from mamba_text.text_archive import load_text_side
 from scripted_engine import READY, TOKENIZER, Api, Engine
 

@@ -15,12 +15,12 @@ from benchmarks.fleet.experiment import SCALERS, Experiment, ScalerName
 from benchmarks.fleet.fit import fitted
 from benchmarks.fleet.routers import GATEWAYS, ROUTERS, RouterName
 from benchmarks.fleet.score import score
+from mamba_cli.fleet.sizing.sizing.fixed_size import FixedSize
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
-from mamba_cli.fleet.fixed_size import FixedSize
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.request import Request

@@ -12,8 +12,9 @@ from typer.main import get_command
 from mamba_api.v1alpha1 import StateCache
 from mamba_cli import settings_options
 from mamba_cli.commands import serve
-from mamba_planner import constraints, spec_settings
-from mamba_planner.engine_settings import EngineSettings
+from mamba_planner import constraints
+from mamba_settings import spec_settings
+from mamba_settings.engine_settings import EngineSettings
 
 ROOT = Path(__file__).parents[3]
 RECIPE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Adding a cache option")[2].partition("\n## ")[0]

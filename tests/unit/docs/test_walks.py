@@ -43,18 +43,18 @@ def test_a_page_that_lacks_a_file_is_noticed_and_mended(
     page = tmp_path / "walk-of-a-reconcile.md"
     page.write_text(f"# Title\n\n{walks.BEGIN}\n{walks.END}\nThe end.\n")
     monkeypatch.setattr(walks, "PAGES", tmp_path)
-    monkeypatch.setattr(walks, "recorded", lambda _: ["operator/mamba_api/quantity.py"])
+    monkeypatch.setattr(walks, "recorded", lambda _: ["libs/mamba_api/quantity.py"])
 
     monkeypatch.setattr(sys, "argv", ["walks.py", "--check", page.name])
     assert walks.main() == 1
     monkeypatch.setattr(sys, "argv", ["walks.py", page.name])
     assert walks.main() == 0
-    assert "\n1. `operator/mamba_api/quantity.py`: " in page.read_text()
+    assert "\n1. `libs/mamba_api/quantity.py`: " in page.read_text()
     assert page.read_text().startswith("# Title\n")
     assert page.read_text().endswith("\nThe end.\n")
 
 
-QUANTITY, MARKERS = "operator/mamba_api/quantity.py", "server/mamba_text/markers.py"
+QUANTITY, MARKERS = "libs/mamba_api/quantity.py", "libs/mamba_text/markers.py"
 
 
 def use(path: str) -> None:

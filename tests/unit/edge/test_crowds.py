@@ -9,7 +9,7 @@ from typing import Any
 import uvloop
 
 from eventually import until
-from mamba_edge.http_server import HttpServer
+from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen
 
 CROWD = 200

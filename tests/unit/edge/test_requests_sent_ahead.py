@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eventually import until
-from mamba_edge.http_server import HttpServer
+from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen
 
 CLIENTS = 100

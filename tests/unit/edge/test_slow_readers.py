@@ -4,11 +4,11 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
-from mamba_edge.connection_room import ConnectionRoom
-from mamba_edge.http_server import HttpServer
-from mamba_edge.limited_protocol import LimitedProtocol
-from mamba_edge.request_turns import RequestTurns
-from mamba_planner.http_limits import HttpLimits
+from mamba_edge.connection.connection_room import ConnectionRoom
+from mamba_edge.connection.http_server import HttpServer
+from mamba_edge.connection.limited_protocol import LimitedProtocol
+from mamba_edge.connection.request_turns import RequestTurns
+from mamba_settings.http_limits import HttpLimits
 from virtual_time import in_virtual_time
 
 SECONDS = 10.0

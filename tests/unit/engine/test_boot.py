@@ -14,10 +14,8 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_kernels.cpu import library as libraries
 from mamba_kernels.kernel_choice import VARIABLE
 from mamba_planner import Device, plan_engine
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory import MOST_RUNNING, RUNTIME_BYTES
-from mamba_planner.spec_settings import engine_settings
 from mamba_planner.strategy import reservation
 from mamba_server.engine import boot as booting
 from mamba_server.engine.boot import (
@@ -30,8 +28,10 @@ from mamba_server.engine.boot import (
     ready_plan,
 )
 from mamba_server.engine.errors import NoDevice
-from mamba_server.engine.forward_stream import InlineStream, ThreadStream
-from mamba_server.model.errors import UnsupportedModel
+from mamba_server.engine.stepping.forward_stream import InlineStream, ThreadStream
+from mamba_server.model.checkpoint.errors import UnsupportedModel
+from mamba_settings.engine_settings import EngineSettings
+from mamba_settings.spec_settings import engine_settings
 from simulated_stream import SimulatedStream
 
 assert mamba_server.__file__ is not None

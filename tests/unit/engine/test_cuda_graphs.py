@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mamba_server.engine.cuda_graphs import CudaGraphs
-from mamba_server.engine.step_graphs import GraphMemoryShort
+from mamba_server.engine.execution.cuda_graphs import CudaGraphs
+from mamba_server.engine.execution.step_graphs import GraphMemoryShort
 
 MIB = 1 << 20
 

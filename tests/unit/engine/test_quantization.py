@@ -10,10 +10,10 @@ import mamba_server
 from mamba_kernels.cpu.library import library
 from mamba_kernels.cpu.quantized_weight import PANEL, QuantizedWeight
 from mamba_kernels.dispatch.backend import TORCH
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import Engine, boot
-from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.layers import hybrid
+from mamba_settings.engine_settings import EngineSettings
 from testmodels.checkpoints import random_granite, random_qwen3_next
 
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"

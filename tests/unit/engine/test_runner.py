@@ -22,14 +22,14 @@ from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine import token_scores
-from mamba_server.engine.core import EngineCore
-from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.runner import ModelRunner
-from mamba_server.engine.sampler import Sampler
-from mamba_server.engine.sampling_batch import SamplingBatch
-from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.execution import token_scores
+from mamba_server.engine.execution.runner import ModelRunner
+from mamba_server.engine.execution.sampler import Sampler
+from mamba_server.engine.execution.sampling_batch import SamplingBatch
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.answer_lengths import WINDOW
-from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.engine.scheduling.answer_lengths import WINDOW
+from mamba_server.engine.sequences.sequence import Phase, Sequence
 from operations import operations
 
 

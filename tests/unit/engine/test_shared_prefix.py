@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from cache_bench import CacheBench
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
 from mamba_server.cache.arena import AllocationSite
-from mamba_server.engine.admission import MAX_DEFERRED
-from mamba_server.engine.sequence import Phase, Sequence
-from mamba_server.engine.shared_prefix import common_depth, deepest
+from mamba_server.engine.scheduling.admission import MAX_DEFERRED
+from mamba_server.engine.scheduling.shared_prefix import common_depth, deepest
+from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.wire import AbortRequest, AddRequest, SamplingParams
 
 STEM = list(range(1, 101))

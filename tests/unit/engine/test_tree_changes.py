@@ -13,7 +13,7 @@ from mamba_prefix.page_chain import PageChain
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.tree_changes import TreeChanges
+from mamba_server.engine.stepping.tree_changes import TreeChanges
 
 
 def make() -> tuple[RadixTree, TreeChanges]:

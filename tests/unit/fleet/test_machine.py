@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from mamba_cli.fleet.sizing.sizing.fixed_size import FixedSize
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
-from mamba_cli.fleet.fixed_size import FixedSize
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.machine import Machine
 from mamba_cli.fleet.request import Request

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_gateway.settings import GatewaySettings
-from mamba_planner.engine_settings import EngineSettings
+from mamba_settings.engine_settings import EngineSettings
 
 
 def test_urls_are_normalised_and_doubles_dropped() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mamba_api import names
+from mamba_operator.conditions.status import summarize
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.manifest import Manifest, Ref, ref
-from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.status import summarize
 from operator_objects import NOW, applied, fitting_owner, planned, running, snapshot
 
 GPU = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match node selector."

@@ -7,7 +7,7 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.index_trouble import LONGEST_REPORT, REPORT_SECONDS, index_trouble
+from mamba_operator.decision.index_trouble import LONGEST_REPORT, REPORT_SECONDS, index_trouble
 from mamba_operator.objects.manifest import Manifest
 from operator_objects import NOW, applied, fitting_owner, planned
 

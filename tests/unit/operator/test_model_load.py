@@ -8,15 +8,15 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import Status
-from mamba_operator.copies_in_use import is_cache_shared
-from mamba_operator.model_load import REPORT_LAG, RETRY
+from mamba_operator.conditions.status import summarize
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
+from mamba_operator.memory.plan_verdict import PlanDoesNotFit, PlanFits, PlanUnknown
+from mamba_operator.model.copies_in_use import is_cache_shared
+from mamba_operator.model.model_load import REPORT_LAG, RETRY
 from mamba_operator.objects.indices import Indices, index_id, indexed
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
 from mamba_operator.plan import make_plan
-from mamba_operator.plan_verdict import PlanDoesNotFit, PlanFits, PlanUnknown
-from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.status import summarize
 from mamba_planner.model_report import ModelReport
 from model_loads import COMMIT, REPORT, cached, grown, job_of, loaded, loader_pod, loading, with_status
 from operator_objects import NOW, TOKEN, applied, nano_config, owner, planned, running, snapshot, without

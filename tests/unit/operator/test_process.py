@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from fake_cluster import FakeCluster
-from mamba_operator.admin_key import AdminKey
+from mamba_operator.children.admin_key import AdminKey
 from mamba_operator.main import CRD_PERIOD, WATCHES_FIRST, Operator
 from mamba_operator.objects.errors import ClusterError, Forbidden, Unreachable
 from mamba_operator.objects.indices import Indices, index_id

@@ -4,12 +4,12 @@ from typing import Any
 
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile
-from mamba_operator.changes import Change
+from mamba_operator.children.changes import Change
+from mamba_operator.conditions.status import summarize
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
+from mamba_operator.memory.plan_verdict import PlanFits, SpecInvalid
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.plan import make_plan
-from mamba_operator.plan_verdict import PlanFits, SpecInvalid
-from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.status import summarize
 from mamba_planner.shipped_profiles import SHIPPED
 from operator_objects import NOW, TOKEN, nano_config, owner, snapshot
 

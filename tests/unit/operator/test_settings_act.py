@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.process.settings import OperatorSettings
-from mamba_planner.engine_settings import EngineSettings
+from mamba_settings.engine_settings import EngineSettings
 
 CODE: dict[type[BaseModel], tuple[str, ...]] = {
     OperatorSettings: ("mamba_operator",),

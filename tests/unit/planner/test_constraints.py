@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment, StateCache
 from mamba_planner import BudgetError, Constraints, UnusableInput, Workload
-from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.spec_settings import engine_settings
+from mamba_settings.engine_settings import EngineSettings
+from mamba_settings.spec_settings import engine_settings
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from mamba_planner import Constraints, Device, InsufficientMemory, MemoryBudget, UnusableInput
-from mamba_planner.byte_size import binary_size
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import captured_bytes
 from mamba_server.host_memory import available_bytes
+from mamba_settings.byte_size import binary_size
+from mamba_settings.engine_settings import EngineSettings
 
 GIB = 1 << 30
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from mamba_planner import Device, InsufficientMemory, MemoryPlan, plan_engine
-from mamba_planner.byte_size import binary_size
 from mamba_planner.candidates import evaluate
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import FittingSize
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.gpu_sizes import MIB, SIZES
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.other_size import OtherSize
+from mamba_settings.byte_size import binary_size
+from mamba_settings.engine_settings import EngineSettings
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 

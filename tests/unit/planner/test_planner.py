@@ -19,10 +19,10 @@ from mamba_planner import (
     plan,
     plan_engine,
 )
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
+from mamba_settings.engine_settings import EngineSettings
 
 GIB = 1 << 30
 CARD = Device("cuda", 80 * GIB)

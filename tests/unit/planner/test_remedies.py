@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mamba_planner import Device, InsufficientMemory, plan_engine
-from mamba_planner.byte_size import read_size
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
+from mamba_settings.byte_size import read_size
+from mamba_settings.engine_settings import EngineSettings
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
@@ -21,7 +21,7 @@ def model(path: str) -> ModelConfig:
     return model_config_from_hf(json.loads((ROOT / path).read_text()))
 
 
-NANO = model("operator/mamba_planner/published/nemotron-nano-9b-v2.json")
+NANO = model("libs/mamba_planner/published/nemotron-nano-9b-v2.json")
 TINY = model("server/mamba_server/builtin/tiny-recall/config.json")
 GPU, CPU = Device("cuda", 22 * GIB), Device("cpu", 16 * GIB, told=False)
 LONG = {"max_model_len": 131_072}

@@ -14,8 +14,8 @@ from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.dispatch.signatures import PagedAttention
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
+from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.layers.loader import Loader, Rows, one_matrix
-from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.step_plans import StepPlans
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from mamba_kernels import invariant
 from mamba_kernels.activate import Function, activate
 from mamba_kernels.dispatch.signatures import Activate
 from mamba_planner.model_config import MlpConfig
-from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.checkpoint.errors import UnsupportedModel
+from mamba_server.model.checkpoint.tensor_names import TensorNames
 from mamba_server.model.layers.loader import Loader, Rows
-from mamba_server.model.tensor_names import TensorNames
 
 Activation = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(x, factor) -> function(x) * factor, all [T, f]. x may be overwritten; None multiplies nothing."""
