@@ -23,7 +23,6 @@ from benchmarks.fleet.calibration import WIDE, Calibration, FleetFit
 from benchmarks.http_cpu_processes import end_children_on_sigterm
 from benchmarks.other_load import PERIOD, OtherLoad, cpu_seconds, tree
 from benchmarks.routing_processes import Fleet, fleet
-from mamba_cli.fleet.sizing.sizing.fixed_size import FixedSize
 
 from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.prompts import LoadPrompt
@@ -33,6 +32,7 @@ from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.prompt_blocks import BLOCK as TRACE_BLOCK
 from mamba_cli.fleet.simulation import Simulation
+from mamba_cli.fleet.size_search.fixed_size import FixedSize
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 

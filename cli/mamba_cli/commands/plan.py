@@ -11,7 +11,7 @@ from mamba_cli.plain_help import CommandWithPanels
 from mamba_cli.profiles_option import ProfilesOption
 
 if TYPE_CHECKING:
-    from mamba_cli.fleet.sizing.sizing.sizing_view import SizingReport
+    from mamba_cli.fleet.size_search.sizing_view import SizingReport
     from mamba_cli.local.planning import PlanFlags
 
 CLASS = CommandWithPanels
@@ -227,6 +227,6 @@ def command(
 
 
 def _fleet(source: str, flags: "PlanFlags", asked: "dict[str, Any]") -> "SizingReport":
-    from mamba_cli.fleet.sizing.sizing.trace_plan import TraceFlags, plan_trace
+    from mamba_cli.fleet.size_search.trace_plan import TraceFlags, plan_trace
 
     return plan_trace(source, flags, TraceFlags(**asked))

@@ -15,7 +15,6 @@ from benchmarks.fleet.experiment import SCALERS, Experiment, ScalerName
 from benchmarks.fleet.fit import fitted
 from benchmarks.fleet.routers import GATEWAYS, ROUTERS, RouterName
 from benchmarks.fleet.score import score
-from mamba_cli.fleet.sizing.sizing.fixed_size import FixedSize
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
@@ -25,6 +24,7 @@ from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.request import Request
 from mamba_cli.fleet.simulation import Simulation
+from mamba_cli.fleet.size_search.fixed_size import FixedSize
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 

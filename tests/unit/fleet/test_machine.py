@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from mamba_cli.fleet.sizing.sizing.fixed_size import FixedSize
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
@@ -15,6 +14,7 @@ from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.machine import Machine
 from mamba_cli.fleet.request import Request
 from mamba_cli.fleet.simulation import Simulation
+from mamba_cli.fleet.size_search.fixed_size import FixedSize
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 

@@ -7,10 +7,16 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.cache.block_trace import generated as blocks
-from mamba_cli.fleet.sizing.sizing.chart import chart
-from mamba_cli.fleet.sizing.sizing.gpu import KINDS, Gpu, chosen
-from mamba_cli.fleet.sizing.sizing.roofline import profile_of
-from mamba_cli.fleet.sizing.sizing.sizing import (
+
+from mamba_cli.bench.traces import Arrival
+from mamba_cli.errors import InvalidInput
+from mamba_cli.fleet.engine import cache_of
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.prompt_blocks import BLOCK
+from mamba_cli.fleet.size_search.chart import chart
+from mamba_cli.fleet.size_search.gpu import KINDS, Gpu, chosen
+from mamba_cli.fleet.size_search.roofline import profile_of
+from mamba_cli.fleet.size_search.sizing import (
     FleetCandidate,
     FleetResult,
     SizingRequest,
@@ -20,12 +26,6 @@ from mamba_cli.fleet.sizing.sizing.sizing import (
     size,
     smallest,
 )
-
-from mamba_cli.bench.traces import Arrival
-from mamba_cli.errors import InvalidInput
-from mamba_cli.fleet.engine import cache_of
-from mamba_cli.fleet.engine_profile import EngineProfile
-from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload, busiest
 from mamba_planner import Constraints, Device, plan

@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 import pytest
-from mamba_cli.fleet.sizing.sizing.gpu import KINDS
 
+from mamba_cli.fleet.size_search.gpu import KINDS
 from mamba_planner.gpu_sizes import MIB, ONE_SIZE, SIZES, one_size_down, one_size_up
 
 

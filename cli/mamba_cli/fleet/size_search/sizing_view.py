@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mamba_cli.fleet.sizing.sizing.roofline import ASSUMED
-from mamba_cli.fleet.sizing.sizing.sizing import SURPLUS, FleetCandidate, FleetResult, SizingResult
+from mamba_cli.fleet.size_search.roofline import ASSUMED
+from mamba_cli.fleet.size_search.sizing import SURPLUS, FleetCandidate, FleetResult, SizingResult
 from mamba_cli.fleet.slo import GOAL, Slo
 
 

@@ -13,9 +13,9 @@ from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.request import requests_of
 from mamba_cli.fleet.simulation import Simulation
-from mamba_cli.fleet.sizing.sizing.fixed_size import FixedSize
-from mamba_cli.fleet.sizing.sizing.gpu import Gpu
-from mamba_cli.fleet.sizing.sizing.roofline import profile_of
+from mamba_cli.fleet.size_search.fixed_size import FixedSize
+from mamba_cli.fleet.size_search.gpu import Gpu
+from mamba_cli.fleet.size_search.roofline import profile_of
 from mamba_cli.fleet.slo import GOAL, Slo
 from mamba_cli.fleet.workload import RequestStream, scaled
 from mamba_planner import Constraints, Device, InsufficientMemory, plan

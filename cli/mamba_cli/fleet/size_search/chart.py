@@ -5,7 +5,7 @@ The same answer gives the same file.
 
 from xml.sax.saxutils import escape
 
-from mamba_cli.fleet.sizing.sizing.sizing import FleetCandidate, SizingResult
+from mamba_cli.fleet.size_search.sizing import FleetCandidate, SizingResult
 from mamba_cli.fleet.slo import GOAL
 
 WIDTH, HEIGHT = 760, 420

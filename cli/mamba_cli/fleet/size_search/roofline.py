@@ -4,7 +4,7 @@ An assumption and no measurement; every answer made of it says so. Pure.
 """
 
 from mamba_cli.fleet.engine_profile import EngineProfile
-from mamba_cli.fleet.sizing.sizing.gpu import Gpu
+from mamba_cli.fleet.size_search.gpu import Gpu
 from mamba_planner.arithmetic import active_parameters
 from mamba_planner.constraints import Constraints
 from mamba_planner.memory import MOST_RUNNING

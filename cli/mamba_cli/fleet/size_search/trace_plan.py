@@ -14,10 +14,10 @@ from mamba_api.quantity import parse_duration
 from mamba_cli.bench.trace_units import TraceUnits
 from mamba_cli.bench.traces import TraceError
 from mamba_cli.errors import InvalidInput, RunFailed
-from mamba_cli.fleet.sizing.sizing.chart import chart
-from mamba_cli.fleet.sizing.sizing.gpu import chosen
-from mamba_cli.fleet.sizing.sizing.sizing import SizingRequest, size
-from mamba_cli.fleet.sizing.sizing.sizing_view import SizingReport
+from mamba_cli.fleet.size_search.chart import chart
+from mamba_cli.fleet.size_search.gpu import chosen
+from mamba_cli.fleet.size_search.sizing import SizingRequest, size
+from mamba_cli.fleet.size_search.sizing_view import SizingReport
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import Format, RequestStream, busiest, read
 from mamba_cli.local.plan_source import plan_source
