@@ -5,12 +5,14 @@ PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
 # One more than the cores: some tests wait for other processes.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n + 1 : 8 )))
+# What a run prints of its time: .ci/run asks for the CPU seconds of each folder and the slowest tests.
+TIMES ?=
 # Sets and dictionaries of strings keep one order, in the tests and in the processes that they start.
 export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types props gates compiled mutants kube e2e zero-drop images bench docs dashboards crds manifests lock format
+.PHONY: help setup demo test tools lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +24,10 @@ demo: setup ## serve the shipped model on this machine and talk to it (ONCE=1 en
 	@$(PY) -m mamba_cli up examples/01-quick-start/mamba.yaml --demo $(if $(ONCE),--once)
 
 test: setup ## every test that needs neither root nor a GPU, a real control plane included (WORKERS=1: one by one)
-	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not e2e"
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TIMES) -m "not gpu and not e2e and not tools"
+
+tools: setup ## the tests of the project's own tools: benchmarks, training, the test cluster, the tests for a card
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "tools and not gpu and not e2e"
 
 lint: setup ## ruff and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
@@ -39,8 +44,8 @@ props: setup ## every property with many random examples; keeps what it finds in
 mutants: setup ## seed known defects one by one and see the tests notice each
 	@$(PY) tests/mutants/run.py
 
-gates: setup ## the correctness gates of the state cache, the full matrix
-	@MAMBASERVE_GATES=large $(PYTEST) tests/gates
+gates: setup ## the correctness gates of the state cache and the CPU kernels, the full matrix
+	@MAMBASERVE_GATES=large $(PYTEST) tests/gates tests/unit/kernels/cpu
 
 compiled: setup ## every launch of every served model compiled for five GPUs, with two Tritons
 	@MAMBASERVE_COMPILED=all $(PYTEST) tests/unit/kernels/triton/test_compile_matrix.py
@@ -48,17 +53,25 @@ compiled: setup ## every launch of every served model compiled for five GPUs, wi
 kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube
 
-e2e: setup ## a real Kubernetes, of one node and of two; needs root on Linux (IMAGES=all: the engine in its image, too)
+# What `e2e` and `e2e-all` run, by the marker expression.
+define e2e
 	@$(PY) tests/cluster/packages.py
 	@$(PY) -m images.build control
 	@$(if $(filter all,$(IMAGES)),$(PY) -m images.build server)
-	@$(PYTEST) -m e2e tests/e2e -v
+	@$(PYTEST) -m "$(1)" tests/e2e -v --durations=10
+endef
+
+e2e: setup ## a real Kubernetes of one node, every kind of change once; needs root on Linux (IMAGES=all: the engine in its image, too)
+	$(call e2e,e2e and not long)
+
+e2e-all: setup ## all tests on a real Kubernetes, of one node and of two, twenty minutes
+	$(call e2e,e2e)
 
 bench: setup ## the benchmarks; results go to benchmarks/results
 	@$(PY) -m benchmarks.run
 
 docs: setup ## write the generated reference pages and check the links
-	@$(PY) scripts/docs.py
+	@$(PY) scripts/walks.py && $(PY) scripts/docs.py
 
 dashboards: setup ## write the chart's dashboards and alerting rules from observability/
 	@$(PY) -m observability.write

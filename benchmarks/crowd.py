@@ -1,15 +1,18 @@
 """Answers that probes and honest clients get beside thousands of idle, slow and hostile connections at once.
 
 Run as `python -m benchmarks.crowd`; writes JSON and Markdown to benchmarks/results. The shipped model behind
-a gateway, with the defaults; the crowd comes to the API of the engine, and then to the gateway.
+a gateway, with the defaults; the crowd comes to the API of the engine, and then to the gateway. A process of
+its own asks for probes, and asks a server without a crowd, too (`crowd_probes`).
 """
 
 import argparse
 import asyncio
+import json
 import resource
 import statistics
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ sys.path.append(str(ROOT / "tests/support"))
 from crowd import PROBES, TEXT, Crowd, ask, idle, senseless, slow_bodies, slow_heads, unread_offers
 
 ROUNDS = 20
+PROBER = [sys.executable, "-P", "benchmarks/crowd_probes.py"]
 
 
 async def timed(url: str, path: str) -> tuple[int, float]:
@@ -30,33 +34,40 @@ async def timed(url: str, path: str) -> tuple[int, float]:
     return status, 1e3 * (time.perf_counter() - begin)
 
 
-async def measure(url: str, idlers: int, slow: int, hostile: int) -> dict[str, Any]:
+async def measure(url: str, control: str, idlers: int, slow: int, hostile: int) -> dict[str, Any]:
     """Let the crowd come, and ask beside it."""
     alone = [await timed(url, path) for _ in range(ROUNDS) for path in PROBES]
-    probes: list[tuple[int, float]] = []
     honest: list[tuple[int, float]] = []
     over = asyncio.Event()
 
-    async def watch(paths: Sequence[str], into: list[tuple[int, float]]) -> None:
+    async def be_honest() -> None:
         while not over.is_set():
-            into.extend([await timed(url, path) for path in paths])
+            honest.append(await timed(url, TEXT))
             await asyncio.sleep(0.05)
 
+    watch = [*PROBER, "watch", url, control, *PROBES]
+    prober = await asyncio.create_subprocess_exec(*watch, stdin=PIPE, stdout=PIPE, cwd=ROOT, limit=1 << 24)
+
     async with Crowd(url) as crowd:
-        watching = [asyncio.create_task(watch(PROBES, probes)), asyncio.create_task(watch((TEXT,), honest))]
+        honestly = asyncio.create_task(be_honest())
         await crowd.come(idle, idlers)
         await crowd.come(slow_heads, slow // 2)
         await crowd.come(slow_bodies, slow - slow // 2)
         await asyncio.gather(crowd.come(senseless, hostile // 2), crowd.come(unread_offers, hostile // 2))
         await asyncio.sleep(3)
         over.set()
-        await asyncio.gather(*watching)
+        await honestly
+        seen = json.loads((await prober.communicate(b""))[0])
+    probes, controls = seen["probes"], seen["controls"]
     return {
         "probes": len(probes),
         "probes_not_200": sum(status != 200 for status, _ in probes),
         "probe_alone_worst_ms": max(took for _, took in alone),
         "probe_median_ms": statistics.median(took for _, took in probes),
         "probe_worst_ms": max(took for _, took in probes),
+        "probes_above_100_ms": sum(took > 100 for _, took in probes),
+        "no_crowd_median_ms": statistics.median(took for _, took in controls),
+        "no_crowd_worst_ms": max(took for _, took in controls),
         "honest_requests": len(honest),
         "honest_not_200": sum(status != 200 for status, _ in honest),
         "honest_worst_ms": max(took for _, took in honest),
@@ -75,12 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cli = [sys.executable, "-P", "-m", "mamba_cli"]
     serve = [*cli, "serve", "builtin://tiny-recall", "--port", "0", "--admin-port", "0"]
     found: dict[str, dict[str, Any]] = {}
-    with started(serve, "mambaserve: ready", ROOT) as (_, engine_url):
+    without_crowd = started([*PROBER, "answer"], "ready at", ROOT)
+    with without_crowd as (_, control), started(serve, "mambaserve: ready", ROOT) as (_, engine_url):
         relay = [*cli, "gateway", "--port", "0", "--backend", engine_url.removesuffix("/v1")]
         with started(relay, "ready at", ROOT) as (_, gateway_url):
             for name, url in (("engine API", engine_url), ("gateway", gateway_url)):
-                numbers = measure(url.removesuffix("/v1"), given.idle, given.slow, given.hostile)
-                found[name] = asyncio.run(numbers)
+                crowd = (given.idle, given.slow, given.hostile)
+                found[name] = asyncio.run(measure(url.removesuffix("/v1"), control, *crowd))
     lines = [
         "",
         f"- {given.idle} idle, {given.slow} slow and {given.hostile} hostile connections at once",

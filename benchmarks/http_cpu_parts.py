@@ -18,7 +18,7 @@ TOKEN_SECONDS = 0.004
 
 def engine_settings(**values: Any) -> Any:
     """The settings model, wherever the tree under test has it."""
-    for module in ("mamba_planner.engine_settings", "mamba_server.settings"):
+    for module in ("mamba_settings.engine_settings", "mamba_server.settings"):
         try:
             return importlib.import_module(module).EngineSettings(**values)
         except ModuleNotFoundError:

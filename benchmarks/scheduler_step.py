@@ -17,20 +17,19 @@ import numpy as np
 import torch
 
 from mamba_planner.strategy import reservation
-from mamba_server.cache import ledger
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore, StepResult
-from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.garbage import never_search_old_objects, search_new_objects
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.scheduler import Scheduler
-from mamba_server.engine.start_budget import StartBudget
-from mamba_server.engine.step_arrays import build
+from mamba_server.engine.execution.step_arrays import build
+from mamba_server.engine.process_memory.garbage import never_search_old_objects, search_new_objects
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.stepping.core import EngineCore, StepResult
+from mamba_server.engine.stepping.forward_stream import InlineStream
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.step_plans import StepPlans
 from mamba_server.model.trial_batch import TrialPiece, trial_batch
@@ -42,13 +41,13 @@ PROMPT, OUTPUT, PAGE, CHUNK = 500, 600, 16, 64
 class InstantRunner:
     """Builds the arrays of each step and answers with some token."""
 
-    def __init__(self, batch: PersistentBatch) -> None:
-        self.batch = batch
+    def __init__(self, cache: RadixStateCache) -> None:
+        self.cache = cache
         self.prepare_seconds = 0.0
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         began = time.thread_time()
-        arrays = build(schedule, self.batch, CHUNK, PAGE)
+        arrays = build(schedule, self.cache.batch, CHUNK, PAGE)
         self.prepare_seconds = time.thread_time() - began
         tokens = np.full(len(arrays.sampling), 7, np.int32)
         return lambda: lambda: StepResult(tokens)
@@ -67,7 +66,7 @@ def engine(
 
     `bounded`: starts have a time.
     """
-    cache = StateCache(
+    cache = RadixStateCache(
         Arena(slabs, pages_per_slab),
         RadixTree(PAGE, Eviction("RecomputeCost")),
         PersistentBatch(running, length // PAGE),
@@ -75,11 +74,11 @@ def engine(
         track_interval=256,
         cap=4,
     )
-    runner = InstantRunner(cache.batch)
+    runner = InstantRunner(cache)
     budget = StartBudget(time.thread_time) if bounded else None
     core = EngineCore(
         Scheduler(cache, SchedulerLimits(8192, CHUNK, running, length), budget),
-        InlineStream(), runner,
+        cache, InlineStream(), runner,
         overlap=True, eos_token_ids=frozenset({0}), max_waiting=1 << 20,
     )  # fmt: skip
     return core, runner
@@ -146,7 +145,8 @@ def with_salts(salts: int = 10_000) -> dict[str, list[float]]:
 
 def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]:
     """Prefixes of `pages` pages are resident; answers are written and long prompts come between."""
-    core, _ = engine(pages * 17 // 100, 10, 128, 32_768)
+    core, runner = engine(pages * 17 // 100, 10, 128, 32_768)
+    cache = runner.cache
     rng = np.random.default_rng(0)
     stems = [rng.integers(1, 30_000, 512).tolist() for _ in range(50)]
     number = 0
@@ -157,12 +157,12 @@ def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]
         core.add(AddRequest(f"r{number}", TokenIds(prompt), SamplingParams(max_tokens=answer)))
 
     filling = []
-    while core.cache.tree.pages < pages and core.cache.counters.evicted < 1000:
+    while cache.tree.pages < pages and core.cache.counters.evicted < 1000:
         while len(core.scheduler.waiting) < 16:
             add(stems[number % 50] + rng.integers(1, 30_000, int(rng.integers(100, 900))).tolist(), 4)
         filling.append(timed(lambda: beat(core)))
     filling.extend(until_idle(core))
-    resident = core.cache.tree.pages
+    resident = cache.tree.pages
     for _ in range(32):
         add(rng.integers(1, 30_000, 100).tolist(), 4 * turns)
     busy = []
@@ -171,14 +171,14 @@ def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]
             add(rng.integers(1, 30_000, 20_000).tolist(), 4)
         busy.append(timed(lambda: beat(core)))
     slices, ended = [], object()
-    recount = ledger.audit(core.cache)
+    recount = cache.recount()
     last: list[object] = [None]
     while last[-1] is not ended:
         slices.append(timed(lambda: last.append(next(recount, ended))))
-    emptied = [timed(lambda: core.cache.arena.emptiable_slabs)]
-    flushed, swept = [timed(core.cache.flush)], []
-    while core.cache.reclaimer.sweeping:
-        swept.append(timed(core.cache.reclaimer.sweep))
+    emptied = [timed(lambda: cache.arena.emptiable_slabs)]
+    flushed, swept = [timed(cache.flush)], []
+    while cache.sweeping:
+        swept.append(timed(cache.sweep))
     return {
         f"{resident:,} pages: step of many starts": filling,
         f"{resident:,} pages: step, 20,000 tokens": busy,
@@ -195,7 +195,7 @@ class TimedListener:
     def __init__(self, core: EngineCore) -> None:
         self.milliseconds = 0.0
         self._changes = core.tree_changes
-        core.cache.tree.listener = self
+        core.cache.listen(self)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         method = getattr(self._changes, name)

@@ -32,7 +32,7 @@ from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate
 from mamba_gateway.routing.router import Router
 from mamba_gateway.routing.scoring import RoutingWeights
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 
 ATTENTION_RATIO = 4.6e-6
 """Of Nemotron Nano 9B v2."""
@@ -56,7 +56,7 @@ class SimulatedEngine:
     """One engine: prompts are computed one after the other, answers written beside them."""
 
     name: str
-    cache: StateCache
+    cache: RadixStateCache
     speed: EngineSpeed
     queue: deque[_SimulatedRequest] = field(default_factory=deque)
     busy: bool = False
@@ -169,7 +169,7 @@ class SimulatedFleet:
         if not number:
             self._report()
         token_ids = prompt(arrival, self.workload.block)
-        if next(iter(self.engines.values())).cache.never_fits(len(token_ids)):
+        if next(iter(self.engines.values())).cache.capacity.never_fits(len(token_ids)):
             return
         router = self.routers[gateway]
         known = None if self.knowledge == "load" else PromptPrefix.of(token_ids)

@@ -23,7 +23,7 @@ from images.storage import Storage
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILE = ROOT / "images/Dockerfile"
 IGNORED = ROOT / "images/.containerignore"
-SOURCES = ("operator", "server", "kernels", "requirements", "images")
+SOURCES = ("libs", "operator", "server", "cli", "kernels", "requirements", "images")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 

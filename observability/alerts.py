@@ -158,7 +158,7 @@ ALERTS = (
         "MambaservePrefixIndexFull",
         f"{each(series('prefix_index_refused_engines'), *GATEWAY)} > 0",
         "The gateway {{ $labels.pod }} does not know what {{ $value }} engines have cached, because its "
-        "prefix index has room for only 64 engines.",
+        "prefix index has room for only 1,024 engines.",
         "15m",
     ),
     Alert(

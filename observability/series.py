@@ -11,15 +11,15 @@ from functools import cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from mamba_cli.local.download_metrics import DownloadMetrics
+from mamba_cli.local.loading.download_metrics import DownloadMetrics
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog
-from mamba_server.api.engine_metrics import HELP, EngineMetrics
-from mamba_server.api.prefix_metrics import PrefixMetrics
-from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.metrics.engine_metrics import HELP, EngineMetrics
+from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
+from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.wire import EngineStats, Ready
 
 SCRAPED = frozenset({"namespace", "pod", "instance"})

@@ -12,7 +12,7 @@ from gitlint.rules import CommitRule, LineRule, RuleViolation
 
 # Verbs that subjects begin with; a verb that is missing may be added to the file.
 VERBS = frozenset((Path(__file__).parent / "commit_verbs.txt").read_text().split())
-PRODUCT = ("operator/", "server/", "kernels/", "charts/", "images/")
+PRODUCT = ("libs/", "operator/", "server/", "cli/", "kernels/", "charts/", "images/")
 PROSE = (".md", ".txt")
 
 

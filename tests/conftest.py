@@ -13,10 +13,24 @@ import signal
 
 import pytest
 
+OUR_TOOLS = (
+    "tests/gates/test_gpu_tests_interpreted.py",
+    "tests/integration/test_gpu_measurement.py",
+    "tests/unit/benchmarks/",
+    "tests/unit/cluster/",
+    "tests/unit/training/",
+)
+"""Tests of the benchmarks, the tests for a card, the test cluster and the training of the shipped model."""
+
 asyncio.set_event_loop(None)
 gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.nodeid.startswith(OUR_TOOLS):
+        item.add_marker(pytest.mark.tools)
 
 
 @pytest.hookimpl(trylast=True)

@@ -14,7 +14,7 @@ from mamba_cli.fleet.workload import TraceWorkload
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
 
 
@@ -29,10 +29,10 @@ class CacheRun:
     evicted: int
 
 
-def cache_of(size: CacheSize, workload: TraceWorkload, policy: Policy) -> StateCache:
+def cache_of(size: CacheSize, workload: TraceWorkload, policy: Policy) -> RadixStateCache:
     """The product's cache of that size, pages as long as the workload's blocks."""
     longest = max((arrival.input_tokens for arrival in workload.arrivals), default=0)
-    return StateCache(
+    return RadixStateCache(
         size.arena(workload.block),
         RadixTree(workload.block, Eviction(policy)),
         PersistentBatch(1, -(-longest // workload.block)),
@@ -43,14 +43,14 @@ def cache_of(size: CacheSize, workload: TraceWorkload, policy: Policy) -> StateC
 
 
 def drive(
-    workload: TraceWorkload, cache: StateCache, progress: Callable[[int], None] = lambda _: None
+    workload: TraceWorkload, cache: RadixStateCache, progress: Callable[[int], None] = lambda _: None
 ) -> CacheRun:
     """Run every request to its end. One that could never fit is counted, not served."""
     total = saved = refused = 0
     for number, arrival in enumerate(workload.arrivals):
         progress(number)
         token_ids = prompt(arrival, workload.block)
-        if cache.never_fits(len(token_ids)):
+        if cache.capacity.never_fits(len(token_ids)):
             refused += 1
             continue
         total += len(token_ids)
@@ -58,17 +58,16 @@ def drive(
     return CacheRun(total, saved, refused, cache.counters.made, cache.counters.evicted)
 
 
-def serve(cache: StateCache, token_ids: Tokens, step: int) -> int:
+def serve(cache: RadixStateCache, token_ids: Tokens, step: int) -> int:
     """Run one prompt to its end, which must fit; how many of its tokens were resumed."""
     match = cache.match(token_ids, "", step)
     allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
     if allocation is None:
-        match = cache.without(match, "no_memory")
+        match = match.without("no_memory")
         allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
     assert allocation is not None
     cache.plan_prefill(allocation, len(token_ids), step)
-    cache.launched(allocation, len(token_ids), step)
-    cache.prefill_done(allocation)
+    cache.launch(allocation.row, len(token_ids), step)
     cache.advance(step)
     cache.commit(allocation, token_ids, step)
     cache.retire(allocation, lambda: token_ids)

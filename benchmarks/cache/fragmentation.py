@@ -22,7 +22,7 @@ from mamba_server.cache import ledger
 from mamba_server.cache.arena import Allocation, AllocationSite, Arena
 from mamba_server.cache.eviction import Policy
 from mamba_server.cache.node import Node
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
 ROWS = 16
@@ -45,7 +45,7 @@ class SlabShares:
     free: float
 
 
-def shares(cache: StateCache) -> SlabShares:
+def shares(cache: RadixStateCache) -> SlabShares:
     """How the arena is used just now."""
     arena = cache.arena
     total, per_slab = arena.slabs - 1, max(1, arena.pages_per_slab)
@@ -112,6 +112,8 @@ def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) ->
     Raises RuntimeError if a request is refused.
     """
     core = build(size, policy, LONGEST, rows=ROWS, arena=WatchedArena)
+    cache = core.cache
+    assert isinstance(cache, RadixStateCache)
     seen: list[SlabShares] = []
     for number, (prompt, outputs) in enumerate(load(seed, requests)):
         params = SamplingParams(max_tokens=outputs, ignore_eos=True)
@@ -121,11 +123,11 @@ def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) ->
         while len(core.sequences) >= ROWS:
             core.step()
             if core.step_number % 20 == 0 and number > requests / 2:
-                seen.append(shares(core.cache))
+                seen.append(shares(cache))
     while not core.idle:
         core.step()
-    ledger.check(core.cache)
-    arena, counters = core.cache.arena, core.scheduler.counters
+    ledger.check(cache)
+    arena, counters = cache.arena, core.scheduler.counters
     assert isinstance(arena, WatchedArena)
     return {
         "strategy": policy.strategy,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from benchmarks.cache.history import NEVER, PrefixHistory
 
 from mamba_server.cache.node import Node, Tokens
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 
 LOOK_AHEAD = 12
 """Next touches that are looked at for one that has no deeper checkpoint to resume from."""
@@ -113,7 +113,7 @@ class Oracle:
         return any((found := self._places.get(prefix)) and found.node for prefix in path)
 
 
-def foretold(cache: StateCache, history: PrefixHistory) -> StateCache:
+def foretold(cache: RadixStateCache, history: PrefixHistory) -> RadixStateCache:
     """`cache`, but its estimates of returns are the truth."""
     oracle = Oracle(history)
     cache.donation.ghosts = oracle  # type: ignore[assignment]

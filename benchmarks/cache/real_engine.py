@@ -18,9 +18,9 @@ from benchmarks.cache.record import write
 from benchmarks.checkpoint import random_350m
 from benchmarks.serve import CACHE
 
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import Engine, boot
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
+from mamba_settings.engine_settings import EngineSettings
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 
@@ -234,7 +234,7 @@ def strategies(model: str, case: Case) -> list[dict[str, Any]]:
         for name in STRATEGIES:
             with engine(model, strategy=name, arena_bytes=arena, max_model_len=384) as it:
                 made = two_turns(it, case)
-                slabs = it.core.cache.arena.slabs - 1
+                slabs = it.core.cache.capacity.slabs
             tokens = sum(each.tokens for each in made)
             rows.append(
                 {

@@ -17,13 +17,13 @@ from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore, StepResult
-from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.stepping.core import EngineCore, StepResult
+from mamba_server.engine.stepping.forward_stream import InlineStream
 from mamba_server.wire import AddRequest, SamplingParams
 
 
@@ -72,7 +72,7 @@ def build(
     size: CacheSize, policy: CachePolicy, longest: int, *, rows: int = 4, arena: type[Arena] = Arena
 ) -> EngineCore:
     """An engine core of that cache for up to `rows` sequences at once of up to `longest` tokens."""
-    cache = StateCache(
+    cache = RadixStateCache(
         size.arena(policy.page_size, arena),
         RadixTree(policy.page_size, Eviction(policy.eviction)),
         PersistentBatch(rows, -(-longest // policy.page_size)),
@@ -82,7 +82,7 @@ def build(
     )
     limits = SchedulerLimits(policy.step_tokens, 64, rows, longest)
     return EngineCore(
-        Scheduler(cache, limits), InlineStream(), InstantRunner(), overlap=False,
+        Scheduler(cache, limits), cache, InlineStream(), InstantRunner(), overlap=False,
         eos_token_ids=frozenset(),
     )  # fmt: skip
 
@@ -107,7 +107,7 @@ def replay(
         while not core.idle:
             core.step()
     counters, seen = core.cache.counters, core.scheduler.counters
-    causes.update(counters.misses)
+    causes.update(seen.misses)
     return ReplayResult(
         seen.prompt_tokens, seen.cached_tokens, refused,
         counters.made, counters.evicted, counters.skipped, dict(causes),

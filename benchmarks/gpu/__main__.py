@@ -28,7 +28,7 @@ def _command(stage: Stage) -> list[str]:
 def _environment(device: str) -> dict[str, str]:
     """Return what the children need: the packages of this checkout, and Triton's interpreter on a CPU."""
     here = Path(__file__).parents[2]
-    paths = [here, *(here / name for name in ("operator", "server", "kernels"))]
+    paths = [here, *(here / name for name in ("libs", "operator", "server", "cli", "kernels"))]
     before = os.environ.get("PYTHONPATH")
     variables = {"PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])])}
     if device == "cpu":

@@ -8,10 +8,10 @@ from benchmarks.gpu.models import NANO
 from benchmarks.gpu.step_inputs import PAGE, StepArena, StepShape
 
 from mamba_kernels.dispatch.operators import triton_operators
-from mamba_server.engine.decode_step import DecodeStep
-from mamba_server.engine.sampler import Sampler
-from mamba_server.engine.sampling_batch import SamplingRow
-from mamba_server.engine.step_graphs import StepGraphs
+from mamba_server.engine.execution.decode_step import DecodeStep
+from mamba_server.engine.execution.sampler import Sampler
+from mamba_server.engine.execution.sampling_batch import SamplingRow
+from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.wire import SamplingParams
 
@@ -41,8 +41,8 @@ def check(rows: int, device: torch.device, *, small: bool) -> Numbers:
     """Decode with changing inputs, captured and issued, from one and the same arena. Raises Wrong."""
     if device.type != "cuda":
         raise Absent("no graphs without a card; tests repeat recorded work in their place")
-    from mamba_server.engine.cuda_graphs import CudaGraphs
-    from mamba_server.engine.cuda_stream import CudaStream
+    from mamba_server.engine.execution.cuda_graphs import CudaGraphs
+    from mamba_server.engine.execution.cuda_stream import CudaStream
 
     stream = CudaStream(device)
     stream.stream.wait_stream(torch.cuda.current_stream(device))

@@ -12,10 +12,9 @@ import torch
 from benchmarks.gpu.captured_step import decode_step, sampling_rows
 from benchmarks.gpu.child import die_with_parent
 from benchmarks.gpu.measured_model import MeasuredModel, measured_model
-from benchmarks.gpu.operator_calls import OperatorCall, intercepted
+from benchmarks.gpu.operator_calls import Operator, OperatorCall, intercepted
 from benchmarks.gpu.stages.correct import shapes
 
-from mamba_kernels.dispatch.kernel_or_reference import Operator
 from mamba_kernels.dispatch.operators import REFERENCE, triton_operators
 from mamba_kernels.triton_support import KernelCall
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mamba_server.cache import ledger
 from mamba_server.engine.boot import Engine
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
@@ -74,7 +73,8 @@ def run(engine: Engine, requests: Sequence[AddRequest]) -> tuple[dict[str, Answe
         if engine.core.idle:
             break
     seconds = time.perf_counter() - began
-    ledger.check(engine.core.cache)
+    for _ in engine.core.cache.recount():
+        pass
     return answers, seconds
 
 

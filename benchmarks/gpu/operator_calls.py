@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from mamba_kernels.dispatch.kernel_or_reference import Operator
 from mamba_kernels.dispatch.operators import OPERATORS, REFERENCE, Operators
 
+Operator = Callable[..., Any]
+"""Any operator: what compares them calls all alike."""
 OF_THE_SAMPLER = "sample"
 """The operator that no layer calls."""
 

@@ -18,14 +18,14 @@ from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore, StepResult, StepRunner
-from mamba_server.engine.forward_stream import Result, Ticket
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.scheduler import Scheduler
-from mamba_server.engine.step_pace import STEP_TIME, StepPace
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.stepping.core import EngineCore, StepResult, StepRunner
+from mamba_server.engine.stepping.forward_stream import Result, Ticket
+from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
 CHUNK = 64
@@ -97,11 +97,11 @@ def engine(
     plan: MemoryPlan,
     constraints: Constraints,
     step_time: StepTime,
-    runner: Callable[[StateCache], StepRunner] = lambda _: AnyToken(),
+    runner: Callable[[RadixStateCache], StepRunner] = lambda _: AnyToken(),
 ) -> tuple[EngineCore, SimulatedGpu]:
     """The core of an engine with that plan on a GPU, and what counts its time."""
     most = min(constraints.max_running_requests or MOST_RUNNING["cuda"], plan.slabs - 1)
-    cache = StateCache(
+    cache = RadixStateCache(
         Arena(plan.slabs, plan.pages_per_slab),
         RadixTree(plan.page_size, Eviction("RecomputeCost")),
         PersistentBatch(most, -(-plan.max_model_len // plan.page_size)),
@@ -114,7 +114,7 @@ def engine(
     )
     gpu = SimulatedGpu(runner(cache), cache.batch, step_time)
     core = EngineCore(
-        Scheduler(cache, limits), gpu, gpu,
+        Scheduler(cache, limits), cache, gpu, gpu,
         overlap=plan.overlap, eos_token_ids=frozenset(), clock=lambda: gpu.now,
         pace=StepPace(STEP_TIME["cuda"], limits.chunk, limits.step_tokens),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.prefill_work import attention_ratio, prefill_work
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.engine.schedule import Schedule
+from mamba_server.engine.sequences.schedule import Schedule
 
 SPEEDS = ((150 << 30, 6.0e12), (90 << 30, 3.6e12), (0, 2.4e12))
 """Bytes of memory from which a GPU moves so many a second, about three quarters of what is printed on it."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionType
-from mamba_operator.changes import Apply, Change, Delete
-from mamba_operator.child_comparison import version_hash
-from mamba_operator.drift import drift, made_of
+from mamba_operator.children.changes import Apply, Change, Delete
+from mamba_operator.children.child_comparison import version_hash
+from mamba_operator.children.drift import drift, made_of
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
     Conflict,
@@ -30,8 +31,7 @@ from mamba_operator.objects.manifest import (
     owner_uid,
     ref,
 )
-from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.snapshot import Snapshot
+from mamba_operator.observation.snapshot import Snapshot
 
 OnCreated = Callable[[Manifest], None]
 """Told of each child that was not there before, as it is now."""

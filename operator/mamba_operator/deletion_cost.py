@@ -15,14 +15,14 @@ from mamba_api import names
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import DeletionCost, deletion_cost
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError
 from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Manifest, annotation, metadata, name_of
 from mamba_operator.objects.pod_trouble import serves
 from mamba_operator.objects.workload_state import workload_state
-from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.snapshot import Snapshot
+from mamba_operator.observation.snapshot import Snapshot
 
 log = structlog.get_logger(__name__)
 FIRST = "-1"

@@ -19,19 +19,19 @@ from mamba_api.authority import authority
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
-from mamba_operator.admin_key import AdminKey, admin_key, made_with_key
 from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
-from mamba_operator.engine_admin import get_plan
-from mamba_operator.load_watch import LoadWatch
+from mamba_operator.children.admin_key import AdminKey, admin_key, made_with_key
+from mamba_operator.children.engine_admin import get_plan
+from mamba_operator.memory.plan_watch import PlanWatch
+from mamba_operator.model.load_watch import LoadWatch
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
-from mamba_operator.plan_watch import PlanWatch
+from mamba_operator.observation.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.process.freshness import Freshness
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.liveness import LoopLag, liveness_server

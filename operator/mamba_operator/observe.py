@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
-from mamba_operator.node_reader import NodeReader
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import Forbidden, NotFound
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OPTIONAL, OWNED, POD, Kind
 from mamba_operator.objects.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
-from mamba_operator.placement import Node
-from mamba_operator.snapshot import Snapshot
+from mamba_operator.observation.builtin_config import ShippedConfig, builtin_config, nothing_shipped
+from mamba_operator.observation.node_reader import NodeReader
+from mamba_operator.observation.placement import Node
+from mamba_operator.observation.snapshot import Snapshot
 
 OnListed = Callable[[Kind, Manifest], None]
 """Told about every object a list returned; watch freshness is measured with it."""

@@ -11,7 +11,7 @@ from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1 import Condition, Status
 from mamba_api.v1alpha1.conditions import ConditionType, find_condition
 from mamba_operator.apply import AppliedChange
-from mamba_operator.changes import Change
+from mamba_operator.children.changes import Change
 
 TROUBLE = {ConditionType.PLANNED: "False", ConditionType.DEGRADED: "True"}
 ANNOUNCED = (

@@ -16,28 +16,28 @@ from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
 from mamba_api.v1alpha1.documents import explain
 from mamba_api.v1alpha1.profiles import Profiles, with_profile
 from mamba_operator.autoscale.scaling_status import scaling_status, wake_text
-from mamba_operator.changes import Apply, Change
-from mamba_operator.child_comparison import compare_children, is_being_deleted, unneeded_children
-from mamba_operator.effective_plan import EffectivePlan, effective_plan
-from mamba_operator.engine_rollout import EngineRollout, engine_rollout
-from mamba_operator.index_trouble import IndexTrouble, index_trouble
-from mamba_operator.model_load import ModelLoad, model_load
-from mamba_operator.mounted_secrets import pods_wait, secrets_to_make
+from mamba_operator.children.changes import Apply, Change
+from mamba_operator.children.child_comparison import compare_children, is_being_deleted, unneeded_children
+from mamba_operator.children.engine_rollout import EngineRollout, engine_rollout
+from mamba_operator.children.mounted_secrets import pods_wait, secrets_to_make
+from mamba_operator.children.ready_record import ready_record
+from mamba_operator.decision.index_trouble import IndexTrouble, index_trouble
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
+from mamba_operator.memory.effective_plan import EffectivePlan, effective_plan
+from mamba_operator.memory.plan_pin import PinnedVerdict, pinned_verdict
+from mamba_operator.memory.plan_verdict import ModelNotServed, PlanDoesNotFit, PlanFits, SpecInvalid
+from mamba_operator.memory.reported_plan import with_report
+from mamba_operator.model.model_load import ModelLoad, model_load
 from mamba_operator.objects.errors import InvalidPatch
 from mamba_operator.objects.manifest import Manifest, Ref, is_terminating, ref
 from mamba_operator.objects.recorded_status import with_readable_status
-from mamba_operator.plan_pin import PinnedVerdict, pinned_verdict
-from mamba_operator.plan_verdict import ModelNotServed, PlanDoesNotFit, PlanFits, SpecInvalid
-from mamba_operator.ready_record import ready_record
-from mamba_operator.reconcile_plan import ReconcilePlan
+from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render import render
 from mamba_operator.render.context import Context
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.live_settings import AGAIN
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
-from mamba_operator.reported_plan import with_report
 from mamba_operator.rollout.key_rollout import KeyRollout, key_rollout
-from mamba_operator.snapshot import Snapshot
 from mamba_planner.shipped_profiles import SHIPPED
 
 WAITING_PERIOD = 30.0
@@ -155,6 +155,7 @@ def _rollout_plan(
         up_to_date={**compared.up_to_date, **record.up_to_date},
         in_place=engines.in_place.now,
         in_place_soon=engines.in_place.waits,
+        in_place_refused=engines.in_place.refused,
         queued=engines.choice.queued,
         begins_unasked=engines.begins_unasked,
         load=loading,

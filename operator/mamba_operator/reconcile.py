@@ -19,17 +19,18 @@ from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_api.v1alpha1.profiles import Profiles
-from mamba_operator.admin_key import AdminKey
 from mamba_operator.apply import AppliedChange, ApplyResult, apply, status_manifest
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.scaling_record import LatestDecision
-from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.children.admin_key import AdminKey
+from mamba_operator.children.engine_admin import Put, put_strategy, send_updates
+from mamba_operator.conditions.findings import Failure
+from mamba_operator.conditions.status import summarize, unobserved
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.deletion_cost import mark_pods, scale_down
-from mamba_operator.engine_admin import Put, put_strategy, send_updates
 from mamba_operator.event_recorder import EventRecorder, pending_event
-from mamba_operator.findings import Failure
-from mamba_operator.memory_plan import depends_on_nodes
-from mamba_operator.node_reader import NodeReader
+from mamba_operator.memory.memory_plan import depends_on_nodes
+from mamba_operator.model.copies_in_use import is_cache_shared
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
     ClusterError,
@@ -44,18 +45,18 @@ from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
 from mamba_operator.objects.recorded_status import recorded_status
+from mamba_operator.observation.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.observation.node_reader import NodeReader
+from mamba_operator.observation.snapshot import DownloadProgress, ReportedPlan, Snapshot
 from mamba_operator.observe import observe, observe_indices
 from mamba_operator.pass_events import MAX_MESSAGE, EventContent, pass_events
 from mamba_operator.plan import make_plan
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.rollout.engine_history import EngineHistory
 from mamba_operator.rollout.turns import RolloutTurns
-from mamba_operator.snapshot import DownloadProgress, ReportedPlan, Snapshot
-from mamba_operator.status import summarize, unobserved
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_planner.shipped_profiles import SHIPPED
 
@@ -232,6 +233,7 @@ class Reconciler:
             engine_times=self._engine_history.setdefault(key, EngineHistory()).observe(
                 snapshot.pods, self._now()
             ),
+            cache_shared=is_cache_shared(self._indices, key),
             may_begin=self._turns.may_begin(key),
             downloads=self._downloads(key),
             reported=self._reported(key),

@@ -12,11 +12,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout, Routing
 from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
-from mamba_planner.browser_origins import BrowserOrigins
-from mamba_planner.byte_size import Bytes
-from mamba_planner.http_limits import HttpLimits
-from mamba_planner.trace_settings import TraceSettings
 from mamba_prefix.redis_url import check_url
+from mamba_settings.browser_origins import BrowserOrigins
+from mamba_settings.byte_size import Bytes
+from mamba_settings.http_limits import HttpLimits
+from mamba_settings.trace_settings import TraceSettings
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """What a MambaDeployment says too has its default there alone."""

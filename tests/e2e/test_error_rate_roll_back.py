@@ -9,7 +9,7 @@ import pytest
 from product import CLIENT, Deployed, chart, questions
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 FAILING_ENGINE = """
 import http.server

@@ -9,7 +9,7 @@ from disruptions import Course
 from product import Deployed, chart
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 SLOT = "example.com/slot"
 """An extended resource, as a GPU is one."""
 

@@ -10,12 +10,12 @@ import pytest
 
 from disruptions import Course, settle
 from mamba_api import names
-from product import Deployed, chart, questions
+from product import QUICK, Deployed, chart, questions
 from testcluster.errors import ClusterError, CommandFailed
 from testcluster.kubelet import NODE
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 DISK = {"containers": [{"name": "engine", "resources": {"limits": {"ephemeral-storage": "64Mi"}}}]}
 FILL = "open('/tmp/large', 'wb').write(bytes(96 << 20))"
@@ -28,7 +28,7 @@ def served(node: Node) -> Iterator[Deployed]:
     """The quick start, Ready, and a pod with the official client."""
     with chart(node):
         deployed = Deployed(node, node.create_namespace("kubelet"))
-        deployed.apply(podTemplate={"spec": DISK})
+        deployed.apply(podTemplate={"spec": DISK}, rollout=QUICK)
         deployed.start_client()
         deployed.wait_ready()
         yield deployed

@@ -14,7 +14,7 @@ from testcluster.host_view import HOST_IMAGE
 from testcluster.network import NetworkNamespace
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 RUN = f"""
 import sys, time

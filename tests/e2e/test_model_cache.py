@@ -12,7 +12,7 @@ from small_hub import COMMIT
 from testcluster.host_view import HOST_IMAGE, TREE
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 HUB = f"""
 import pathlib, sys
 from http.server import ThreadingHTTPServer

@@ -9,7 +9,7 @@ from testcluster.errors import CommandFailed
 from testcluster.host_view import HOST_IMAGE
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PORT = 8000
 
@@ -125,11 +125,11 @@ def _endpoint_slices(node: Node, namespace: str) -> list[dict[str, Any]]:
 
 
 def test_a_container_runs_our_python_and_our_source_tree(node: Node, namespace: str) -> None:
-    code = "import mamba_planner.engine_settings as s, sys; print(s.__file__, sys.prefix)"
+    code = "import mamba_settings.engine_settings as s, sys; print(s.__file__, sys.prefix)"
 
     node.apply(once("imports", code), namespace)
 
-    ours = "/opt/mambaserve/operator/mamba_planner/engine_settings.py"
+    ours = "/opt/mambaserve/libs/mamba_settings/engine_settings.py"
     assert finished(node, "imports", namespace) == f"{ours} /opt/venv\n"
 
 
@@ -146,7 +146,7 @@ def test_the_image_starts_the_command_line_by_itself(node: Node, namespace: str)
 
 def test_a_locked_down_pod_works_too(node: Node, namespace: str) -> None:
     code = (
-        "import os, pathlib, mamba_planner.engine_settings\n"
+        "import os, pathlib, mamba_settings.engine_settings\n"
         "pathlib.Path('/tmp/mine').write_text('x')\n"
         "try: pathlib.Path('/opt/mambaserve/theirs').write_text('x')\n"
         "except OSError as error: print(os.getuid(), type(error).__name__)\n"

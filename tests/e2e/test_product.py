@@ -22,7 +22,7 @@ from disruptions import (
     scale,
     settle,
 )
-from product import RELEASE, SYSTEM, Deployed, Question, chart, chat, questions
+from product import QUICK, RELEASE, SYSTEM, Deployed, Question, chart, chat, questions
 from testcluster.errors import ClusterError, CommandFailed
 from testcluster.node import Node
 
@@ -56,7 +56,7 @@ def installed(node: Node) -> Iterator[Node]:
 def served(installed: Node) -> Iterator[Deployed]:
     """The quick start, Ready, and a pod with the official client."""
     deployed = Deployed(installed, installed.create_namespace("product"))
-    deployed.apply()
+    deployed.apply(rollout=QUICK)
     deployed.start_client()
     deployed.wait_ready()
     yield deployed
@@ -235,6 +235,7 @@ def test_no_request_fails_while_pods_are_replaced_added_evicted_and_operators_di
     assert sum(one.streamed for one in course.requests) >= 400
 
 
+@pytest.mark.long
 def test_another_operator_takes_over_from_one_that_dies_and_acts(served: Deployed) -> None:
     course = Course(served)
 
@@ -311,6 +312,7 @@ def test_deleting_the_object_removes_everything_it_made(installed: Node, namespa
     assert installed.get("mdep", "quick-start", namespace) is None
 
 
+@pytest.mark.long
 def test_gateways_that_are_deleted_while_they_start_end_at_once(installed: Node, namespace: str) -> None:
     deployed = Deployed(installed, namespace)
     deployed.apply()

@@ -16,7 +16,7 @@ from product import Deployed, chart, questions
 from testcluster.errors import ClusterError
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 DELAY = 3
 """Seconds of `scaleDownDelay`; the operator looks each ten. The burst is remembered for twelve times as long,

@@ -6,11 +6,11 @@ import pytest
 
 from disruptions import Course, pods, settle
 from mamba_api import names
-from product import SYSTEM, Deployed, chart
+from product import QUICK, SYSTEM, Deployed, chart
 from testcluster.node import Node
 from testcluster.worker import Worker
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 OURS = (f"--pod-selector={names.LABEL_NAME}=mambaserve", "--delete-emptydir-data", "--timeout=180s")
 FIRST = {"podTemplate": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}}}
@@ -30,7 +30,7 @@ def served(node: Node, second: Worker) -> Iterator[Deployed]:
     """The quick start with two engines and two gateways."""
     with chart(node):
         deployed = Deployed(node, node.create_namespace("two-nodes"))
-        deployed.apply(replicas=2, gateway={"replicas": 2})
+        deployed.apply(replicas=2, gateway={"replicas": 2}, rollout=QUICK)
         deployed.wait_ready()
         yield deployed
         node.delete_namespace(deployed.namespace)

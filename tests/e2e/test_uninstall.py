@@ -5,7 +5,7 @@ import pytest
 from product import Deployed, chart
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CRD = "mambadeployments.serving.mambaserve.io"
 

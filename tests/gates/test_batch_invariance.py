@@ -9,7 +9,7 @@ import torch
 
 from engines import Answer, greedy, make_engine, run
 from mamba_kernels import invariant
-from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.layers import mamba2
 from mamba_server.model.layers.mlp import ACTIVATIONS, activation
 from mamba_server.wire import AddRequest, SamplingParams

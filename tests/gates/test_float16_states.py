@@ -18,7 +18,7 @@ import torch
 from engines import greedy, make_engine, run
 from mamba_kernels.invariant import recurrence
 from mamba_kernels.stochastic_rounding import noise_words
-from mamba_server.engine import runner
+from mamba_server.engine.execution import runner
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 

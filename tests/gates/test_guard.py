@@ -8,8 +8,8 @@ import pytest
 
 from engines import greedy, make_engine, run
 from gate_cases import CASES, Case
-from mamba_kernels.no_sync import no_sync
 from mamba_server.engine.boot import Engine
+from testmodels.no_sync import no_sync
 
 
 def guard(engine: Engine) -> list[int]:

@@ -10,9 +10,9 @@ import pytest
 
 from engines import Answer, greedy, make_engine, run
 from gate_cases import CASES, LARGE, Case
-from mamba_server.engine.admission import Admission
 from mamba_server.engine.boot import Engine
-from mamba_server.engine.forward_stream import ForwardStream, Result, Ticket
+from mamba_server.engine.scheduling.admission import Admission
+from mamba_server.engine.stepping.forward_stream import ForwardStream, Result, Ticket
 from mamba_server.wire import AddRequest, SamplingParams
 
 LONGEST = 0.004

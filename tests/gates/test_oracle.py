@@ -14,10 +14,11 @@ from engines import Answer, greedy, run
 from gate_cases import CASES, Case
 from mamba_planner.families.registry import load_model_config
 from mamba_server.engine.boot import Engine
-from mamba_server.engine.sequence import Phase
+from mamba_server.engine.sequences.sequence import Phase
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.wire import AddRequest
+from prefix_of import prefix_of
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -64,7 +65,7 @@ class Watch:
         tree = self.engine.core.cache.tree
         for node in tree.walk():
             if node.slot:
-                self.keep(node.slot, tuple(tree.key_of(node).tolist()))
+                self.keep(node.slot, tuple(prefix_of(node).tolist()))
         for group in self.engine.core.sequences.values():
             for sequence in group:
                 if sequence.phase is Phase.DECODE and sequence.allocation is not None:

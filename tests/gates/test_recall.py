@@ -150,7 +150,7 @@ def test_it_remembers_across_changes_of_strategy(
     tiny_recall: Path, talk: Talk, truth: list[Answer], overlap: bool
 ) -> None:
     engine = Case("NoBuffer", overlap, 16, 64).boot(tiny_recall, max_running_requests=8)
-    changes: list[str] = []
+    changes: list[object] = []
 
     def change(number: int) -> None:
         if number % 3 == 2:

@@ -14,8 +14,8 @@ import torch
 from benchmarks.gpu.model_directory import write_config
 from benchmarks.gpu.random_weights import RandomWeights
 
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import BootOverrides, Engine, boot
+from mamba_settings.engine_settings import EngineSettings
 
 Booted = Callable[..., Engine]
 

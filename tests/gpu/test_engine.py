@@ -13,7 +13,7 @@ from benchmarks.gpu.models import NANO
 
 from kernel_variants import late, variants
 from mamba_server.engine.boot import Engine
-from mamba_server.engine.step_graphs import GraphMemoryShort
+from mamba_server.engine.execution.step_graphs import GraphMemoryShort
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 from recorded_work import RecordedGraphs
 
@@ -66,7 +66,7 @@ def test_a_change_of_strategy_under_load_changes_no_answer(booted: Booted, devic
     def changing() -> Any:
         nonlocal count
         count += 1
-        assert engine.core.change_strategy(names[count % len(names)]) == ""
+        assert engine.core.change_strategy(names[count % len(names)]) is None
         return step()
 
     engine.core.step = changing  # type: ignore[method-assign]

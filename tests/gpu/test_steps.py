@@ -11,9 +11,9 @@ from benchmarks.gpu.models import NANO
 from benchmarks.gpu.step_inputs import Piece, StepShape
 
 from mamba_kernels.dispatch.operators import triton_operators
-from mamba_kernels.no_sync import no_sync
-from mamba_server.engine.decode_buckets import decode_buckets
+from mamba_server.engine.execution.decode_buckets import decode_buckets
 from recorded_work import RecordedGraphs
+from testmodels.no_sync import no_sync
 
 pytestmark = pytest.mark.gpu
 BUCKETS = decode_buckets(64)

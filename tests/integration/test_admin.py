@@ -12,7 +12,7 @@ import pytest
 
 from engine_api import ApiProcess, serving
 from mamba_api.openai import ErrorEnvelope
-from mamba_operator.engine_admin import get_plan, put_strategy
+from mamba_operator.children.engine_admin import get_plan, put_strategy
 from tiny_model import write_model
 
 TOKEN = {"authorization": "Bearer admin-token"}

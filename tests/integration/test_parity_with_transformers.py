@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engines import Answer, greedy, make_engine, run
-from mamba_server.engine.admission import Admission
+from mamba_server.engine.scheduling.admission import Admission
 from mamba_server.wire import AddRequest
 from testmodels.checkpoints import (
     random_bamba,
@@ -125,8 +125,7 @@ def test_sixteen_ragged_requests_at_once_say_what_transformers_says(checkpoint, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("budget", [64, 256, 4096])
+@pytest.mark.parametrize(("budget", "overlap"), [(64, True), (256, False), (4096, True)])
 def test_chunked_prefill_and_overlap_change_nothing(checkpoint, budget: int, overlap: bool) -> None:
     path, model = checkpoint("groups-1")
     engine = make_engine(

@@ -227,12 +227,12 @@ async def test_a_user_of_one_namespace_counts_and_cannot_touch_the_keys_of_anoth
         await store.put_snapshot("e", b"all")
         await store.check_writes()
         await store.want("e")
-        assert await store.heartbeats() == {"e": b"beat"}
+        assert await store.heartbeats(()) == {"e": b"beat"}
         assert await store.snapshots(["e"]) == {"e": b"all"}
         assert await store.read("0", 5, 0.01) == [(position, b"x")]
         assert await store.between("0", position) == [(position, b"x")]
         await store.forget("e")
-        for forbidden in (foreign.append([b"x"]), foreign.heartbeats(), foreign.put_snapshot("e", b"")):
+        for forbidden in (foreign.append([b"x"]), foreign.heartbeats(()), foreign.put_snapshot("e", b"")):
             with pytest.raises(RedisAway, match=r"(?i)perm"):
                 await forbidden
         with pytest.raises(ResponseError, match=r"(?i)perm"):

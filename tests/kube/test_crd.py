@@ -268,13 +268,12 @@ def test_the_columns_show_what_the_status_says(plane: ControlPlane, namespace: s
 
 
 @pytest.mark.parametrize("says", WRONG_SPECS)
-def test_ten_wrong_specs_of_each_rule_are_refused_in_its_words(
+def test_wrong_specs_of_each_rule_are_refused_in_its_words(
     plane: ControlPlane, namespace: str, says: str
 ) -> None:
     path = f"/apis/serving.mambaserve.io/v1alpha1/namespaces/{namespace}/mambadeployments?dryRun=All"
     answers = [plane.api.request("POST", path, deployment(**spec)) for spec in WRONG_SPECS[says]]
 
-    assert len(answers) == 10
     others = [said for status, said in answers if status != 422 or says not in said["message"]]
     assert others == []
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from mamba_api import names
 from mamba_api.names import METRIC_DOWNLOADED, METRIC_TO_DOWNLOAD
-from mamba_operator.load_watch import PERIOD
+from mamba_operator.model.load_watch import PERIOD
 from model_loads import COMMIT, REPORT
 from operator_process import running_operator
 from testcluster.control_plane import ControlPlane

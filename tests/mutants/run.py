@@ -24,10 +24,9 @@ from rich.table import Table
 
 # Last, because an area may be called as a module of the standard library is.
 sys.path.append(str(Path(__file__).parent))
-from seeded import Mutant, by_area
+from seeded import SOURCES, Mutant, Unseedable, by_area, seeded
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("operator", "server", "kernels")
 OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--tb=line", "-W", "ignore")
 SECONDS = 900
 """Longest run of one mutant's tests."""
@@ -62,9 +61,11 @@ def copy(folder: Path) -> Path:
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     for name in listed.stdout.split("\0"):
-        if name and (ROOT / name).is_file():
+        original = ROOT / name
+        # A link may lead to a folder, and is one file for git.
+        if name and (original.is_file() or original.is_symlink()):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+            shutil.copy2(original, folder / name, follow_symlinks=False)
     return folder
 
 
@@ -95,25 +96,26 @@ def first_failure(tree: Path, tests: Iterable[str], *options: str) -> str:
 
 
 def tried(tree: Path, mutant: Mutant, area: str) -> Outcome:
-    """Seed, test, mend."""
+    """Put the defect into the tree, run its tests, and restore the file."""
     began = time.perf_counter()
-    path = tree / mutant.path
-    sound = path.read_text()
     caught = unusable = ""
     try:
-        if sound.count(mutant.old) != 1:
-            raise Unusable(f"the text occurs {sound.count(mutant.old)} times in {mutant.path}")
-        write(path, sound.replace(mutant.old, mutant.new))
-        caught = next(
-            filter(None, (first_failure(tree, [each], "--timeout", TEST_SECONDS) for each in mutant.tests)),
-            "",
-        )
+        defect = seeded(tree, mutant)
+        sound = defect.path.read_text()
+        write(defect.path, defect.text)
+        try:
+            caught = next(
+                filter(
+                    None, (first_failure(tree, [test], "--timeout", TEST_SECONDS) for test in mutant.tests)
+                ),
+                "",
+            )
+        finally:
+            write(defect.path, sound)
     except subprocess.TimeoutExpired:
         unusable = f"its tests were not through after {SECONDS} s"
-    except Unusable as error:
+    except (Unusable, Unseedable) as error:
         unusable = str(error)
-    finally:
-        write(path, sound)
     return Outcome(mutant, area, caught, time.perf_counter() - began, unusable)
 
 

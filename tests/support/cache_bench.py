@@ -13,8 +13,9 @@ from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.node import Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
+from prefix_of import prefix_of
 
 
 def ids(*parts: int | range) -> Tokens:
@@ -25,7 +26,7 @@ def ids(*parts: int | range) -> Tokens:
     return np.array(out, np.int32)
 
 
-def flush_and_sweep(cache: StateCache) -> int:
+def flush_and_sweep(cache: RadixStateCache) -> int:
     """Flush, and give all that is not in use back to the arena; the number of checkpoints lost."""
     lost = cache.flush()
     while cache.reclaimer.sweeping:
@@ -37,7 +38,7 @@ def flush_and_sweep(cache: StateCache) -> int:
 class CacheBench:
     """`cache` with small numbers; `step` counts launched steps."""
 
-    cache: StateCache
+    cache: RadixStateCache
     step: int = 0
 
     @classmethod
@@ -46,7 +47,7 @@ class CacheBench:
         page_size: int = 4, interval: int = 8, cap: int = 4, prefix_caching: bool = True, policy: str = "LRU",
     ) -> CacheBench:  # fmt: skip
         return cls(
-            StateCache(
+            RadixStateCache(
                 GuardedArena(slabs, per_slab), RadixTree(page_size, Eviction(policy)),
                 PersistentBatch(8, 512), reservation(strategy, overlap=overlap), track_interval=interval,
                 cap=cap, prefix_caching=prefix_caching,
@@ -66,7 +67,7 @@ class CacheBench:
         """A prefill step up to `depth`, launched and not complete."""
         self.step += 1
         self.cache.plan_prefill(allocation, depth, self.step)
-        self.cache.launched(allocation, depth, self.step)
+        self.cache.launch(allocation.row, depth, self.step)
         return self.step
 
     def decode(self, allocation: SequenceAllocation) -> int:
@@ -75,8 +76,8 @@ class CacheBench:
         depth = allocation.depth + 1
         assert self.cache.extend(allocation, depth)
         if depth % self.cache.track_interval == 0:
-            self.cache.plan_decode(allocation, self.step)
-        self.cache.launched(allocation, depth, self.step)
+            self.cache.take_decode_slot(allocation, self.step)
+        self.cache.launch(allocation.row, depth, self.step)
         return self.step
 
     def commit(self, allocation: SequenceAllocation, tokens: Tokens, step: int | None = None) -> None:
@@ -90,7 +91,6 @@ class CacheBench:
         allocation = self.admit(tokens, salt=salt, boundary=boundary)
         assert allocation is not None
         self.launch(allocation, len(tokens))
-        self.cache.prefill_done(allocation)
         self.commit(allocation, tokens)
         return allocation
 
@@ -106,7 +106,7 @@ class CacheBench:
         """Depths of the checkpoints on the path of `tokens`."""
         out = []
         for node in self.cache.tree.walk():
-            key = self.cache.tree.key_of(node)
+            key = prefix_of(node)
             if node.slot and node.salt == salt and np.array_equal(key, tokens[: len(key)]):
                 out.append(node.depth)
         return sorted(out)

@@ -25,8 +25,13 @@ SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 <<
 B200; RTX PRO 6000."""
 PLAIN = (80, 90, 120)
 """Capabilities that launches without products are compiled for."""
-FOLDERS = [str(Path(__file__).parents[2] / each) for each in ("operator", "server", "kernels")]
+FOLDERS = [str(Path(__file__).parents[2] / each) for each in ("libs", "operator", "server", "cli", "kernels")]
 FOLDERS += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "models")]
+USUAL = "usual"
+"""The word on the command line that leaves all launches out but those of the usual run."""
+OF_EXPERTS = ("expand_kernel", "project_kernel")
+EXTENTS = ("WIDTH", "FEATURES", "TOP_K")
+"""Constants of these kernels that are ends of loops."""
 NICENESS = 10
 """Other tests are waited for."""
 
@@ -51,12 +56,14 @@ class Compiled:
     triton: str
 
 
-def compiled_matrix(capabilities: list[int], other_triton: Path | None = None) -> Iterator[Compiled]:
-    """Compile for these GPUs, with this process's Triton or with the one in that folder. Raises
-    CalledProcessError."""
+def compiled_matrix(
+    capabilities: list[int], other_triton: Path | None = None, *, whole: bool = True
+) -> Iterator[Compiled]:
+    """Compile for these GPUs, with this process's Triton or with the one in that folder; unless `whole`, only
+    the launches that `usual` keeps. Raises CalledProcessError."""
     first = [] if other_triton is None else [str(other_triton)]
     ran = subprocess.run(
-        [sys.executable, __file__, *map(str, capabilities)],
+        [sys.executable, __file__, *map(str, capabilities), *([] if whole else [USUAL])],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([*first, *FOLDERS]), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
@@ -79,6 +86,11 @@ def multiplies(call: "KernelCall") -> bool:
     return "KIND" in call.constants or "DOT" in call.constants
 
 
+def wide(call: "KernelCall") -> bool:
+    """Whether the kernel multiplies tiles of float32."""
+    return str(call.constants.get("KIND", call.constants.get("DOT"))) == "fp32"
+
+
 def _compiled(index: int, capability: int) -> Compiled:
     import triton
 
@@ -98,19 +110,37 @@ def _compiled(index: int, capability: int) -> Compiled:
         shared=result.shared,
         tensor_cores=result.tensor_cores,
         products=multiplies(call),
-        wide=str(call.constants.get("KIND", call.constants.get("DOT"))) == "fp32",
+        wide=wide(call),
         seconds=round(time.monotonic() - began, 2),
         triton=triton.__version__,
     )
 
 
-def main(capabilities: list[int]) -> None:
+def usual(calls: "list[KernelCall]") -> set[int]:
+    """Return which launches the usual run compiles: those that multiply tiles of 16 bits, which are the ones
+    that run out of registers and shared memory, once for each form of experts' blocks; and of each other
+    kernel the first and the last launch."""
+    tiles: dict[str, int] = {}
+    for index, call in enumerate(calls):
+        if multiplies(call) and not wide(call):
+            experts = call.kernel.__name__ in OF_EXPERTS
+            form = {name: value for name, value in call.constants.items() if name not in EXTENTS}
+            tiles.setdefault(f"{call.kernel.__name__} {form}" if experts else str(index), index)
+    kept = set(tiles.values())
+    others = [(index, call) for index, call in enumerate(calls) if not multiplies(call)]
+    for ordered in (others, others[::-1]):
+        kept.update({call.kernel.__name__: index for index, call in ordered}.values())
+    return kept
+
+
+def main(capabilities: list[int], *, whole: bool) -> None:
     """Print a line of JSON for each launch and capability."""
     jobs = [
         (index, capability)
         for capability in capabilities
-        for index, served in enumerate(_launches(capability))
-        if multiplies(served.call) or capability in PLAIN
+        for launches in [_launches(capability)]
+        for index in (range(len(launches)) if whole else sorted(usual([each.call for each in launches])))
+        if multiplies(launches[index].call) or capability in PLAIN
     ]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
         for result in pool.map(_compiled, *zip(*jobs, strict=True), chunksize=4):
@@ -118,4 +148,5 @@ def main(capabilities: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(each) for each in sys.argv[1:]] or list(SHARED))
+    numbers = [int(each) for each in sys.argv[1:] if each != USUAL]
+    main(numbers or list(SHARED), whole=USUAL not in sys.argv)

@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.cache.state_cache import StateCache
-from mamba_server.engine.core import StepResult
-from mamba_server.engine.schedule import PrefillPiece, Schedule
+from mamba_server.cache.state_cache import RadixStateCache
+from mamba_server.engine.sequences.schedule import PrefillPiece, Schedule
+from mamba_server.engine.stepping.core import StepResult
 
 WINDOW = 3
 VOCABULARY = 97
@@ -64,7 +64,7 @@ def oracle(prompt: list[int], outputs: int, stop: frozenset[int] = frozenset()) 
 class DepthCodedRunner:
     """The device side; `fail_steps` makes the work of chosen steps raise, before or after it wrote."""
 
-    def __init__(self, cache: StateCache) -> None:
+    def __init__(self, cache: RadixStateCache) -> None:
         self.cache = cache
         self.page_size = cache.page_size
         self.states: list[State] = [POISON] * cache.arena.slabs

@@ -22,14 +22,16 @@ from mamba_prefix.page_rungs import rungs
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import POLICIES, Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore
-from mamba_server.engine.forward_stream import InlineStream, SimulatedStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.stepping.forward_stream import InlineStream
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
+from prefix_of import prefix_of
 from scripted_grammar import ScriptedGrammar
+from simulated_stream import SimulatedStream
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 LONGEST = 1024
@@ -78,7 +80,7 @@ class EngineTrial:
         self.setup, self.rng = setup, rng
         self.calm = False
         self.arena = GuardedArena(setup.slabs, setup.pages_per_slab, self._refuse)
-        self.cache = StateCache(
+        self.cache = RadixStateCache(
             self.arena,
             RadixTree(setup.page_size, Eviction(setup.policy)),
             PersistentBatch(setup.rows, -(-LONGEST // setup.page_size)),
@@ -92,7 +94,7 @@ class EngineTrial:
         self.simulated = SimulatedStream(lambda queued: rng.randint(0, queued))
         stream = self.simulated if setup.overlap else InlineStream()
         self.core = EngineCore(
-            Scheduler(self.cache, limits), stream, self.runner,
+            Scheduler(self.cache, limits), self.cache, stream, self.runner,
             overlap=setup.overlap, eos_token_ids=frozenset({0}),
         )  # fmt: skip
         self.submitted: dict[tuple[str, int], tuple[list[int], SamplingParams, int]] = {}
@@ -267,7 +269,7 @@ class EngineTrial:
         assert self.change_log.depths == depths
         assert self.change_log.pages == reached
         if node is not None and hashes is not None:
-            assert hashes[-1] == chain.hashes(tree.key_of(node), node.salt)[-1], (
+            assert hashes[-1] == chain.hashes(prefix_of(node), node.salt)[-1], (
                 "another hash of the whole text"
             )
 

@@ -9,10 +9,10 @@ from typing import Any
 from unittest import mock
 
 from mamba_planner import planner
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.cache import ledger
 from mamba_server.engine.boot import NO_OVERRIDES, BootOverrides, Engine, boot
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
+from mamba_settings.engine_settings import EngineSettings
 
 
 @dataclass

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from mamba_prefix.change_log import ChangeLog
+from mamba_prefix.engine_banks import MOST_ENGINES
 from mamba_prefix.follower import Follower
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_prefix.prefix_index import PrefixIndex
@@ -76,11 +77,11 @@ class EngineModel:
 class IndexWorld:
     """Some engines and one gateway, each with a store of its own from `connect`."""
 
-    def __init__(self, connect: Callable[[], Store], rng: Random) -> None:
+    def __init__(self, connect: Callable[[], Store], rng: Random, most_engines: int = MOST_ENGINES) -> None:
         self.connect = connect
         self.rng = rng
         self.engines: dict[str, EngineModel] = {}
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(most_engines=most_engines)
         self.follower = Follower(self.index, connect(), rng.random)
         self.task = asyncio.create_task(self.follower.run())
 

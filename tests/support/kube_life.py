@@ -14,9 +14,9 @@ from mamba_api import names
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_kube.errors import ApiError
-from mamba_operator.admin_key import AdminKey
 from mamba_operator.autoscale.scaling_record import LatestDecision
-from mamba_operator.engine_admin import Put, put_strategy
+from mamba_operator.children.admin_key import AdminKey
+from mamba_operator.children.engine_admin import Put, put_strategy
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import OperatorError
 from mamba_operator.objects.indices import Indices

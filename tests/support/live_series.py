@@ -6,14 +6,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_cli.local.download_metrics import DownloadMetrics
+from mamba_cli.local.loading.download_metrics import DownloadMetrics
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog
-from mamba_server.api.engine_metrics import EngineMetrics
-from mamba_server.api.prefix_metrics import PrefixMetrics
-from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.metrics.engine_metrics import EngineMetrics
+from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
+from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.engine.stats import collect
 from mamba_server.wire import Ready
 

@@ -7,10 +7,10 @@ the same tests with a real one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from mamba_prefix.errors import RedisAway
-from mamba_prefix.store import HEARTBEAT_SECONDS, SNAPSHOT_SECONDS, Batch
+from mamba_prefix.store import HEARTBEAT_SECONDS, MOST_NAMES, SNAPSHOT_SECONDS, Batch
 
 
 def place(where: str) -> tuple[int, int]:
@@ -97,11 +97,12 @@ class MemoryStore:
         redis = await self._reach_to_write()
         redis.values[f"snapshot {engine}"] = raw, redis.now + SNAPSHOT_SECONDS
 
-    async def heartbeats(self) -> dict[str, bytes | None]:
+    async def heartbeats(self, known: Collection[str]) -> dict[str, bytes | None]:
         redis = await self._reach()
-        return {each: redis.get(f"beat {each}") for each in sorted(redis.engines)}
+        names = {*sorted(redis.engines)[: MOST_NAMES + 1], *known}
+        return {each: redis.get(f"beat {each}") for each in sorted(names)}
 
-    async def snapshots(self, engines: Iterable[str]) -> dict[str, bytes | None]:
+    async def snapshots(self, engines: Sequence[str]) -> dict[str, bytes | int | None]:
         redis = await self._reach()
         return {each: redis.get(f"snapshot {each}") for each in engines}
 

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from mamba_api import names
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_server.api.engine_metrics import EngineMetrics
-from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.metrics.engine_metrics import EngineMetrics
+from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.wire import EngineStats, Ready
 
 PLACES = 64

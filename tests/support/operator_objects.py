@@ -9,10 +9,10 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
+from mamba_operator.observation.snapshot import ReportedPlan, Snapshot
 from mamba_operator.plan import make_plan
-from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.snapshot import ReportedPlan, Snapshot
 
 NOW = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"

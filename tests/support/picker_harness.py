@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.body_budget import BodyBudget
+from mamba_edge.exchange.body_budget import BodyBudget
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.endpoint_picker.ext_proc import (

@@ -28,6 +28,8 @@ RELEASE = "mambaserve"
 SYSTEM = "mambaserve-system"
 CLIENT = "client"
 READY_SECONDS = 200
+QUICK = {"minReadyTime": "5s"}
+"""`spec.rollout` of a deployment whose pods are replaced again and again: the default waits 30 s for each."""
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from starlette.types import Send
 
 from asgi import Asked, ask
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.body_budget import BodyBudget
-from mamba_edge.request_middleware import RequestMiddleware
+from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target

@@ -15,8 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from mamba_kernels.no_sync import no_sync
 from mamba_kernels.triton_support import KernelCall
+from testmodels.no_sync import no_sync
 
 Result = TypeVar("Result")
 Described = tuple[Any, ...]

@@ -12,13 +12,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mamba_api import names
+from mamba_operator.conditions.status import summarize
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
+from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.plan import make_plan
 from mamba_operator.render.revision import label_of
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.rollout.engine_history import EngineHistory
-from mamba_operator.snapshot import Snapshot
-from mamba_operator.status import summarize
 from operator_objects import NOW, TOKEN, UID, fitting_owner
 
 STEP = 10.0
@@ -69,6 +69,7 @@ class RolloutFleet:
         nodes: number of GPUs of each node.
         quota: most pods that there may be, those that drain included; None: any number.
         broken: nodes on which no engine starts any more.
+        slow: nodes on which an engine that starts neither answers nor fails any more: a volume does not come.
         bad: whether the image `NEW` starts nowhere.
         failing_requests: whether the image `NEW` starts and fails requests.
         rollout: `spec.rollout`.
@@ -76,11 +77,13 @@ class RolloutFleet:
 
     def __init__(
         self, replicas: int, nodes: list[int], *, quota: int | None = None,
-        broken: frozenset[int] = frozenset(), bad: bool = False, failing_requests: bool = False,
-        **rollout: Any,
+        broken: frozenset[int] = frozenset(), slow: frozenset[int] = frozenset(),
+        bad: bool = False, failing_requests: bool = False, **rollout: Any,
     ) -> None:  # fmt: skip
         self.replicas, self.nodes, self.quota = replicas, nodes, quota
         self.broken: frozenset[int] = frozenset()
+        self.slow: frozenset[int] = frozenset()
+        self._slow_later = slow
         self._broken_later, self.bad, self.failing_requests = broken, bad, failing_requests
         self._rollout = {
             "inPlaceAfter": f"{IN_PLACE:.0f}s", "progressDeadline": f"{DEADLINE:.0f}s", "minReadyTime": "0s",
@@ -110,7 +113,7 @@ class RolloutFleet:
         """Ask for the image `NEW`, and for another number of engines."""
         self._image, self._generation = NEW, self._generation + 1
         self.replicas = self.replicas if replicas is None else replicas
-        self.broken = self._broken_later
+        self.broken, self.slow = self._broken_later, self._slow_later
 
     @property
     def max_unavailable(self) -> int:
@@ -263,7 +266,7 @@ class RolloutFleet:
                 if pod.node is None or pod.ready or pod.leaves is not None or self.at - pod.placed < LOAD:
                     continue
                 pod.crashes = bad or pod.node in self.broken
-                pod.ready = not pod.crashes
+                pod.ready = not pod.crashes and pod.node not in self.slow
 
     def _scheduler(self) -> None:
         every = [pod for one in self._sets.values() for pod in one.pods]

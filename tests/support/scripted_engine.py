@@ -10,14 +10,14 @@ from starlette.types import ASGIApp
 from asgi import Asked
 from eventually import until
 from mamba_edge.api_keys import KeyFile
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server import wire
 from mamba_server.api.admin import make_admin
 from mamba_server.api.app import make_app
 from mamba_server.api.drain import Drain
-from mamba_server.api.engine_client import EngineClient
-from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.engine_link.engine_client import EngineClient
+from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.api.serving import Serving
+from mamba_settings.engine_settings import EngineSettings
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.prompt import TextProcessor

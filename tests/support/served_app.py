@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from eventually import until
-from mamba_edge.http_server import HttpServer
+from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
 
 

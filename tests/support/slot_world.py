@@ -14,6 +14,7 @@ from cache_bench import CacheBench, flush_and_sweep, ids
 from depth_coded import POISON, ZERO, State, after
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
+from prefix_of import prefix_of
 
 PROMPT, SLOTS = 2, 3
 Action = tuple[str, int]
@@ -144,14 +145,13 @@ class SlotWorld:
                     continue
                 allocation, stop = actor.allocation, len(tokens)
                 tracks = [(each.depth, each.slot) for each in cache.plan_prefill(allocation, stop, step)]
-                cache.prefill_done(allocation)
             else:
                 allocation, stop = actor.allocation, actor.allocation.depth + 1
                 assert cache.extend(allocation, stop)
-                slot = cache.plan_decode(allocation, step) if stop % cache.track_interval == 0 else 0
+                slot = cache.take_decode_slot(allocation, step) if stop % cache.track_interval == 0 else 0
                 tracks = [(stop, slot)] if slot else []
             entries.append(Entry(name, allocation, allocation.depth, stop, allocation.slot_in, tracks))
-            cache.launched(allocation, stop, step)
+            cache.launch(allocation.row, stop, step)
         if entries:
             bench.step = step
             self.flights.append(Flight(step, entries))
@@ -186,8 +186,7 @@ class SlotWorld:
             if actor.allocation is not None:
                 self._leave(actor, 0)
             actor.over = True
-        self.bench.cache.distrust(flight.step)
-        self.bench.cache.advance(flight.step)
+        self.bench.cache.advance(flight.step, failed=True)
         self.bench.cache.settle()
         # What is behind it goes on with rubbish for the failed sequences; they are over.
         for later in self.flights:
@@ -209,7 +208,7 @@ class SlotWorld:
         cache = self.bench.cache
         for node in cache.tree.walk():
             if node.slot:
-                key = cache.tree.key_of(node)
+                key = prefix_of(node)
                 assert self.states[node.slot] == after(ZERO, key.tobytes()), "checkpoint of another depth"
         for actor in self.actors:
             if actor.allocation is not None:
@@ -231,11 +230,11 @@ class SlotWorld:
         """Two worlds with one key have one future."""
         cache = self.bench.cache
         nodes = sorted(
-            (cache.tree.key_of(n).tobytes(), n.slot, n.produced_step, n.kv_lock, n.state_lock, n.priority)
+            (prefix_of(n).tobytes(), n.slot, n.produced_step, n.kv_lock, n.state_lock, n.priority)
             for n in cache.tree.walk()
         )
         return (
-            self.bench.step, cache.arena.completed, tuple(self.states), tuple(nodes), cache.retiring,
+            self.bench.step, cache.arena.completed, tuple(self.states), tuple(nodes), cache.capacity.retiring,
             tuple(cache.arena._slot_state), tuple(cache.arena._slot_fence), tuple(cache.arena._free_slabs),
             tuple((a.known, a.over, a.preempted, _held(a.allocation)) for a in self.actors),
             tuple(

@@ -14,15 +14,15 @@ from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore, StepResult
-from mamba_server.engine.forward_stream import SimulatedStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.scheduler import Scheduler
-from mamba_server.engine.start_budget import StartBudget
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.stepping.core import EngineCore, StepResult
 from mamba_server.wire import AddRequest, SamplingParams
+from simulated_stream import SimulatedStream
 
 PAGE = 16
 
@@ -51,7 +51,7 @@ class StepLoad:
 
     def __init__(self, setup: LoadSetup, budget: StartBudget | None = None) -> None:
         pages = -(-setup.longest // PAGE)
-        self.cache = StateCache(
+        self.cache = RadixStateCache(
             Arena(setup.slabs, setup.pages_per_slab), RadixTree(PAGE, Eviction("RecomputeCost")),
             PersistentBatch(setup.rows, pages), reservation(setup.strategy, overlap=True),
             track_interval=256, cap=4, prefix_caching=setup.prefix_caching,
@@ -59,7 +59,7 @@ class StepLoad:
         limits = SchedulerLimits(setup.step_tokens, 64, setup.rows, setup.longest)
         self.scheduler = Scheduler(self.cache, limits, budget)
         self.core = EngineCore(
-            self.scheduler, SimulatedStream(lambda _: 0), _NoModel(),
+            self.scheduler, self.cache, SimulatedStream(lambda _: 0), _NoModel(),
             overlap=True, eos_token_ids=frozenset(), max_waiting=100_000,
         )  # fmt: skip
         self._rng = np.random.default_rng(0)

@@ -13,7 +13,8 @@ from random import Random
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [
-    str(ROOT / folder) for folder in ("", "operator", "server", "kernels", "tests/cluster", "tests/support")
+    str(ROOT / folder)
+    for folder in ("", "libs", "operator", "server", "cli", "kernels", "tests/cluster", "tests/support")
 ]
 
 import disruptions as d  # noqa: E402

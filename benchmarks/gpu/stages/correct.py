@@ -9,12 +9,12 @@ from benchmarks.gpu.case import Absent, Case, Job, Numbers, Wrong
 from benchmarks.gpu.device_facts import facts
 from benchmarks.gpu.measured_model import MeasuredModel, measured_model
 from benchmarks.gpu.models import FAMILIES, NANO
-from benchmarks.gpu.operator_calls import OperatorCall, differences, intercepted, recorded
+from benchmarks.gpu.operator_calls import Operator, OperatorCall, differences, intercepted, recorded
 from benchmarks.gpu.scan_depth import error_by_depth
 from benchmarks.gpu.step_inputs import Piece, StepShape
 from benchmarks.gpu.tolerances import complaint
 
-from mamba_kernels.dispatch.kernel_or_reference import KernelOrReference, Operator
+from mamba_kernels.dispatch.kernel_or_reference import KernelOrReference
 from mamba_kernels.dispatch.operators import REFERENCE, triton_operators
 
 __all__ = ["cases", "facts"]
@@ -119,7 +119,7 @@ class WatchedModel:
 
     def _compared(self, call: OperatorCall, reference: Operator) -> object:
         if call.operator == self._asked:
-            both: KernelOrReference = getattr(self._kernels, call.operator)
+            both: KernelOrReference[..., object] = getattr(self._kernels, call.operator)
             # The kernel itself: what it cannot take is no result of it.
             kernel = both.kernel
             self._found.append(differences(call, kernel, torch.float32))

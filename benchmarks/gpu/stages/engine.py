@@ -15,8 +15,8 @@ from benchmarks.gpu.model_directory import write_config
 from benchmarks.gpu.models import NANO, SMALLER
 from benchmarks.gpu.random_weights import RandomWeights
 
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import BootOverrides, Engine, boot
+from mamba_settings.engine_settings import EngineSettings
 
 __all__ = ["cases", "facts"]
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
@@ -77,8 +77,8 @@ class EngineTrial:
     def under(self, strategy: str) -> Numbers:
         """Run the load under a strategy, from an empty cache."""
         engine = self._booted()
-        if why := engine.core.change_strategy(strategy):
-            raise Wrong(f"the engine refuses {strategy}: {why}")
+        if refusal := engine.core.change_strategy(strategy):
+            raise Wrong(f"the engine refuses {strategy}: {refusal.message}")
         return self._measured(strategy, salted=False)
 
     def unshared(self) -> Numbers:

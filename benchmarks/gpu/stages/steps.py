@@ -121,7 +121,7 @@ class WholeModel:
             except NoHostRoutes as why:
                 raise Absent(str(why)) from why
             if captured:
-                from mamba_server.engine.cuda_graphs import CudaGraphs
+                from mamba_server.engine.execution.cuda_graphs import CudaGraphs
 
                 step.capture(CudaGraphs(stream, 0))
 
@@ -193,7 +193,7 @@ class WholeModel:
         if self._device.type != "cuda":
             yield None
             return
-        from mamba_server.engine.cuda_stream import CudaStream
+        from mamba_server.engine.execution.cuda_stream import CudaStream
 
         stream = CudaStream(self._device)
         stream.stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -179,8 +179,10 @@ def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device
 
     def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
         activation = Activation.GATED_SILU if gated else Activation.SQUARED_RELU
-        parts = (given[name] for name in ("x", "chosen", "weights", "gate_up", "down"))
-        operators.moe(*parts, activation, given["out"])
+        operators.moe(
+            given["x"], given["chosen"], given["weights"], given["gate_up"], given["down"], activation,
+            given["out"],
+        )  # fmt: skip
         return (given["out"],)
 
     # All are hit where there are rows for it; of few rows each pair hits one of its own, at most.

@@ -8,7 +8,7 @@ who computes.
 import logging
 from collections.abc import Callable
 from subprocess import SubprocessError
-from typing import Any
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -17,7 +17,8 @@ from mamba_kernels.device_errors import ends_the_device, lacks_memory
 from mamba_kernels.slot_plan import NoHostRoutes
 
 log = logging.getLogger(__name__)
-Operator = Callable[..., Any]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result", covariant=True)
 
 ASKED, FAILED = "asked", "failed"
 """Why a kernel is left out."""
@@ -29,14 +30,14 @@ class KernelLeftOut(Exception):
     """A kernel failed in a trial. Its reference computes from now on: the work of the trial begins anew."""
 
 
-class KernelOrReference:
+class KernelOrReference(Generic[Arguments, Result]):
     """A kernel, and the reference that computes what the kernel cannot take."""
 
     def __init__(
         self,
         name: str,
-        kernel: Operator,
-        reference: Operator,
+        kernel: Callable[Arguments, Result],
+        reference: Callable[Arguments, Result],
         *,
         backend: str = "Triton",
         same_plans: bool = True,
@@ -50,11 +51,11 @@ class KernelOrReference:
         self.on_trial = False
         """Whether a kernel that fails is left out; else its error is that of the step."""
 
-    def __call__(self, *arguments: torch.Tensor | Any) -> Any:
+    def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         if self.left_out:
-            return self._reference(*arguments)
+            return self._reference(*arguments, **named)
         try:
-            return self.kernel(*arguments)
+            return self.kernel(*arguments, **named)
         except UnsupportedArgument as why:
             if not self._same_plans:
                 self._give_up(why)
@@ -64,7 +65,7 @@ class KernelOrReference:
                 log.warning(
                     "the %s kernel %s cannot take this, torch computes: %s", self._backend, self.name, why
                 )
-            return self._reference(*arguments)
+            return self._reference(*arguments, **named)
         except Exception as why:
             if _is_of_a_kernel(why):
                 self._give_up(why)
@@ -83,7 +84,7 @@ class KernelOrReference:
             raise KernelLeftOut(self.name) from why
 
 
-def computes_by_reference(operator: Operator) -> bool:
+def computes_by_reference(operator: object) -> bool:
     """Tell whether `operator` is a reference, or one whose kernel is left out."""
     return not isinstance(operator, KernelOrReference) or bool(operator.left_out)
 

@@ -15,10 +15,10 @@ from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.gated_delta import GatedDelta
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.rope import RowRope
+from mamba_kernels.dispatch import signatures
 from mamba_kernels.dispatch.kernel_or_reference import (
     KernelLeftOut,
     KernelOrReference,
-    Operator,
     computes_by_reference,
 )
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
@@ -37,23 +37,23 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Each has the arguments of its reference."""
+    """Operators of a model, each with the arguments of its reference."""
 
-    activate: Operator
-    conv1d_prefill: Operator
-    conv1d_update: Operator
-    gated_delta_prefill: Operator
-    gated_delta_update: Operator
-    gated_norm: Operator
-    kv_write: Operator
-    moe: Operator
-    paged_attention: Operator
-    rms_norm: Operator
-    rope: Operator
-    route: Operator
-    ssd_prefill: Operator
-    state_update: Operator
-    sample: Operator | None
+    activate: signatures.Activate
+    conv1d_prefill: signatures.Conv1dPrefill
+    conv1d_update: signatures.Conv1dUpdate
+    gated_delta_prefill: signatures.GatedDeltaPrefill
+    gated_delta_update: signatures.GatedDeltaUpdate
+    gated_norm: signatures.GatedNorm
+    kv_write: signatures.KvWrite
+    moe: signatures.Moe
+    paged_attention: signatures.PagedAttention
+    rms_norm: signatures.RmsNorm
+    rope: signatures.Rope
+    route: signatures.Route
+    ssd_prefill: signatures.SsdPrefill
+    state_update: signatures.StateUpdate
+    sample: signatures.Sample | None
     """None = the engine's sampler calls the parts of the reference for the rows that ask for them."""
     why_not_attend: Callable[[int, int, int], str]
     """(heads, kv_heads, head_dim) -> why `paged_attention` cannot take them; empty if it can. Asked when a
@@ -92,7 +92,7 @@ class Operators:
                 each.on_trial = False
 
     @property
-    def _kernels(self) -> list[KernelOrReference]:
+    def _kernels(self) -> list[KernelOrReference[..., object]]:
         values = (getattr(self, field.name) for field in fields(self))
         return [each for each in values if isinstance(each, KernelOrReference)]
 
@@ -138,7 +138,10 @@ def cpu_operators(library: Library) -> Operators:
 
 
 def triton_operators() -> Operators:
-    """Put the kernels together, for one model. Raises ImportError where there is no Triton."""
+    """Return Triton's kernels beside their references, for one model: which kernels are left out is its own.
+
+    Raises ImportError where there is no Triton.
+    """
     from mamba_kernels.activate import triton as activate_kernel
     from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
     from mamba_kernels.conv1d_update import triton as conv1d_update_kernel

@@ -65,7 +65,7 @@ def engine_deployment(context: Context) -> Manifest:
                 "type": "RollingUpdate",
                 "rollingUpdate": {
                     "maxSurge": 0 if context.in_place else rollout.max_surge,
-                    "maxUnavailable": max(rollout.max_unavailable, context.missing),
+                    "maxUnavailable": max(rollout.unavailable, context.missing),
                 },
             },
             # The API server refuses a deadline that is not longer; both are whole seconds here.

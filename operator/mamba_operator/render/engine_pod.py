@@ -21,7 +21,7 @@ from mamba_operator.render.pod import (
     tracing,
 )
 from mamba_operator.render.strategic_merge import merge
-from mamba_planner.spec_settings import engine_settings
+from mamba_settings.spec_settings import engine_settings
 
 SETTINGS_FILE = "engine.json"
 SETTINGS_MOUNT = "/etc/mambaserve"
@@ -76,12 +76,15 @@ def engine_pod_template(context: Context) -> Manifest:
                 **({} if context.key_id else {names.ANNOTATION_STRATEGY: document["strategy"]}),
                 ANNOTATION_SETTINGS: digest(restart_settings(document) if context.key_id else document),
                 **_restart(context),
+                **_commit(context),
             },
         },
         "spec": _pod_spec(context),
     }
     merged = merge(base, _of_engines(context, deployment.spec.pod_template or {}))
     metadata = merged["metadata"] if isinstance(merged.get("metadata"), dict) else {}
+    if commit := _commit(context):
+        metadata = {**metadata, "annotations": {**(metadata.get("annotations") or {}), **commit}}
     labels = {**(metadata.get("labels") or {}), **base["metadata"]["labels"]}
     template = {**merged, "metadata": {**metadata, "labels": labels}}
     revision = digest(template, length=10)
@@ -109,6 +112,14 @@ def _of_engines(context: Context, patch: Mapping[str, Any]) -> Mapping[str, Any]
 def _restart(context: Context) -> dict[str, str]:
     value = context.deployment.metadata.annotations.get(names.ANNOTATION_RESTART)
     return {names.ANNOTATION_RESTART: value} if value else {}
+
+
+def _commit(context: Context) -> dict[str, str]:
+    """Return the annotation by which the copy that a pod reads is kept on the volume."""
+    cache = context.deployment.spec.model.cache
+    if cache is None or cache.size is None or context.loaded is None or not context.loaded.commit:
+        return {}
+    return {names.ANNOTATION_COMMIT: context.loaded.commit}
 
 
 def _pod_spec(context: Context) -> dict[str, Any]:

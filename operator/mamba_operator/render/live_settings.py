@@ -16,7 +16,7 @@ from mamba_operator.objects.manifest import Manifest, annotation, digest, metada
 from mamba_operator.objects.pod_trouble import serves
 from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.render.revision import pod_revision
-from mamba_planner.live_settings import LIVE
+from mamba_settings.live_settings import LIVE
 
 MOUNT_LAG = 120.0
 """Seconds after a change in which the file that a pod mounts may still be the one before."""

@@ -4,7 +4,7 @@ Engines then read it from there by its commit and ask the Hub nothing. Whether a
 `model_load`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mamba_api import names
@@ -35,13 +35,20 @@ OUR_VOLUMES = frozenset({"scratch", "settings", "admin", "cache", "model"})
 """Volumes of engines, whatever a template makes of them; all others, a CA for one, loaders have too."""
 OF_ANY_CONTAINER = ("env", "envFrom", "imagePullPolicy", "securityContext")
 """The same of its container `engine`."""
+MAKE_ROOM, KEEP = "MAMBASERVE_DOWNLOAD_MAKE_ROOM", "MAMBASERVE_DOWNLOAD_KEEP"
 ATTEMPTS = 7
 """With the Job controller's back-off (10 s, then twice as long each time) about ten minutes of a Hub that is
 away. Each goes on where the one before stopped."""
 
 
-def loader_job(context: Context, load: str) -> Manifest:
-    """The Job X-load-HASH; `load` is the hash of what it downloads and where to."""
+def loader_job(context: Context, load: str, keep: Collection[str] | None = None) -> Manifest:
+    """Render the Job X-load-HASH.
+
+    Args:
+        context: what children depend on.
+        load: hash of what is downloaded and where to.
+        keep: commits that stay when copies on the volume have to make room; None: every copy stays.
+    """
     name = context.children.loader(load)
     return {
         **child(context, JOB, name, "loader"),
@@ -64,7 +71,7 @@ def loader_job(context: Context, load: str) -> Manifest:
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
             },
-            "template": _template(context),
+            "template": _template(context, keep),
         },
     }
 
@@ -77,11 +84,21 @@ def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
     }
 
 
-def _template(context: Context) -> dict[str, Any]:
+def kept_by(job: Manifest) -> frozenset[str] | None:
+    """Read from a Job which commits it keeps; None: it removes no copy."""
+    containers = ((job.get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or ()
+    env = {
+        one.get("name"): one.get("value")
+        for one in _named(list(containers), names.LOADER_CONTAINER).get("env") or ()
+    }
+    return frozenset(str(env.get(KEEP) or "").split()) if env.get(MAKE_ROOM) else None
+
+
+def _template(context: Context, keep: Collection[str] | None) -> dict[str, Any]:
     """Render the loader's pod, with what of `spec.podTemplate` is not about engines. Raises InvalidPatch."""
     base = {
         "metadata": {"labels": names.labels(context.deployment.name, "loader")},
-        "spec": _pod_spec(context),
+        "spec": _pod_spec(context, keep),
     }
     merged = merge(base, _of_any_pod(context.deployment.spec.pod_template or {}))
     labels = {**(merged["metadata"].get("labels") or {}), **base["metadata"]["labels"]}
@@ -117,8 +134,11 @@ def _others(items: object, key: str) -> list[Mapping[str, Any]]:
     return [one for one in those if isinstance(one, Mapping) and one.get(key) not in OUR_VOLUMES]
 
 
-def _pod_spec(context: Context) -> dict[str, Any]:
+def _pod_spec(context: Context, keep: Collection[str] | None) -> dict[str, Any]:
     container = loader_container(context, "--report", TERMINATION_LOG)
+    # No arguments, for images of before; and one variable less where there is nothing to keep.
+    told = {MAKE_ROOM: "1", **({KEEP: " ".join(sorted(keep))} if keep else {})} if keep is not None else {}
+    env = [*container["env"], *({"name": name, "value": value} for name, value in told.items())]
     return {
         "serviceAccountName": context.children.service_account,
         "automountServiceAccountToken": False,
@@ -130,6 +150,7 @@ def _pod_spec(context: Context) -> dict[str, Any]:
         "containers": [
             {
                 **container,
+                "env": env,
                 "resources": {**container["resources"], "limits": LIMITS},
                 "terminationMessagePath": TERMINATION_LOG,
             }

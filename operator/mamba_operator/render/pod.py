@@ -5,7 +5,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_planner.trace_settings import trace_variables
+from mamba_settings.trace_settings import trace_variables
 
 EVERY_ADDRESS = "::"
 """Of both families, so that pods are reached in clusters of either."""

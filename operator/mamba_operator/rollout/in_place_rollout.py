@@ -42,6 +42,8 @@ class InPlaceRollout:
     """How many engines may be missing, whatever the spec says; 0: as the spec says."""
     waits: bool = False
     """An engine that the roll-out adds has no room, and `inPlaceAfter` is not over."""
+    refused: bool = False
+    """An engine that the roll-out adds has no room, and the spec lets no older one go for it."""
     retry: str | None = None
     """Changes whenever an engine has gone while the quota refuses another. The cluster would try again by
     itself after many minutes only; written to the Deployment, the change makes it try at once."""
@@ -99,18 +101,21 @@ def _for_want_of_room(
     if label_of(engine) != label and not back:
         return InPlaceRollout()
     mixed = len(set(map(_template, engines))) > 1 or any(pod_revision(pod) != label for pod in engines)
-    if mixed and _without_surge(engine):
+    if mixed and _without_surge(engine) and rollout.in_place_wait is not None:
         found = _going_on(engine, engines, replicas, still_since, now)
         # That old engines go first may be the spec's own wish.
         return replace(found, now=rollout.max_surge > 0)
     if rollout.max_surge == 0:
         return InPlaceRollout()
+    patience = rollout.in_place_wait
     waiting = [since for since in _waiting(engine, engines, label) if since is not None]
     if not waiting:
         return InPlaceRollout()
-    left = rollout.in_place_after.seconds - (now - min(waiting)).total_seconds()
+    if patience is None:
+        return InPlaceRollout(refused=True)
+    left = patience.seconds - (now - min(waiting)).total_seconds()
     if left > 0:
-        in_time = rollout.in_place_after.seconds < rollout.progress_deadline.seconds
+        in_time = patience.seconds < rollout.progress_deadline.seconds
         return InPlaceRollout(waits=in_time, requeue_after=left)
     places = sum(map(has_place, engines))
     return InPlaceRollout(now=True, missing=_missing(replicas, places), retry=_retry(engine, engines))

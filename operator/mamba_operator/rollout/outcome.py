@@ -6,7 +6,8 @@ taken back. `rollback` reads the facts from the cluster's objects and carries th
 A revision is taken back for what is its own doing: all of its engines that got a node fail, or most of them
 do on two nodes or more. One engine that fails beside others that serve is the doing of its node, and the
 others stay. That there is no room, or a quota, keeps an engine from starting and says nothing about the
-revision: it goes back for that only at the progress deadline, and only while none of it serves.
+revision, nor do engines that are late and do not fail: it goes back for that only at the progress deadline,
+and only while none of it serves.
 """
 
 from collections.abc import Sequence
@@ -36,10 +37,8 @@ class RolloutFacts:
     """Engines of the new revision that have a node."""
     serving: int
     """Engines of the new revision that answer."""
-    late_nodes: Sequence[str] = ()
-    """Node of each engine of the new revision that has one and does not answer."""
     failing: Sequence[FailingEngine] = ()
-    """Those of them that fail."""
+    """Those of them that do not answer and fail."""
     rejected: tuple[str, str] | None = None
     """Reason and message, where requests say that the new revision is worse than the old one."""
     overdue: tuple[str, str] | None = None
@@ -63,9 +62,7 @@ def rollout_outcome(facts: RolloutFacts) -> RolloutOutcome:
     lost = [one for one in facts.failing if one.seconds >= PATIENCE]
     if lost and _is_the_revision(len(lost), {one.node for one in lost}, facts.started):
         return RolloutOutcome(taken_back=(lost[0].reason, lost[0].message))
-    if facts.overdue is not None and (
-        facts.serving == 0 or _is_the_revision(len(facts.late_nodes), set(facts.late_nodes), facts.started)
-    ):
+    if facts.overdue is not None and facts.serving == 0:
         return RolloutOutcome(taken_back=facts.overdue)
     left = [PATIENCE - one.seconds for one in facts.failing if one.seconds < PATIENCE]
     return RolloutOutcome(requeue_after=min(left, default=None))

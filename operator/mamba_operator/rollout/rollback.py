@@ -130,7 +130,6 @@ def _facts(
     return RolloutFacts(
         started=len(started),
         serving=sum(map(answers, those)),
-        late_nodes=[node_of(pod) for pod in late],
         failing=failing,
         rejected=(ERROR_RATE_ROSE, said) if fails_more(new, old) else None,
         overdue=_overdue(engine, those, now),

@@ -15,7 +15,7 @@ from typing import Protocol, Self
 import msgspec
 
 from mamba_edge.errors import TooManyRequests
-from mamba_edge.request_arrivals import RequestArrivals
+from mamba_edge.exchange.request_arrivals import RequestArrivals
 from mamba_gateway.admission.admitted_requests import AdmittedRequests, Dismissable
 from mamba_gateway.admission.fair_queue import FairQueue, WaitingRequest
 from mamba_gateway.clock import Clock

@@ -23,9 +23,9 @@ from mamba_api.openai_responses import (
 )
 from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.application import Responses, error_responses, make_application, publish
-from mamba_edge.body_budget import BodyBudget
-from mamba_edge.request_middleware import RequestMiddleware
+from mamba_edge.app.application import Responses, error_responses, make_application, publish
+from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_gateway.api.local_routes import DecisionList, GatewayReadiness, LocalRoutes
 from mamba_gateway.api.serving_status import StatusEndpoint

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mamba_api.openai_responses import Readiness
-from mamba_edge.application import JsonResponse
+from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import ModelNotFound, NotReady
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.endpoints.pool import Pool

@@ -11,7 +11,7 @@ import aiohttp
 from starlette.responses import Response
 
 from mamba_api.serving_status import EngineStatus, GatewayStatus, ServingStatus
-from mamba_edge.application import JsonResponse
+from mamba_edge.app.application import JsonResponse
 from mamba_edge.cached_value import CachedValue
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.api.local_routes import GatewayReadiness

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mamba_edge.body_budget import BodyShare
+from mamba_edge.exchange.body_budget import BodyShare
 from mamba_gateway.admission.usage_meter import UsageMeter
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.request_head import RequestHead

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mamba_edge.request_body import find_header
-from mamba_edge.request_middleware import request_id_of
+from mamba_edge.exchange.request_body import find_header
+from mamba_edge.exchange.request_middleware import request_id_of
 from mamba_gateway.endpoint_picker.ext_proc import ProcessingMode, ProcessingRequest
 from mamba_gateway.endpoint_picker.messages import DESTINATION_NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 

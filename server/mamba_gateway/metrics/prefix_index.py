@@ -6,7 +6,7 @@ from typing import get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mamba_prefix.prefix_index import PrefixIndex, State
+from mamba_prefix.prefix_index import PrefixIndex, RefusedKind, State
 
 _PREFIX = "mambaserve_prefix_index"
 
@@ -50,6 +50,14 @@ class PrefixIndexCollector(Collector):
             ),
         ):
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", said, value)
+        refused = CounterMetricFamily(
+            f"{_PREFIX}_refused_messages",
+            "What Redis had that is larger than any engine writes, or names beyond those looked at.",
+            labels=["kind"],
+        )
+        for kind in get_args(RefusedKind):
+            refused.add_metric([kind], index.refused_messages[kind])
+        yield refused
         for name, said, value in (
             ("gaps", "Times that batches of an engine were missing; a snapshot fills them.", index.gaps),
             ("snapshots", "Snapshots of engines that were read.", index.snapshots),

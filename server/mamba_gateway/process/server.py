@@ -16,11 +16,11 @@ import structlog
 from starlette.types import ASGIApp
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.body_budget import BodyBudget
-from mamba_edge.cors import with_cors
-from mamba_edge.http_server import HttpServer
+from mamba_edge.app.cors import with_cors
+from mamba_edge.connection.http_server import HttpServer
+from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_arrivals import LEAVE_SHARE
 from mamba_edge.listener import listen, url_of
-from mamba_edge.request_arrivals import LEAVE_SHARE
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.allowance import LEAVE_SECONDS
 from mamba_gateway.admission.rate_limiter import RateLimiter

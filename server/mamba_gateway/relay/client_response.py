@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Send
 
-from mamba_edge.asgi_responses import EVENT_STREAM
-from mamba_edge.direct_exchange import Begin
-from mamba_edge.engine_limit import is_over_own_limit
+from mamba_edge.connection.direct_exchange import Begin
 from mamba_edge.errors import ApiError
+from mamba_edge.exchange.asgi_responses import EVENT_STREAM
+from mamba_edge.exchange.engine_limit import is_over_own_limit
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.headers import is_event_stream
 from mamba_gateway.relay.events import DONE

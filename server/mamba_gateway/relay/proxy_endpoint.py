@@ -12,13 +12,13 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.asgi_responses import USAGE_HEADER, DisconnectWatch
 from mamba_edge.client_name import CLIENT_HEADER
-from mamba_edge.content_coding import require_plain
-from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
+from mamba_edge.connection.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
-from mamba_edge.request_body import ClientGone, read_body, whole_body
-from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
+from mamba_edge.exchange.asgi_responses import USAGE_HEADER, DisconnectWatch
+from mamba_edge.exchange.content_coding import require_plain
+from mamba_edge.exchange.request_body import ClientGone, read_body, whole_body
+from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
 from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
 from mamba_gateway.admission.usage_meter import UsageMeter

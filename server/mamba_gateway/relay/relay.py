@@ -14,8 +14,8 @@ import structlog
 from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
-from mamba_edge.engine_limit import is_full, is_over_own_limit
 from mamba_edge.errors import TooManyRequests
+from mamba_edge.exchange.engine_limit import is_full, is_over_own_limit
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.outlier_ejection import SUSPICIOUS
 from mamba_gateway.endpoints.pool import Pool

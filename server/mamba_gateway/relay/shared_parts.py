@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mamba_edge.body_budget import BodyBudget
+from mamba_edge.exchange.body_budget import BodyBudget
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.endpoints.pool import Pool

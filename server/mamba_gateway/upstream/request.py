@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from mamba_edge.body_budget import BodyShare
+from mamba_edge.exchange.body_budget import BodyShare
 from mamba_gateway.admission.admission import Permit
 from mamba_gateway.admission.usage_meter import UsageMeter
 from mamba_gateway.prompt_prefix import PromptPrefix

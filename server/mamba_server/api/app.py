@@ -18,16 +18,16 @@ from mamba_api.openai_responses import (
 )
 from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.application import Responses, error_responses, make_application, publish
-from mamba_edge.body_budget import BodyBudget
-from mamba_edge.cors import with_cors
-from mamba_edge.request_middleware import RequestMiddleware
+from mamba_edge.app.application import Responses, error_responses, make_application, publish
+from mamba_edge.app.cors import with_cors
+from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.gateway_guard import GatewayGuard
 from mamba_server.api.info import InfoEndpoints
 from mamba_server.api.prefix_feed import CONTENT_TYPE, PrefixFeed
-from mamba_server.api.request_body import limited_route
+from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.serving_status import StatusEndpoint
 

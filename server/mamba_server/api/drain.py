@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mamba_edge.errors import ServerDraining
-from mamba_edge.request_arrivals import RequestArrivals
+from mamba_edge.exchange.request_arrivals import RequestArrivals
 
 
 class Drain:

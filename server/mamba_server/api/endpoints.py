@@ -14,25 +14,26 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from mamba_edge.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
-from mamba_edge.body_budget import BodyShare
 from mamba_edge.client_name import client_of
-from mamba_edge.direct_exchange import DIRECT
+from mamba_edge.connection.direct_exchange import DIRECT
 from mamba_edge.errors import ApiError, InvalidRequest, NotReady
-from mamba_edge.request_body import RawHeaders, find_header
-from mamba_server.api import responses
-from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
-from mamba_server.api.answer_reader import AnswerFormat
-from mamba_server.api.chat_response import ChatResponseBuilder
-from mamba_server.api.completion_response import CompletionResponseBuilder
-from mamba_server.api.followed_schema import LEFT_OUT_HEADER
-from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.output_grammar import GrammarCheck, OutputForm, output_grammar
-from mamba_server.api.prompts import PromptBuilder
-from mamba_server.api.responses import UsageBody
-from mamba_server.api.sampling import output_tokens, prompt_alternatives, sampling_params
+from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
+from mamba_edge.exchange.body_budget import BodyShare
+from mamba_edge.exchange.request_body import RawHeaders, find_header
+from mamba_server.api.answers import responses
+from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
+from mamba_server.api.answers.answer_reader import AnswerFormat
+from mamba_server.api.answers.chat_response import ChatResponseBuilder
+from mamba_server.api.answers.completion_response import CompletionResponseBuilder
+from mamba_server.api.answers.responses import UsageBody
+from mamba_server.api.answers.score_json import let_go
+from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
+from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
+from mamba_server.api.requests.model_limits import ModelLimits
+from mamba_server.api.requests.prompts import PromptBuilder
+from mamba_server.api.requests.sampling import output_tokens, prompt_alternatives, sampling_params
 from mamba_server.api.serving import Places, Serving
-from mamba_server.wire import AddRequest, TokenIds
+from mamba_server.wire import AddRequest, TokenIds, TokenLogprobs
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
 from mamba_telemetry.request_trace import RequestTrace, error_code
@@ -52,7 +53,9 @@ QUIET_SECONDS = 15.0
 class ResponseBuilder(Protocol):
     """What both kinds of answer offer."""
 
-    def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None: ...
+    def chunk(
+        self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool
+    ) -> bytes | list[bytes] | None: ...
     def usage_chunk(self, usage: UsageBody) -> bytes: ...
     def collect(self, update: ChoiceUpdate) -> None: ...
     def weight(self, update: ChoiceUpdate) -> int: ...
@@ -219,6 +222,7 @@ class GenerationEndpoints:
                 else:
                     await send_json_pieces(send, await _whole(builder, active, serving.encoders), headers)
         finally:
+            _free(active.scores, serving.encoders)
             trace.root.set(names.RESPONSE_ID, adds[0].request_id)
             trace.root.set(names.INPUT_TOKENS, active.counts.prompt)
             trace.root.set(names.OUTPUT_TOKENS, active.counts.completion)
@@ -267,6 +271,17 @@ def _usage(active: ActiveRequest) -> UsageBody:
     return responses.usage_body(counts.prompt, counts.completion, counts.cached_total)
 
 
+def _free(scores: list[list[TokenLogprobs | None]], encoders: EncoderPool) -> None:
+    """Free what an answer that was not finished has of its prompts' log-probabilities, beside the loop."""
+    if left := [entries for entries in scores if entries]:
+
+        def free() -> None:
+            for entries in left:
+                let_go(entries)
+
+        encoders.hand_over(free)
+
+
 async def _whole(builder: ResponseBuilder, active: ActiveRequest, encoders: EncoderPool) -> list[bytes]:
     """The complete answer, in pieces. What is long is encoded beside the loop, choice by choice."""
     weight = 0
@@ -292,9 +307,9 @@ async def _events(
     *,
     with_comment: bool,
 ) -> AsyncGenerator[bytes]:
-    """The events of a streamed answer. An error after the first one is an event of its own. While tokens come
-    and nothing of them is certain, as of a long call, comments do. `with_comment`: another one tells the
-    usage, for whoever counts on the way."""
+    """The events of a streamed answer, a long one in pieces. An error after the first one is an event of its
+    own. While tokens come and nothing of them is certain, as of a long call, comments do. `with_comment`:
+    another one tells the usage, for whoever counts on the way."""
     options = request.stream_options
     include = options is not None and bool(options.include_usage)
     continuous = options is not None and bool(options.continuous_usage_stats)
@@ -308,7 +323,11 @@ async def _events(
             now = time.monotonic()
             if chunk is not None or now - sent >= QUIET_SECONDS:
                 begun, sent = True, now
-                yield responses.COMMENT if chunk is None else chunk
+                if isinstance(chunk, list):
+                    while chunk:
+                        yield chunk.pop(0)
+                else:
+                    yield responses.COMMENT if chunk is None else chunk
         if include:
             yield builder.usage_chunk(_usage(active))
     except ApiError as error:

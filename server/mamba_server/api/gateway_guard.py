@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 from mamba_api.names import GATEWAY_KEY
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.client_name import SCOPE_KEY
-from mamba_server.api.errors import Forbidden
+from mamba_server.api.requests.errors import Forbidden
 
 
 class GatewayGuard(KeyGuard):

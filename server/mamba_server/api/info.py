@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mamba_api.openai_responses import ModelCard, ModelList, Readiness
-from mamba_edge.application import JsonResponse
+from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import NotReady
 from mamba_server.api.serving import Serving
 from mamba_telemetry.registry import expose

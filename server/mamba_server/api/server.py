@@ -18,11 +18,10 @@ import uvloop
 
 from mamba_edge import process_memory
 from mamba_edge.api_keys import KeyFile, KeyFileError
-from mamba_edge.http_server import HttpServer
+from mamba_edge.connection.http_server import HttpServer
+from mamba_edge.exchange.request_arrivals import LEAVE_SHARE
 from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
 from mamba_edge.ready_line import tell_ready
-from mamba_edge.request_arrivals import LEAVE_SHARE
-from mamba_planner.engine_settings import EngineSettings
 from mamba_prefix.errors import BadRedisUrl
 from mamba_prefix.publisher import Publisher
 from mamba_prefix.redis_keys import RedisKeys
@@ -30,17 +29,18 @@ from mamba_prefix.redis_url import url_from
 from mamba_server.api.admin import make_admin
 from mamba_server.api.app import make_app
 from mamba_server.api.drain import Drain
-from mamba_server.api.engine_client import EngineClient
-from mamba_server.api.engine_metrics import EngineMetrics
-from mamba_server.api.engine_process import ENGINE_COMMAND
-from mamba_server.api.engine_state import EngineState
-from mamba_server.api.errors import BadConfiguration, ServeError
-from mamba_server.api.prefix_metrics import PrefixMetrics
-from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.engine_link.engine_client import EngineClient
+from mamba_server.api.engine_link.engine_process import ENGINE_COMMAND
+from mamba_server.api.engine_link.engine_state import EngineState
+from mamba_server.api.metrics.engine_metrics import EngineMetrics
+from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
+from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.api.requests.errors import BadConfiguration, ServeError
 from mamba_server.api.serving import Serving
-from mamba_server.model import source
-from mamba_server.model.errors import ModelError
+from mamba_server.model.checkpoint import source
+from mamba_server.model.checkpoint.errors import ModelError
 from mamba_server.wire import Ready
+from mamba_settings.engine_settings import EngineSettings
 from mamba_telemetry.logs import get_logger, set_up_logs
 from mamba_telemetry.registry import make_registry
 from mamba_telemetry.trace_metrics import TraceMetrics

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mamba_edge.errors import InvalidRequest, ModelNotFound, NotReady, TooManyRequests
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api.drain import Drain
-from mamba_server.api.engine_client import EngineClient
-from mamba_server.api.grammar_checker import GrammarChecker, GrammarTokens
-from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.engine_link.engine_client import EngineClient
+from mamba_server.api.forms.grammar_checker import GrammarChecker, GrammarTokens
+from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.api.requests.model_limits import ModelLimits
+from mamba_settings.engine_settings import EngineSettings
 from mamba_telemetry.tracing import OFF, Tracing
 from mamba_text.encoder_pool import EncoderPool
 from mamba_text.prompt import TextProcessor

@@ -111,7 +111,7 @@ class CheckpointChooser:
         for depth, ghost in left.items():
             above = max((each for each in chosen if each < depth), default=0)
             if above:
-                chosen[above].serves(ghost)
+                chosen[above].adopt_returns(ghost)
             else:
                 eviction.inherit(match.node, ghost)
         forgotten = [depth for depth in required if marked[depth] is None]

@@ -1,7 +1,6 @@
-"""What happened in the state cache, for metrics; only grows."""
+"""Counters of the state cache, for metrics; they only grow."""
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -12,4 +11,3 @@ class CacheCounters:
     skipped: int = 0
     evicted: int = 0
     duplicates: int = 0
-    misses: Counter[str] = field(default_factory=Counter)

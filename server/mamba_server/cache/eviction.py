@@ -11,8 +11,8 @@ from typing import get_args
 
 from mamba_api import eviction
 from mamba_server.cache.eviction_heap import EvictionHeap
-from mamba_server.cache.ghost_tree import Ghost, GhostTree
-from mamba_server.cache.node import Node
+from mamba_server.cache.ghost_tree import GhostTree
+from mamba_server.cache.node import Node, ReturnForecast
 
 Policy = eviction.Eviction
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -62,9 +62,11 @@ class Eviction:
         slabs = 1 + pages / self._pages_per_slab if self._pages_per_slab else 1.0
         return rate * tokens / slabs
 
-    def inherit(self, node: Node | None, ghost: Ghost | None) -> None:
+    def inherit(self, node: Node | None, ghost: ReturnForecast | None) -> None:
         """There is no checkpoint at `ghost`: who comes back to it resumes at `node`, the nearest above."""
-        if node is not None and node.ghost is not None and ghost is not None and node.ghost.serves(ghost):
+        if node is None or node.ghost is None or ghost is None:
+            return
+        if node.ghost.adopt_returns(ghost):
             self.offer(node)
 
     def lowest_worth(self) -> float:

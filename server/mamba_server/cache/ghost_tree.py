@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 
 from mamba_prefix.page_chain import PageMixer
-from mamba_server.cache.node import Node, Tokens
+from mamba_server.cache.node import Node, ReturnForecast, Tokens
 from mamba_server.cache.return_times import BINS, EDGES, HazardRatio, ReturnTimes
 
 HASH_BYTES = 8
@@ -95,12 +95,18 @@ class Ghost:
             rate *= self.excess.ratio
         return rate if self.traffic is None else rate * self.traffic.ratio
 
-    def serves(self, other: "Ghost") -> bool:
-        """The checkpoint here serves who comes back to `other`, below it; if that adds to its worth."""
+    def adopt_returns(self, other: ReturnForecast) -> bool:
+        """Count the returns to `other`, a deeper place that is cached no longer, for the checkpoint here too;
+        return whether that adds to its rate. One deeper place counts: that which returns most."""
         if other is self or (self.heir is not None and self.heir.rate >= other.rate):
             return False
+        assert isinstance(other, Ghost)
         self.heir = other
         return True
+
+    def drop_returns(self) -> None:
+        """Count returns to the checkpoint here alone."""
+        self.heir = None
 
 
 class GhostMatch:

@@ -7,19 +7,29 @@ event, the engine when it is idle, in slices. `account` is what metrics and the 
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.arena import SLICE, PageOwner, Pages
+from mamba_server.cache.arena import SLICE, Arena, PageOwner, Pages
 from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.tree import RadixTree
 
 Nodes = npt.NDArray[np.object_]
 """A slice of the tree's nodes; an array, as a young list would be searched for garbage with all it holds."""
 PAGES_OF_NODES = 1 << 12
 """Pages, a few from each node, that a check counts before others may have their turn."""
+
+
+class Books(Protocol):
+    """Cache whose memory is counted: the arena that keeps the account, and all who hold a part of it."""
+
+    arena: Arena
+    tree: RadixTree
+    allocations: dict[int, SequenceAllocation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class LedgerAccount:
         return asdict(self)
 
 
-def account(cache: StateCache) -> LedgerAccount:
+def account(cache: Books) -> LedgerAccount:
     """Who owns what just now, from the arena's counts."""
     arena = cache.arena
     slots, pages = arena.slots_by_state, arena.pages_by_owner
@@ -61,13 +71,13 @@ def account(cache: StateCache) -> LedgerAccount:
     )
 
 
-def check(cache: StateCache) -> None:
+def check(cache: Books) -> None:
     """Recount. Raises LedgerViolation: owners (W1, W8), locks (W4), sums (W5), depths (P1, P5)."""
     for _ in audit(cache):
         pass
 
 
-def audit(cache: StateCache) -> Iterator[None]:
+def audit(cache: Books) -> Iterator[None]:
     """`check` in slices of a few milliseconds at most; void when anything changes between two of them."""
     yield from cache.arena.check_slabs()
     nodes: list[Nodes] = []
@@ -81,7 +91,7 @@ def audit(cache: StateCache) -> Iterator[None]:
     yield from _check_tree(cache, nodes)
 
 
-def _check_slots(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
+def _check_slots(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
     of_sequences, of_tree = np.zeros(arena.slabs, np.int32), np.zeros(arena.slabs, np.int32)
     for first in range(1, arena.slabs, SLICE):
@@ -104,7 +114,7 @@ def _check_slots(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     _same("W1 slots of the tree", held, of_tree)
 
 
-def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
+def _check_pages(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
     held = np.zeros(len(arena.page_owner), np.int32)
     pinned: list[Pages] = []
@@ -145,12 +155,14 @@ def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     yield from arena.check_pins(pinned)
 
 
-def _check_tree(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
+def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     tree = cache.tree
     number = checkpoints = pages = locked_pages = locked_states = forgotten = 0
     kv_locks: dict[int, int] = {}
     state_locks: dict[int, int] = {}
     for allocation in cache.allocations.values():
+        if allocation.awaits_commit != (bool(allocation.pending) or allocation.match_node is not None):
+            raise LedgerViolation(f"row {allocation.row} does not say whether it awaits a commit")
         for node in allocation.node.path() if allocation.node else []:
             kv_locks[id(node)] = kv_locks.get(id(node), 0) + 1
         if allocation.match_node is not None:

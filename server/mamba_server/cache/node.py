@@ -1,17 +1,38 @@
 """A node of the radix tree: a run of pages with, optionally, one checkpoint at its end."""
 
-from typing import TYPE_CHECKING, Optional
+from typing import Optional, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from mamba_server.cache.eviction_heap import EvictionHeap
-    from mamba_server.cache.ghost_tree import Ghost
-
 Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
 NO_TOKENS: Tokens = np.empty(0, np.int32)
+
+
+class NodeHeap(Protocol):
+    """Heap that may hold a node, as far as the node knows it."""
+
+    def remove(self, node: "Node") -> None:
+        """Take out `node`, which is in the heap."""
+
+
+class ReturnForecast(Protocol):
+    """Statistics of returns to one checkpoint, as far as its node knows them."""
+
+    node: Optional["Node"]
+    """Node whose checkpoint they are of; None while it has none."""
+
+    @property
+    def rate(self) -> float:
+        """Returns to be expected per request of keeping the checkpoint."""
+
+    def adopt_returns(self, other: "ReturnForecast") -> bool:
+        """Count the returns to `other`, a deeper place that is cached no longer, for this checkpoint too;
+        return whether that adds to its rate."""
+
+    def drop_returns(self) -> None:
+        """Count returns to this checkpoint alone."""
 
 
 class Node:
@@ -56,13 +77,13 @@ class Node:
         """Flushes before it came: nothing is resumed of what came before the last one."""
         self.kv_lock = 0
         self.state_lock = 0
-        self.ghost: Ghost | None = None
+        self.ghost: ReturnForecast | None = None
         """What is known of returns to the checkpoint that is here now."""
         self.used_at = 0.0
         """The eviction clock when it was made or hit last."""
         self.priority = 0.0
-        self.victims: EvictionHeap | None = None
-        """Among which it is, if it may be evicted."""
+        self.victims: NodeHeap | None = None
+        """Eviction heap that holds this node; None while it cannot be evicted."""
         self.victim_at = 0
         """Its place there."""
         self.salt = salt

@@ -1,8 +1,10 @@
 """The persistent batch: one row per admitted sequence, kept in arrays so that a decode step is array code.
 
-It alone knows how far a sequence has come: depth, last launched step, live slot, pages. The state cache gives
-a row at admission and takes it back with the memory of its sequence; scheduler and step arrays read it.
-A row's number names the same place on the device: the last sampled token and the penalty counts live there.
+It alone knows how far a sequence has come: depth, last launched step, live slot, pages. The state cache is
+its only writer: it gives a row at admission, records launches there and takes the row back with the memory of
+its sequence. Step arrays and the runner read it; `unsent_pages`, which the runner calls once a step, is the
+one method of theirs that writes, and writes `sent` alone. A row's number names the same place on the device:
+the last sampled token and the penalty counts live there.
 """
 
 import numpy as np
@@ -12,6 +14,8 @@ from mamba_server.cache.arena import Pages
 from mamba_server.cache.errors import LedgerViolation
 
 Ints = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+MOST_TOKENS = 2**31 - 1
 _NONE: Ints = np.empty(0, np.int32)
 
 
@@ -46,9 +50,11 @@ class PersistentBatch:
         """Rows without a sequence."""
         return len(self._free)
 
-    def add(self, live: int, depth: int) -> int:
-        """A row (there is a free one) for a sequence at `depth` with live slot `live` and no pages yet."""
+    def add(self, live: int, depth: int, longest: int | None = None) -> int:
+        """Return a row (there is a free one) for a sequence at `depth` with live slot `live` and no pages
+        yet. `longest`: tokens that it may grow to; None = no bound."""
         row = self._free.pop()
+        self.last_depth[row] = MOST_TOKENS if longest is None else longest - 1
         self.depth[row] = depth
         self.last_step[row] = 0
         self.live[row] = live

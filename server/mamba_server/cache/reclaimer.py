@@ -3,7 +3,7 @@
 Called by the state cache alone. Which checkpoint goes first is the eviction policy's business.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from mamba_server.cache.arena import Allocation, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
@@ -107,7 +107,7 @@ class Reclaimer:
 
     # --- flush ---------------------------------------------------------------------------------------
 
-    def flush(self, spared: Iterable[Node]) -> int:
+    def flush(self, spared: Sequence[Node]) -> int:
         """Forget every checkpoint but `spared`, all that are locked; the number lost.
 
         Nothing of them is resumed from now on; their memory comes back as it is swept, or asked for.

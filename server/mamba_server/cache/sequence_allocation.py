@@ -1,7 +1,7 @@
 """What one admitted sequence has of the arena beside its row: tracking slots, checkpoints under way, locks.
 
 Made by the state cache at admission and given back whole when the sequence ends or is preempted, so nothing
-of it can survive (W9: nothing is left of a preempted sequence). The scheduler reads it; only the state cache
+of it can survive (W9: nothing is left of a preempted sequence). The engine reads it; only the state cache
 changes it. How far the sequence has come stands in its row of the persistent batch and is read from there.
 """
 
@@ -37,12 +37,14 @@ class SequenceAllocation:
     __slots__ = (
         "_batch",
         "awaited",
+        "awaits_commit",
         "distrusted_from",
         "first_page",
         "match_node",
         "node",
         "pending",
         "placement",
+        "prefill_end",
         "ready",
         "resumed",
         "row",
@@ -58,13 +60,19 @@ class SequenceAllocation:
         self._batch = batch
         self.row = row
         self.salt = salt
-        self.first_page = b""
-        """Tokens of the first page at admission: under them the prompt counts as being computed."""
+        self.first_page: bytes | None = None
+        """Tokens of the first page at admission: under them the prompt counts as being computed; None = it
+        does not any more."""
+        self.prefill_end = 0
+        """Tokens to compute before the sequence decodes."""
         self.spare = spare
         """Tracking slots with nothing in them."""
         self.ready: list[Checkpoint] = []
         """Complete checkpoints in tracking slots, shallow first."""
         self.pending: list[PendingCheckpoint] = []
+        self.awaits_commit = False
+        """Whether the commit of a launched step changes something: `pending` or `match_node` is set. Kept as
+        a field, since each sampled token asks."""
         self.placement = placement
         self.worthwhile: frozenset[int] = frozenset()
         """Optional depths whose checkpoints promise more than what they would push out."""
@@ -108,6 +116,11 @@ class SequenceAllocation:
         """Its page ids, in the order of the tokens: the row itself, no copy."""
         return self._batch.pages[self.row, : self.page_count]
 
+    @property
+    def decodes(self) -> bool:
+        """Whether a token may be sampled beyond that which the last launched step samples."""
+        return self.depth < int(self._batch.last_depth[self.row])
+
     def replace_pages(self, pages: Pages) -> None:
         """Others in the place of its first ones, with the same keys and values."""
         self._batch.replace_pages(self.row, pages)
@@ -118,6 +131,32 @@ class SequenceAllocation:
         if self.last_step:
             return self.live
         return self.match_node.slot if self.match_node is not None else -1
+
+    # --- its prefix ---------------------------------------------------------------------------------
+
+    def own_pages(self, page_size: int) -> int:
+        """Return the pages that only this sequence uses: they can be had once it is gone."""
+        node = self.node
+        while node is not None and node.kv_lock == 1:
+            node = node.parent
+        return self.page_count - (node.depth // page_size if node is not None else 0)
+
+    @property
+    def seen_pages(self) -> int:
+        """Pages of the prompt that an earlier prompt began with, cached or not; 0 where the cache does not
+        remember prompts."""
+        return self.sighting.shared if self.sighting is not None else 0
+
+    # --- its checkpoints ----------------------------------------------------------------------------
+
+    def pending_depths(self) -> list[int]:
+        """Return the depths of the prefill checkpoints that launched steps are writing."""
+        return [each.checkpoint.depth for each in self.pending if not each.decode]
+
+    def coming_depths(self) -> list[int]:
+        """Return the depths of the prefill checkpoints that are planned or being written."""
+        planned = [depth for depth in self.placement.depths if depth > self.depth]
+        return planned + self.pending_depths()
 
     # --- its slots ----------------------------------------------------------------------------------
 

@@ -1,28 +1,35 @@
-"""The state cache: admits, extends, tracks and retires sequences over one arena and one radix tree.
+"""`RadixStateCache`: admits, extends, tracks and retires sequences over one arena and one radix tree.
 
-The scheduler calls it with token arrays and step numbers; it answers with slots and pages, or None for
-"not now". Pure: no clock, no device, no torch. Invariant names in comments are those of the state-cache page.
+The engine knows it by its protocol (`protocol`) and gets it from `build_state_cache`. Pure: no clock, no
+device, no torch. Invariant names in comments are those of the state-cache page.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mamba_planner.checkpoint_spacing import decode_spacing
 from mamba_planner.strategy import Reservation
+from mamba_server.cache import ledger
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
+from mamba_server.cache.capacity import Capacity
 from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointChooser
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.donation import Donation
-from mamba_server.cache.eviction import Policy
+from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.ghost_tree import GhostMatch, GhostTree
 from mamba_server.cache.node import NO_TOKENS, Node, Tokens
-from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.placement import Placement
+from mamba_server.cache.prefix_listener import PrefixListener
+from mamba_server.cache.protocol import CacheSettings, DecodeRows, ManagedStateCache, Refusal
 from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.tree import Match, RadixTree
+
+AllocationFault = Callable[[AllocationSite], bool]
+"""Asked before each allocation: true makes it fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +39,8 @@ class _RetiringSequence:
     token_ids: Callable[[], Tokens]
 
 
-class StateCache:
-    """One device's cache. `track_interval` and `page_size` in tokens; `cap`: checkpoints per path.
-
-    `min_checkpoint_depth`: states of fewer tokens are not kept.
-    """
+class RadixStateCache:
+    """State cache of one device. The keyword arguments are those of `CacheSettings`."""
 
     def __init__(
         self,
@@ -63,8 +67,46 @@ class StateCache:
         tree.on_pin = arena.pin
         self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_RetiringSequence] = []
-        self.donation = Donation(arena, tree, self.counters, self._foreseeing(), cap)
+        self.donation = Donation(arena, tree, self.counters, None, cap)
+        self.donation.ghosts = self._foreseeing()
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
+
+    # --- what there is -------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> CacheSettings:
+        """Settings in force."""
+        return CacheSettings(
+            self.strategy,
+            self.track_interval,
+            self.cap,
+            self.tree.eviction.policy,
+            self.prefix_caching,
+            self.min_checkpoint_depth,
+            self.tree.fingerprint,
+        )
+
+    @property
+    def capacity(self) -> Capacity:
+        """Memory at this moment."""
+        arena, tree, strategy = self.arena, self.tree, self.strategy
+        free_slots, retiring = arena.free_slots, len(self._retiring)
+        return Capacity(
+            page_size=self.page_size,
+            slabs=arena.slabs - 1,
+            pages_per_slab=arena.pages_per_slab,
+            slots_per_sequence=strategy.slots_per_sequence,
+            free_slots=free_slots,
+            evictable_slots=tree.evictable_slots,
+            free_pages=arena.free_pages,
+            evictable_pages=tree.evictable_pages,
+            available_pages=self.reclaimer.available_pages,
+            checkpoints=tree.checkpoints,
+            admitted=len(self.allocations) - retiring,
+            retiring=retiring,
+            returning=retiring > 0 or arena.has_fenced,
+            accepts_checkpoints=self.prefix_caching and (strategy.evicts_for_checkpoints or free_slots > 0),
+        )
 
     @property
     def cap(self) -> int:
@@ -83,38 +125,24 @@ class StateCache:
     def _foreseeing(self) -> GhostTree | None:
         """What the policy that is in force foresees returns from, and told so."""
         eviction = self.tree.eviction
-        asks = self.prefix_caching and eviction.policy == "RecomputeCost"
-        ghosts = GhostTree(self.page_size) if asks else None
+        ghosts = GhostTree(self.page_size) if self.settings.remembers_prompts else None
         eviction.use_forecast(ghosts, self.arena.pages_per_slab)
         return ghosts
 
     # --- admission -----------------------------------------------------------------------------------
 
     def pages_for(self, tokens: int) -> int:
+        """Return the pages of a sequence of `tokens` tokens."""
         return -(-tokens // self.page_size)
 
-    def never_fits(self, tokens: int, strategy: Reservation | None = None) -> bool:
-        """A sequence of `tokens` tokens could not run even with the arena to itself."""
-        slabs = self.arena.slabs - 1 - (strategy or self.strategy).slots_per_sequence
-        per_slab = self.arena.pages_per_slab
-        return slabs < 0 or (per_slab > 0 and self.pages_for(tokens) > slabs * per_slab)
-
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
-        """What the tree has of `token_ids`; changes nothing."""
+        """Return what the tree has of `token_ids`; changes nothing."""
         if not self.prefix_caching:
             return Match(0, 0, 0, None, NO_PAGES, "")
-        found = self.tree.match(token_ids, salt, step)
-        if found.cause == "new" and self._prefilling[salt, token_ids[: self.page_size].tobytes()]:
-            return Match(
-                found.kv_depth, found.state_depth, found.resumable, found.node, found.pages, "in_flight"
-            )
-        return found
-
-    def without(self, match: Match, cause: str) -> Match:
-        """`match`, but nothing of it is resumed, because of `cause`."""
-        return Match(
-            match.kv_depth, match.state_depth, 0, None, NO_PAGES, cause if match.resumable else match.cause
-        )
+        match = self.tree.match(token_ids, salt, step)
+        if match.cause == "new" and self._prefilling[salt, token_ids[: self.page_size].tobytes()]:
+            return replace(match, cause="in_flight")
+        return match
 
     def admit(
         self,
@@ -124,12 +152,14 @@ class StateCache:
         context: int,
         turn_boundary: int,
         branches: Sequence[int] = (),
+        *,
+        longest: int | None = None,
     ) -> SequenceAllocation | None:
-        """Slots and the pages of the first `context` tokens, resumed at `match`; None (no change) if short.
+        """Take slots and the pages of the first `context` tokens, resumed at `match`; None (no change) if
+        short.
 
-        `branches`: depths at which prompts that wait part from this one. The matched checkpoint is locked
-        before anything is evicted (W8: eviction never takes what was matched) and read in place,
-        under lock until that forward's fence (O4).
+        The matched checkpoint is locked before anything is evicted (W8: eviction never takes what was
+        matched) and read in place, under lock until that forward's fence (O4).
         """
         if not self.batch.free:
             return None
@@ -155,7 +185,7 @@ class StateCache:
             )  # fmt: skip
             choice = chooser.choose(len(token_ids), sighting, match, turn_boundary, branches)
         live, *spare = grant.slots
-        row = self.batch.add(live, match.resumable)
+        row = self.batch.add(live, match.resumable, longest)
         self.batch.state_seed[row] = token_ids[0]
         self.batch.append_pages(row, match.pages)
         self.batch.append_pages(row, grant.pages)
@@ -163,8 +193,10 @@ class StateCache:
         allocation.sighting, allocation.worthwhile = sighting, choice.worthwhile
         if match.node is not None:
             allocation.node = allocation.match_node = match.node
+            allocation.awaits_commit = True
             self.tree.touch(match.node)
         self.allocations[row] = allocation
+        allocation.prefill_end = len(token_ids)
         if self.prefix_caching:
             allocation.first_page = token_ids[: self.page_size].tobytes()
             self._prefilling[salt, allocation.first_page] += 1
@@ -178,13 +210,15 @@ class StateCache:
                 self.tree.eviction.offer(ghost.node)
         return sighting
 
-    def prefill_done(self, allocation: SequenceAllocation) -> None:
-        """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
-        if self.prefix_caching:
-            key = (allocation.salt, allocation.first_page)
-            self._prefilling[key] -= 1
-            if self._prefilling[key] <= 0:
-                del self._prefilling[key]
+    def _end_prefill(self, allocation: SequenceAllocation) -> None:
+        """Record that no piece of the prompt is left to launch: a later miss on it is no longer
+        `in_flight`."""
+        if allocation.first_page is None:
+            return
+        key, allocation.first_page = (allocation.salt, allocation.first_page), None
+        self._prefilling[key] -= 1
+        if self._prefilling[key] <= 0:
+            del self._prefilling[key]
 
     def extend(self, allocation: SequenceAllocation, context: int) -> bool:
         """Pages so that `allocation` covers `context` tokens; False (no change) if short."""
@@ -197,39 +231,7 @@ class StateCache:
         self.batch.append_pages(allocation.row, grant.pages)
         return True
 
-    def flush(self) -> int:
-        """Forget every checkpoint that no sequence reads just now; how many those were."""
-        return self.reclaimer.flush(self.locked_checkpoints())
-
-    def locked_checkpoints(self) -> list[Node]:
-        """The checkpoints that sequences resume from just now: each is locked."""
-        return [each.match_node for each in self.allocations.values() if each.match_node is not None]
-
-    @property
-    def available_pages(self) -> int:
-        """Pages that sequences could get now, whatever is cached."""
-        return self.reclaimer.available_pages
-
-    def own_pages(self, allocation: SequenceAllocation) -> int:
-        """Pages that nobody needs but `allocation`: they can be had once it is gone."""
-        node = allocation.node
-        while node is not None and node.kv_lock == 1:
-            node = node.parent
-        return allocation.page_count - (node.depth // self.page_size if node is not None else 0)
-
-    def pages_in_use(self, match: Match) -> int:
-        """Pages of `match` that running sequences use anyway."""
-        node = match.node
-        while node is not None and not node.kv_lock:
-            node = node.parent
-        return node.depth // self.page_size if node is not None else 0
-
     # --- checkpoints ---------------------------------------------------------------------------------
-
-    @property
-    def will_checkpoint(self) -> bool:
-        """A prefill that starts now will get the slots for its checkpoints, as far as can be foreseen."""
-        return self.prefix_caching and (self.strategy.evicts_for_checkpoints or self.arena.free_slots > 0)
 
     def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int) -> None:
         """Another prompt waits for a state of this one at `depth`: leave it there, whatever the cap says."""
@@ -244,7 +246,10 @@ class StateCache:
             allocation.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
 
     def plan_prefill(self, allocation: SequenceAllocation, stop: int, step: int) -> list[Checkpoint]:
-        """Checkpoints that the piece [allocation.depth, stop) of `step` will write, each with its slot."""
+        """Return the checkpoints that the piece [allocation.depth, stop) of `step` will write, each with its
+        slot."""
+        if stop >= allocation.prefill_end:
+            self._end_prefill(allocation)
         planned = []
         for depth in allocation.placement.required:
             if allocation.depth < depth <= stop:
@@ -262,6 +267,7 @@ class StateCache:
                 continue
             checkpoint = Checkpoint(depth, slot)
             allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=False))
+            allocation.awaits_commit = True
             self.arena.name_in_step(slot, step)
             out.append(checkpoint)
         return out
@@ -294,11 +300,21 @@ class StateCache:
         spacing = decode_spacing(outputs, self.page_size, self.track_interval)
         return not depth % spacing or not depth % self.track_interval
 
-    def plan_decode(self, allocation: SequenceAllocation, step: int) -> int:
-        """The slot that the decode step to depth `allocation.depth + 1` also writes; 0 = none.
+    def decode_rows(self, rows: Ints) -> DecodeRows:
+        """Return where `rows` stand before they decode one more token."""
+        batch, page_size = self.batch, self.page_size
+        depth = batch.depth[rows]
+        needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])
+        return DecodeRows(depth, needs_page, depth + 1 >= batch.last_depth[rows])
 
-        Called only where `tracks_decode` says so.
-        """
+    def plan_decode(self, allocation: SequenceAllocation, outputs: int, step: int) -> int:
+        """Return the slot that the decode step to depth `allocation.depth + 1` also writes; 0 = none."""
+        if not self.tracks_decode(allocation.depth + 1, outputs):
+            return 0
+        return self.take_decode_slot(allocation, step)
+
+    def take_decode_slot(self, allocation: SequenceAllocation, step: int) -> int:
+        """Take the slot for a decode checkpoint that is due; 0 = there is none."""
         slot = 0
         if allocation.spare:
             slot = allocation.spare.pop()
@@ -317,17 +333,24 @@ class StateCache:
             return 0
         checkpoint = Checkpoint(allocation.depth + 1, slot)
         allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=self.strategy.tracks_decode))
+        allocation.awaits_commit = True
         self.arena.name_in_step(slot, step)
         return slot
 
-    def launched(self, allocation: SequenceAllocation, depth: int, step: int) -> None:
-        """`step` takes the live slot of `allocation` to `depth`; the next forward reads it there."""
-        self.batch.launch(allocation.row, depth, step)
+    def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
+        """Record that `step` takes the live slots of `rows` to `depth`; the next forward reads them there."""
+        self.batch.launch(rows, depth, step)
 
     # --- commit --------------------------------------------------------------------------------------
 
-    def advance(self, step: int) -> None:
-        """`step` is complete: fences up to it have passed. Called before the commits of its sequences."""
+    def advance(self, step: int, *, failed: bool = False) -> None:
+        """Record that `step` is complete: fences up to it have passed."""
+        if failed:
+            # A sequence that left the batch before the failure was known donates nothing.
+            self._retiring = [
+                replace(each, token_ids=lambda: NO_TOKENS) if each.fence >= step else each
+                for each in self._retiring
+            ]
         self.arena.advance(step)
 
     def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
@@ -335,6 +358,7 @@ class StateCache:
         if allocation.match_node is not None:
             self.tree.unlock_state(allocation.match_node)
             allocation.match_node = None
+        allocation.awaits_commit = False
         if not allocation.pending:
             return
         still = []
@@ -349,6 +373,7 @@ class StateCache:
             else:
                 self._donate(allocation, token_ids, checkpoint, step)
         allocation.pending = still
+        allocation.awaits_commit = bool(still)
 
     def _keep_ready(self, allocation: SequenceAllocation, checkpoint: Checkpoint) -> None:
         allocation.ready.append(checkpoint)
@@ -364,11 +389,12 @@ class StateCache:
     # --- retire --------------------------------------------------------------------------------------
 
     def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
-        """The sequence ended or was preempted: give back all, once its last launched step is complete.
+        """End the sequence: give back all, once its last launched step is complete.
 
-        `token_ids()` is asked then for the tokens that count; what lies deeper (past a stop
-        string, or written by a step whose token was dropped) is not donated any more (L3, L4).
+        States deeper than the tokens that count then (past a stop string, or written by a step whose token
+        was dropped) are not donated (L3, L4).
         """
+        self._end_prefill(allocation)
         if allocation.last_step > self.arena.completed:
             self._retiring.append(_RetiringSequence(allocation.last_step, allocation, token_ids))
         else:
@@ -381,13 +407,6 @@ class StateCache:
             self._retiring = [each for each in self._retiring if each.fence > self.arena.completed]
             for each in due:
                 self._retire_now(each.allocation, each.token_ids())
-
-    def distrust(self, step: int) -> None:
-        """The device work of `step` failed: who left the batch before that was known donates nothing."""
-        self._retiring = [
-            replace(each, token_ids=lambda: NO_TOKENS) if each.fence >= step else each
-            for each in self._retiring
-        ]
 
     def discard_results(self, allocation: SequenceAllocation) -> None:
         """What was computed for it is no number: it donates nothing, and what it left in the tree goes too.
@@ -402,16 +421,6 @@ class StateCache:
             # Who is just being resumed from one will find out for itself.
             if node.slot and node.depth >= depth and not node.state_lock:
                 self.reclaimer.evict(node)
-
-    @property
-    def admitted(self) -> int:
-        """Sequences that were admitted and have not ended or been preempted."""
-        return len(self.allocations) - len(self._retiring)
-
-    @property
-    def retiring(self) -> int:
-        """Sequences whose memory comes back with the next fence."""
-        return len(self._retiring)
 
     def _retire_now(self, allocation: SequenceAllocation, token_ids: Tokens) -> None:
         step = allocation.last_step
@@ -477,11 +486,43 @@ class StateCache:
         if whole and self.ghosts is None:
             self.donation.insert(allocation, token_ids[:whole], 0, allocation.last_step)
 
-    # --- change of policy ---------------------------------------------------------------------------
+    # --- upkeep --------------------------------------------------------------------------------------
+
+    def account(self) -> ledger.LedgerAccount:
+        """Return the owners of all slots and pages."""
+        return ledger.account(self)
+
+    def recount(self) -> Iterator[None]:
+        """Compare the account with the holders, in slices."""
+        return ledger.audit(self)
+
+    def listen(self, listener: PrefixListener) -> None:
+        """Report every change of the tree to `listener`."""
+        self.tree.listener = listener
+
+    def flush(self) -> int:
+        """Forget every checkpoint that no sequence is reading; return their number."""
+        read = [each.match_node for each in self.allocations.values() if each.match_node is not None]
+        return self.reclaimer.flush(read)
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether something of what was flushed is still in memory."""
+        return self.reclaimer.sweeping
+
+    def sweep(self) -> None:
+        """Free a little of what was flushed."""
+        self.reclaimer.sweep()
+
+    # --- change of settings --------------------------------------------------------------------------
+
+    def change_settings(self, *, track_interval: int, cap: int, eviction: Policy) -> None:
+        """Go by these settings from now on."""
+        self.track_interval, self.cap = track_interval, cap
+        self.change_eviction(eviction)
 
     def change_eviction(self, policy: Policy) -> None:
-        """Evict by `policy` from now on. Nothing cached is lost; what a new RecomputeCost foresees from, it
-        learns anew."""
+        """Evict by `policy` from now on. Nothing cached is lost; a new RecomputeCost counts returns anew."""
         eviction = self.tree.eviction
         if policy == eviction.policy:
             return
@@ -495,10 +536,8 @@ class StateCache:
         self.donation.ghosts = self._foreseeing()
         eviction.change(policy)
 
-    # --- change of strategy --------------------------------------------------------------------------
-
-    def change_strategy(self, strategy: Reservation) -> str:
-        """Run under `strategy` from the next step on. Returns why not (with numbers), or "".
+    def change_strategy(self, strategy: Reservation) -> Refusal | None:
+        """Run under `strategy` from the next step on, or say why not now.
 
         Running sequences get or give tracking slots here, all or none; what a launched step still writes is
         settled by its commit.
@@ -509,7 +548,7 @@ class StateCache:
             wanting.extend([allocation] * max(0, missing))
         grant = self.reclaimer.allocate(AllocationSite.STRATEGY, tracking=len(wanting))
         if grant is None:
-            return (
+            return Refusal(
                 f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.allocations)} "
                 f"running sequences; {self.arena.free_slots} are free and "
                 f"{self.tree.evictable_slots} evictable"
@@ -519,7 +558,7 @@ class StateCache:
         self.strategy = strategy
         for allocation in self.allocations.values():
             self._trim_tracking(allocation)
-        return ""
+        return None
 
     def _trim_tracking(self, allocation: SequenceAllocation) -> None:
         """Give back what the strategy does not reserve: empty slots first, then the older checkpoints."""
@@ -530,3 +569,25 @@ class StateCache:
         while extra > 0 and len(allocation.ready) > 1:
             self.arena.free_slot(allocation.ready.pop(0).slot)
             extra -= 1
+
+
+def build_state_cache(
+    batch: PersistentBatch,
+    settings: CacheSettings,
+    *,
+    slabs: int,
+    pages_per_slab: int,
+    page_size: int,
+    fault: AllocationFault | None = None,
+) -> ManagedStateCache:
+    """Return an empty cache that keeps its rows in `batch`. `slabs`: that of padding included."""
+    return RadixStateCache(
+        Arena(slabs, pages_per_slab, fault),
+        RadixTree(page_size, Eviction(settings.eviction), settings.fingerprint),
+        batch,
+        settings.strategy,
+        track_interval=settings.track_interval,
+        cap=settings.cap,
+        prefix_caching=settings.prefix_caching,
+        min_checkpoint_depth=settings.min_checkpoint_depth,
+    )

@@ -6,16 +6,15 @@ Called by the state cache alone.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.ghost_tree import Ghost
-from mamba_server.cache.node import Node, Pages, Tokens
+from mamba_server.cache.node import Node, Pages, ReturnForecast, Tokens
+from mamba_server.cache.prefix_listener import PrefixListener
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,24 @@ class Match:
     cause: str
     """Why not more was resumable; see `MISS_CAUSES`. Empty if nothing was lost."""
 
+    @property
+    def evicted(self) -> bool:
+        """Whether the checkpoint to resume from has gone since."""
+        return self.node is not None and not self.node.slot
+
+    def without(self, cause: str) -> "Match":
+        """Return this match with nothing to resume, because of `cause`."""
+        return Match(
+            self.kv_depth, self.state_depth, 0, None, self.pages[:0], cause if self.resumable else self.cause
+        )
+
+    def pages_in_use(self, page_size: int) -> int:
+        """Return the pages to resume from that running sequences use anyway."""
+        node = self.node
+        while node is not None and not node.kv_lock:
+            node = node.parent
+        return node.depth // page_size if node is not None else 0
+
 
 MISS_CAUSES = (
     "new",
@@ -48,22 +65,6 @@ MISS_CAUSES = (
 )
 """`new`: these tokens were never seen; `no_memory`: resuming would have starved the sequence itself;
 `prompt_logprobs`: asked for, so the whole prompt is computed. The others are losses of something seen."""
-
-
-class TreeListener(Protocol):
-    """Who is told of what comes and goes, each once."""
-
-    def gained(self, node: Node) -> None:
-        """`node` has a checkpoint now."""
-
-    def lost(self, node: Node) -> None:
-        """`node` is about to lose its checkpoint."""
-
-    def pages_gained(self, node: Node) -> None:
-        """The pages of `node` hold now."""
-
-    def pages_lost(self, node: Node) -> None:
-        """`node` is about to go, with its pages."""
 
 
 def _no_pins(pages: Pages, change: int) -> None:
@@ -87,7 +88,7 @@ class RadixTree:
         """Flushes so far."""
         self.forgotten = 0
         """Checkpoints of earlier epochs: nobody resumes from them, and they are still to be dropped."""
-        self.listener: TreeListener | None = None
+        self.listener: PrefixListener | None = None
         self.on_pin: Callable[[Pages, int], None] = _no_pins
         """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
         self._evicted: dict[int, None] = {}
@@ -207,7 +208,7 @@ class RadixTree:
         step: int,
         salt: str,
         *,
-        ghost: Ghost | None = None,
+        ghost: ReturnForecast | None = None,
     ) -> tuple[Node, int, bool]:
         """Give the pages (and the checkpoint) of `token_ids` to the tree.
 
@@ -262,7 +263,7 @@ class RadixTree:
             if above is not None:
                 # Who came back to what lay below it resumes from the new one.
                 if above.ghost is not None:
-                    above.ghost.heir = None
+                    above.ghost.drop_returns()
                 self.eviction.offer(above)
             if self.listener is not None:
                 self.listener.gained(node)
@@ -300,7 +301,7 @@ class RadixTree:
 
     # --- evict ---------------------------------------------------------------------------------------
 
-    def forget(self, spared: Iterable[Node]) -> int:
+    def forget(self, spared: Sequence[Node]) -> int:
         """No checkpoint that is here is resumed any more, but for `spared`: all that are locked.
 
         Returns how many were lost. They stay the tree's, and evictable, until somebody drops them.
@@ -310,6 +311,8 @@ class RadixTree:
         self.forgotten += lost
         for node in spared:
             node.epoch = self.epoch
+        if self.listener is not None:
+            self.listener.flushed(node for node in spared if node.slot)
         return lost
 
     def drop_state(self, node: Node) -> int:
@@ -323,7 +326,8 @@ class RadixTree:
         self.forgotten -= node.epoch != self.epoch
         self.eviction.withdraw(node)
         if node.ghost is not None:
-            node.ghost.node = node.ghost.heir = None
+            node.ghost.node = None
+            node.ghost.drop_returns()
             node.ghost = None
         self.checkpoints -= 1
         self._evicted[id(node)] = None
@@ -393,7 +397,3 @@ class RadixTree:
                 return None
             out.extend(each.children.values())
         return out
-
-    def key_of(self, node: Node) -> Tokens:
-        """All tokens from the root to the end of `node`."""
-        return np.concatenate([each.token_ids for each in node.path()])

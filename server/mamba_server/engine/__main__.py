@@ -11,9 +11,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from mamba_planner.engine_settings import EngineSettings
-from mamba_server.engine.cpu_threads import set_up_threads, threads_for
+from mamba_server.engine.process_memory.cpu_threads import set_up_threads, threads_for
 from mamba_server.host_cores import usable_cores
+from mamba_settings.engine_settings import EngineSettings
 
 if TYPE_CHECKING:
     from mamba_server.engine.engine_loop import EngineSockets
@@ -71,8 +71,8 @@ def _import_torch(settings: EngineSettings) -> None:
     """
     from mamba_kernels.cpu.library import has_to_be_built, library
     from mamba_server.engine.boot import pick_device
-    from mamba_server.engine.cold_memory import put_imports_aside
-    from mamba_server.engine.library_pages import give_back_libraries
+    from mamba_server.engine.process_memory.cold_memory import put_imports_aside
+    from mamba_server.engine.process_memory.library_pages import give_back_libraries
 
     if pick_device(settings.device).type == "cpu":
         give_back_libraries()
@@ -86,8 +86,8 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
     from mamba_server.engine.admin import AdminCalls
     from mamba_server.engine.boot import boot, ready_plan, use_threads
     from mamba_server.engine.engine_loop import EngineLoop, report_progress
-    from mamba_server.engine.garbage import never_search_old_objects
     from mamba_server.engine.grammar_compiler import GrammarCompiler
+    from mamba_server.engine.process_memory.garbage import never_search_old_objects
     from mamba_server.wire import Ready
 
     engine = boot(settings, report_progress(port))
@@ -111,8 +111,8 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
                 max_model_len=engine.plan.max_model_len,
                 eos_token_ids=engine.model.eos_token_ids,
                 plan=shown,
-                fingerprint=engine.core.cache.tree.fingerprint,
-                page_size=engine.core.cache.page_size,
+                fingerprint=engine.core.cache.settings.fingerprint,
+                page_size=engine.core.cache.capacity.page_size,
             )
         )
     finally:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mamba_planner.strategy import STRATEGIES
-from mamba_server.cache import ledger
-from mamba_server.cache.eviction import POLICIES
-from mamba_server.engine.core import EngineCore
+from mamba_server.cache import POLICIES
+from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.wire import AdminCall, AdminReply
 
 
@@ -43,34 +42,35 @@ class AdminCalls:
         return 200, {"checkpointsDropped": lost, "epoch": self.epoch}
 
     def _ledger(self, *, recounted: bool) -> dict[str, Any]:
-        account = ledger.account(self._core.cache).as_dict()
+        account = self._core.cache.account().as_dict()
         return {
             **account,
             "running": self._core.scheduler.running,
             "waiting": len(self._core.scheduler.waiting),
-            "checkpoints": self._core.cache.tree.checkpoints,
+            "checkpoints": self._core.cache.capacity.checkpoints,
             "step": self._core.step_number,
             "recounted": recounted,
         }
 
     def _strategy(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        cache = self._core.cache
-        name = body.get("strategy", cache.strategy.name)
-        interval = body.get("trackInterval", cache.track_interval)
-        cap = body.get("maxCheckpointsPerPath", cache.cap)
-        eviction = body.get("eviction", cache.tree.eviction.policy)
+        cache, settings = self._core.cache, self._core.cache.settings
+        page_size = cache.capacity.page_size
+        name = body.get("strategy", settings.strategy.name)
+        interval = body.get("trackInterval", settings.track_interval)
+        cap = body.get("maxCheckpointsPerPath", settings.cap)
+        eviction = body.get("eviction", settings.eviction)
         if eviction not in POLICIES:
             return 400, {"message": f"eviction {eviction!r} is not one of {', '.join(POLICIES)}"}
         if name not in STRATEGIES:
             return 400, {"message": f"strategy {name!r} is not one of {', '.join(STRATEGIES)}"}
-        if type(interval) is not int or interval < 1 or interval % cache.page_size:
+        if type(interval) is not int or interval < 1 or interval % page_size:
             return 400, {
                 "message": f"trackInterval {interval!r} must be a positive multiple of the page size "
-                f"{cache.page_size}"
+                f"{page_size}"
             }
         if type(cap) is not int or cap < 1:
             return 400, {"message": f"maxCheckpointsPerPath {cap!r} must be an integer of at least 1"}
-        told = {
+        after = {
             "strategy": name,
             "trackInterval": interval,
             "maxCheckpointsPerPath": cap,
@@ -78,26 +78,25 @@ class AdminCalls:
             "epoch": self.epoch,
         }
         before = {
-            "strategy": cache.strategy.name,
-            "trackInterval": cache.track_interval,
-            "maxCheckpointsPerPath": cache.cap,
-            "eviction": cache.tree.eviction.policy,
+            "strategy": settings.strategy.name,
+            "trackInterval": settings.track_interval,
+            "maxCheckpointsPerPath": settings.cap,
+            "eviction": settings.eviction,
         }
-        changed = [f"{field} {told[field]}" for field in before if told[field] != before[field]]
+        changed = [f"{field} {after[field]}" for field in before if after[field] != before[field]]
         if not changed:
-            return 200, told
+            return 200, after
         refusal = self._core.change_strategy(name)
-        if refusal:
-            return 409, {"message": refusal}
-        cache.track_interval, cache.cap = interval, cap
-        cache.change_eviction(eviction)
+        if refusal is not None:
+            return 409, {"message": refusal.message}
+        cache.change_settings(track_interval=interval, cap=cap, eviction=eviction)
         self.plan = {
             **self.plan,
             "strategy": name,
-            "slotsPerSequence": cache.strategy.slots_per_sequence,
+            "slotsPerSequence": cache.capacity.slots_per_sequence,
             "reason": f"changed while serving: {', '.join(changed)}",
         }
-        return 200, told
+        return 200, after
 
     def _requests(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         out = [

@@ -17,7 +17,6 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_plan import plan_engine
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.families.support import why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
@@ -26,33 +25,36 @@ from mamba_planner.model_config import ModelConfig
 from mamba_planner.prefill_work import attention_ratio
 from mamba_planner.strategy import reservation
 from mamba_planner.workspace import CHUNK
-from mamba_server.cache.arena import AllocationSite, Arena
-from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.core import EngineCore
+from mamba_server.cache import (
+    AllocationFault,
+    CacheSettings,
+    ManagedStateCache,
+    PersistentBatch,
+    build_state_cache,
+)
 from mamba_server.engine.device_counters import Counters, device_counters
 from mamba_server.engine.device_gauges import Gauges, device_gauges
 from mamba_server.engine.errors import DeviceLost, NoDevice
+from mamba_server.engine.execution.runner import ModelRunner
+from mamba_server.engine.execution.step_graphs import StepGraphs
+from mamba_server.engine.execution.workspace_trial import Measure, cuda_peak, measured_workspace
 from mamba_server.engine.fingerprint import fingerprint_of
-from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.runner import ModelRunner
-from mamba_server.engine.scheduler import Scheduler
-from mamba_server.engine.start_budget import StartBudget
-from mamba_server.engine.step_graphs import StepGraphs
-from mamba_server.engine.step_pace import STEP_TIME, StepPace
-from mamba_server.engine.workspace_trial import Measure, cuda_peak, measured_workspace
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
+from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
+from mamba_server.model.checkpoint.errors import UnsupportedModel
+from mamba_server.model.checkpoint.source import resolve
+from mamba_server.model.checkpoint.tensor_source import TensorSource
+from mamba_server.model.checkpoint.weight_files import weights_size
+from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.device_arena import DTYPES, DeviceArena
-from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
-from mamba_server.model.source import resolve
-from mamba_server.model.tensor_source import TensorSource
-from mamba_server.model.weight_files import weights_size
-from mamba_server.model.weights import Weights
+from mamba_settings.engine_settings import EngineSettings
 
 Report = Callable[[str, int, int], None]
 
@@ -63,8 +65,7 @@ class BootOverrides:
 
     chunk: int | None = None
     """None = that of the kind of device."""
-    fail: Callable[[AllocationSite], bool] | None = None
-    """Asked before each allocation: true makes it fail."""
+    fail: AllocationFault | None = None
     stream: Callable[[ForwardStream], ForwardStream] | None = None
     """Wraps the forward stream."""
     graphs: StepGraphs | None = None
@@ -99,7 +100,7 @@ class Engine:
     """Of `DecodeSteps.counts`, once the engine had started."""
 
 
-def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVERRIDES) -> Engine:
+def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO_OVERRIDES) -> Engine:
     """Build the engine.
 
     Raises ModelError, ModelConfigError, BudgetError, NoDevice, DeviceLost, UnknownKernels: each with an
@@ -112,15 +113,15 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    memory_there, weights = _memory(settings, device), _weights(directory, dtype, settings)
-    made = plan_engine(config, settings, memory_there, weights)
+    device_memory, weights = _memory(settings, device), _weights(directory, dtype, settings)
+    plan = plan_engine(config, settings, device_memory, weights)
     if compiles_first(device, DTYPES[dtype]):
         report("compiling the kernels, this once", 0, 1)
         backend_for(device, DTYPES[dtype])
         report("compiling the kernels, this once", 1, 1)
     model = HybridModel(
         config,
-        trial.weights or Weights(directory, report),
+        overrides.weights or Weights(directory, report),
         device=device,
         dtype=DTYPES[dtype],
         batch_invariant=settings.batch_invariant,
@@ -128,52 +129,54 @@ def boot(settings: EngineSettings, report: Report, trial: BootOverrides = NO_OVE
     )
     # Of kernels: one that fails until the engine is ready is left out.
     try_out = model.backend.operators.try_out
-    measure = cuda_peak(device) if device.type == "cuda" else trial.measure
+    measure = cuda_peak(device) if device.type == "cuda" else overrides.measure
     if measure is not None and settings.arena_bytes is None:
         report("measuring the workspace", 0, 1)
-        limits = _limits(settings, made, device, trial)
-        took = try_out(lambda: measured_workspace(model, config, made, dtype, limits, device, measure))
-        made = plan_engine(config, settings, memory_there, weights, took)
+        limits = _limits(settings, plan, device, overrides)
+        workspace = try_out(lambda: measured_workspace(model, config, plan, dtype, limits, device, measure))
+        plan = plan_engine(config, settings, device_memory, weights, workspace)
         report("measuring the workspace", 1, 1)
-    report("allocating the arena", 0, made.arena_bytes)
-    layout = CacheLayout.of(config, made, dtype)
+    report("allocating the arena", 0, plan.arena_bytes)
+    layout = CacheLayout.of(config, plan, dtype)
     memory = DeviceArena(layout, device)
-    report("allocating the arena", made.arena_bytes, made.arena_bytes)
-    limits = _limits(settings, made, device, trial)
-    fingerprint = fingerprint_of(directory, dtype, made.state_dtype, settings.quantization)
-    cache = _cache(settings, made, layout, limits.max_running, fingerprint, trial.fail)
-    stream = make_stream(device, overlap=made.overlap)
-    if trial.stream is not None:
-        stream = trial.stream(stream)
+    report("allocating the arena", plan.arena_bytes, plan.arena_bytes)
+    limits = _limits(settings, plan, device, overrides)
+    fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
+    batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size))
+    cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
+    stream = make_stream(device, overlap=plan.overlap)
+    if overrides.stream is not None:
+        stream = overrides.stream(stream)
     runner = ModelRunner(
         model,
-        memory.views(config, made.state_dtype, DTYPES[dtype]),
-        cache.batch,
+        memory.views(config, plan.state_dtype, DTYPES[dtype]),
+        batch,
         chunk=limits.chunk,
-        page_size=made.page_size,
+        page_size=plan.page_size,
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
         device=device,
         sample=model.backend.operators.sample,
-        graphs=_graphs(settings, stream, made, trial),
+        graphs=_graphs(settings, stream, plan, overrides),
         longest_piece=min(limits.step_tokens, limits.max_model_len),
         step_tokens=limits.step_tokens,
     )
     core = EngineCore(
         Scheduler(cache, limits, StartBudget(time.monotonic)),
+        cache,
         stream,
         runner,
-        overlap=made.overlap,
+        overlap=plan.overlap,
         eos_token_ids=frozenset(config.eos_token_ids),
         seed=secrets.randbits(SEED_BITS) if settings.seed is None else settings.seed,
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
     )
-    if device.type == "cuda" or trial.warm_up:
+    if device.type == "cuda" or overrides.warm_up:
         _prepare(stream, lambda: try_out(lambda: runner.warm_up(report)))
     counters = device_counters(device, model.backend)
     gauges, steps = device_gauges(runner, model.backend), runner.decode_step_counts
-    return Engine(core, made, config, directory, stream, model.backend, counters, gauges, steps)
+    return Engine(core, plan, config, directory, stream, model.backend, counters, gauges, steps)
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
@@ -205,24 +208,24 @@ def use_threads(engine: Engine, count: int | None) -> None:
 def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
     """The forward stream for `device`."""
     if device.type == "cuda":
-        from mamba_server.engine.cuda_stream import CudaStream
+        from mamba_server.engine.execution.cuda_stream import CudaStream
 
         return CudaStream(device)
     return ThreadStream() if overlap else InlineStream()
 
 
 def _graphs(
-    settings: EngineSettings, stream: ForwardStream, made: MemoryPlan, trial: BootOverrides
+    settings: EngineSettings, stream: ForwardStream, plan: MemoryPlan, overrides: BootOverrides
 ) -> StepGraphs | None:
     if settings.decode_graphs == "off":
         return None
-    if trial.graphs is not None:
-        return trial.graphs
-    from mamba_server.engine.cuda_graphs import CudaGraphs
-    from mamba_server.engine.cuda_stream import CudaStream
+    if overrides.graphs is not None:
+        return overrides.graphs
+    from mamba_server.engine.execution.cuda_graphs import CudaGraphs
+    from mamba_server.engine.execution.cuda_stream import CudaStream
 
     # Of the budget, what is left to steps that are no graphs.
-    planned = made.budget_bytes - made.weights_bytes - made.arena_bytes
+    planned = plan.budget_bytes - plan.weights_bytes - plan.arena_bytes
     return CudaGraphs(stream, planned) if isinstance(stream, CudaStream) else None
 
 
@@ -239,13 +242,13 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
 
 
 def _limits(
-    settings: EngineSettings, made: MemoryPlan, device: torch.device, trial: BootOverrides
+    settings: EngineSettings, plan: MemoryPlan, device: torch.device, overrides: BootOverrides
 ) -> SchedulerLimits:
     # Rows of the batch are a bound and no more, within it memory decides. Each sequence has a slab at least.
-    most = min(settings.max_running_requests or MOST_RUNNING[device.type], made.slabs - 1)
+    most = min(settings.max_running_requests or MOST_RUNNING[device.type], plan.slabs - 1)
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
-    chunk = trial.chunk or CHUNK[device.type]
-    return SchedulerLimits(step_tokens, chunk, most, made.max_model_len, made.workload.output_tokens)
+    chunk = overrides.chunk or CHUNK[device.type]
+    return SchedulerLimits(step_tokens, chunk, most, plan.max_model_len, plan.workload.output_tokens)
 
 
 def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.device) -> StepPace | None:
@@ -264,21 +267,28 @@ def _weights(directory: Path, dtype: str, settings: EngineSettings) -> int | Non
 
 def _cache(
     settings: EngineSettings,
-    made: MemoryPlan,
+    plan: MemoryPlan,
     layout: CacheLayout,
-    most_running: int,
+    batch: PersistentBatch,
     fingerprint: str,
-    fail: Callable[[AllocationSite], bool] | None,
-) -> StateCache:
-    return StateCache(
-        Arena(layout.slabs, layout.pages_per_slab, fail),
-        RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
-        PersistentBatch(most_running, -(-made.max_model_len // made.page_size)),
-        reservation(made.strategy, overlap=made.overlap),
+    fault: AllocationFault | None,
+) -> ManagedStateCache:
+    cache_settings = CacheSettings(
+        reservation(plan.strategy, overlap=plan.overlap),
         track_interval=settings.track_interval,
         cap=settings.max_checkpoints_per_path,
+        eviction=settings.eviction,
         prefix_caching=settings.prefix_caching,
         min_checkpoint_depth=settings.min_checkpoint_depth,
+        fingerprint=fingerprint,
+    )
+    return build_state_cache(
+        batch,
+        cache_settings,
+        slabs=layout.slabs,
+        pages_per_slab=layout.pages_per_slab,
+        page_size=plan.page_size,
+        fault=fault,
     )
 
 

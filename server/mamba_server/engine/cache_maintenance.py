@@ -6,8 +6,7 @@ void once anything changes: idle time pays for it. Called by the engine process.
 
 from collections.abc import Callable, Iterator
 
-from mamba_server.cache import ledger
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache import ManagedStateCache
 
 MAINTENANCE_SECONDS = 0.002
 """How long it goes on before others have their turn."""
@@ -16,7 +15,7 @@ MAINTENANCE_SECONDS = 0.002
 class CacheMaintenance:
     """Of `cache`; `clock` tells seconds."""
 
-    def __init__(self, cache: StateCache, clock: Callable[[], float]) -> None:
+    def __init__(self, cache: ManagedStateCache, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._clock = clock
         self._audit: Iterator[None] | None = None
@@ -26,7 +25,7 @@ class CacheMaintenance:
     @property
     def due(self) -> bool:
         """There is something left to do for an idle engine."""
-        return self._cache.reclaimer.sweeping or not self.recounted
+        return self._cache.sweeping or not self.recounted
 
     def changed(self) -> None:
         """What was recounted so far is void."""
@@ -35,15 +34,15 @@ class CacheMaintenance:
 
     def run(self, *, idle: bool) -> None:
         """Do some more of it. Raises LedgerViolation where the books are wrong."""
-        began, reclaimer = self._clock(), self._cache.reclaimer
-        while reclaimer.sweeping:
-            reclaimer.sweep()
+        began = self._clock()
+        while self._cache.sweeping:
+            self._cache.sweep()
             if self._clock() - began > MAINTENANCE_SECONDS:
                 return
         if self.recounted or not idle:
             return
         if self._audit is None:
-            self._audit = ledger.audit(self._cache)
+            self._audit = self._cache.recount()
         for _ in self._audit:
             if self._clock() - began > MAINTENANCE_SECONDS:
                 return

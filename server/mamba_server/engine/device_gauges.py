@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from mamba_kernels.dispatch.backend import Backend
-from mamba_server.engine.runner import ModelRunner
+from mamba_server.engine.execution.runner import ModelRunner
 
 Gauges = Callable[[], dict[str, float]]
 

@@ -12,15 +12,15 @@ import zmq
 from mamba_server import wire
 from mamba_server.engine.admin import AdminCalls
 from mamba_server.engine.cache_maintenance import CacheMaintenance
-from mamba_server.engine.core import EngineCore
 from mamba_server.engine.device_counters import Counters
 from mamba_server.engine.device_gauges import Gauges
 from mamba_server.engine.errors import DeviceLost
-from mamba_server.engine.garbage import search_new_objects
 from mamba_server.engine.grammar_compiler import GrammarCompiler
-from mamba_server.engine.output_grammar import OutputGrammar
 from mamba_server.engine.output_messages import output_messages
+from mamba_server.engine.process_memory.garbage import search_new_objects
+from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.engine.stats import collect
+from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from mamba_server.engine.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.grammar_matcher import first_mask, make_matcher, make_tokenizer
 from mamba_server.wire import AddRequest, RequestRejected
 

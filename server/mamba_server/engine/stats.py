@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from mamba_server.cache import ledger
-from mamba_server.engine.core import EngineCore
+from mamba_server.cache import Capacity, LedgerAccount
+from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.wire import EngineStats
 
 _NOTHING: Mapping[str, float] = {}
@@ -17,26 +17,26 @@ def collect(
     """Everything since start (counters), now (gauges) and since the last call (times). `of_device` and
     `device_gauges`: counters and gauges beside those of the core."""
     cache, scheduler = core.cache, core.scheduler
-    account = ledger.account(cache)
-    done, made = cache.counters, scheduler.counters
+    account, capacity = cache.account(), cache.capacity
+    cache_counters, scheduler_counters = cache.counters, scheduler.counters
     counters: dict[str, float] = {
-        "prompt_tokens_total": made.prompt_tokens,
+        "prompt_tokens_total": scheduler_counters.prompt_tokens,
         "generation_tokens_total": core.generated_tokens,
-        "cached_tokens_total": made.cached_tokens,
-        "recomputed_tokens_total": made.recomputed_tokens,
-        "preemptions_total": made.preemptions,
-        "checkpoints_made_total": done.made,
-        "checkpoints_skipped_total": done.skipped,
-        "checkpoints_evicted_total": done.evicted,
+        "cached_tokens_total": scheduler_counters.cached_tokens,
+        "recomputed_tokens_total": scheduler_counters.recomputed_tokens,
+        "preemptions_total": scheduler_counters.preemptions,
+        "checkpoints_made_total": cache_counters.made,
+        "checkpoints_skipped_total": cache_counters.skipped,
+        "checkpoints_evicted_total": cache_counters.evicted,
         "steps_total": core.step_number,
         "failed_steps_total": core.failed_steps,
         **of_device,
     }
-    if cache.ghosts is not None:
+    if cache.settings.remembers_prompts:
         # Without that memory the number would depend on what happens to be kept.
-        counters["admitted_prompt_tokens_total"] = made.prompt_tokens
-        counters["shared_prompt_tokens_total"] = made.shared_tokens
-    for cause, count in done.misses.items():
+        counters["admitted_prompt_tokens_total"] = scheduler_counters.prompt_tokens
+        counters["shared_prompt_tokens_total"] = scheduler_counters.shared_tokens
+    for cause, count in scheduler_counters.misses.items():
         counters[f"prefix_misses_total{{cause={cause}}}"] = count
     for reason, count in core.finished.items():
         counters[f"sequences_finished_total{{reason={reason}}}"] = count
@@ -59,10 +59,10 @@ def collect(
         "requests_running": scheduler.running,
         "requests_waiting": len(scheduler.waiting),
         "max_running_requests": scheduler.limits.max_running,
-        "checkpoints": cache.tree.checkpoints,
+        "checkpoints": capacity.checkpoints,
         # What cannot be had at once even by eviction: the pool that binds.
         "arena_usage": 1.0
-        - min(1.0, (account.slots_free + cache.tree.evictable_slots + _evictable_slabs(core)) / total),
+        - min(1.0, (account.slots_free + capacity.evictable_slots + _evictable_slabs(capacity)) / total),
         "state_usage": (account.slots_live + account.slots_tracking) / total,
         "kv_usage": _kv_usage(account),
         "prompt_tokens_waiting": _prompt_tokens_waiting(core),
@@ -85,18 +85,18 @@ def collect(
 def _prompt_tokens_waiting(core: EngineCore) -> float:
     """Prompt tokens that are to be computed. How much of a waiting prompt can be resumed is not looked up: so
     much as of those before it."""
-    scheduler, made = core.scheduler, core.scheduler.counters
-    cached = min(1.0, made.cached_tokens / made.prompt_tokens) if made.prompt_tokens else 0.0
+    scheduler, counters = core.scheduler, core.scheduler.counters
+    cached = min(1.0, counters.cached_tokens / counters.prompt_tokens) if counters.prompt_tokens else 0.0
     waiting = sum(each.known for each in scheduler.waiting)
     begun = sum(each.known - each.allocation.depth for each in scheduler.prefilling if each.allocation)
     return waiting * (1 - cached) + begun
 
 
-def _evictable_slabs(core: EngineCore) -> float:
-    per_slab = core.cache.arena.pages_per_slab
-    return core.cache.tree.evictable_pages / per_slab if per_slab else 0.0
+def _evictable_slabs(capacity: Capacity) -> float:
+    per_slab = capacity.pages_per_slab
+    return capacity.evictable_pages / per_slab if per_slab else 0.0
 
 
-def _kv_usage(account: ledger.LedgerAccount) -> float:
+def _kv_usage(account: LedgerAccount) -> float:
     whole = account.pages_free + account.pages_sequence + account.pages_tree + account.pages_fenced
     return account.pages_sequence / whole if whole else 0.0

@@ -7,7 +7,7 @@ import torch
 
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.layout import CacheLayout
 
 DTYPES = {

@@ -21,7 +21,7 @@ ENVIRONMENT = "/opt/venv"
 """Where a container finds the virtual environment that runs the tests."""
 CACHES = "/opt/caches"
 KERNELS = "mambaserve/kernels"
-SOURCE_ROOTS = ("operator", "server", "kernels")
+SOURCE_ROOTS = ("libs", "operator", "server", "cli", "kernels")
 TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 OPTIONAL = ("etc/ssl", "etc/ld.so.cache", "etc/ld.so.conf", "etc/ld.so.conf.d", "etc/alternatives")
 WRITABLE = {"tmp": 0o1777, "var/tmp": 0o1777}

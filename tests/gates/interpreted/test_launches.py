@@ -8,7 +8,7 @@ import torch
 
 from engines import make_engine, run
 from mamba_kernels.paged_attention import triton as paged_attention
-from mamba_server.engine.decode_step import DecodeStep
+from mamba_server.engine.execution.decode_step import DecodeStep
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.loader import Loader

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engines import make_engine, run
+from gate_cases import LARGE
 from kernel_variants import late, variants
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.engine.boot import BootOverrides
@@ -20,7 +21,7 @@ SCORED = SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=1)
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
-@pytest.mark.parametrize("state_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("state_dtype", ["float32", "float16"] if LARGE else ["float16"])
 def test_serving_launches_what_the_start_has_compiled(
     tiny_recall: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from engines import make_engine
 from mamba_kernels import transfer
-from mamba_server.engine import admission
+from mamba_server.engine.scheduling import admission
 from mamba_server.wire import AddRequest, SamplingParams
 from silent_kernels import silent_kernels
 from testmodels.checkpoints import random_nemotron_h

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mamba_edge.errors import InternalError, NotReady
 from mamba_server import wire
-from mamba_server.api.active_request import ActiveRequest, ChoiceUpdate
-from mamba_server.api.errors import EngineLost, EngineRefused
+from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
+from mamba_server.api.requests.errors import EngineLost, EngineRefused
 from mamba_text.sequence_text import TextVisibility
 from scripted_engine import TOKENIZER, Api, ids_of
 

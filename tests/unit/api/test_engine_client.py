@@ -7,9 +7,9 @@ import pytest
 from mamba_edge.errors import NotReady
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_server import wire
-from mamba_server.api.engine_client import MOST_UNREAD, EngineClient
-from mamba_server.api.errors import EngineLost, EngineRefused
-from mamba_server.api.inbox import Inbox
+from mamba_server.api.engine_link.engine_client import MOST_UNREAD, EngineClient
+from mamba_server.api.engine_link.inbox import Inbox
+from mamba_server.api.requests.errors import EngineLost, EngineRefused
 
 READY = wire.Ready(100, 64, (2,), {})
 

@@ -16,12 +16,12 @@ from structlog.testing import capture_logs
 from eventually import until
 from mamba_edge.errors import NotReady
 from mamba_server import wire
-from mamba_server.api import engine_client
-from mamba_server.api.engine_client import EngineClient
-from mamba_server.api.engine_process import EngineProcess
-from mamba_server.api.engine_state import STARTS_BEFORE_GIVING_UP
-from mamba_server.api.errors import EngineLost, EngineStartFailed
-from mamba_server.api.inbox import Inbox
+from mamba_server.api.engine_link import engine_client
+from mamba_server.api.engine_link.engine_client import EngineClient
+from mamba_server.api.engine_link.engine_process import EngineProcess
+from mamba_server.api.engine_link.engine_state import STARTS_BEFORE_GIVING_UP
+from mamba_server.api.engine_link.inbox import Inbox
+from mamba_server.api.requests.errors import EngineLost, EngineStartFailed
 
 SPEAKER = """
 import sys, time, msgspec, zmq

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from mamba_server.api.engine_metrics import MOST_SERIES, EngineMetrics, parse_key
+from mamba_server.api.metrics.engine_metrics import MOST_SERIES, EngineMetrics, parse_key
 from mamba_server.wire import EngineStats, Ready
 
 

@@ -8,7 +8,7 @@ import pytest
 from kept_spans import SAMPLED, UNSAMPLED, KeptSpans, parents, tracing_to
 from mamba_edge.errors import ApiError
 from mamba_server import wire
-from mamba_server.api.active_request import ActiveRequest
+from mamba_server.api.answers.active_request import ActiveRequest
 from mamba_telemetry.request_trace import RequestTrace
 from mamba_telemetry.tracing import Tracing
 from mamba_text.sequence_text import TextVisibility

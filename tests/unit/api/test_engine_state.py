@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.api.engine_state import BACKOFF_MOST, backoff, death_reason
+from mamba_server.api.engine_link.engine_state import BACKOFF_MOST, backoff, death_reason
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from mamba_edge.errors import ApiError
-from mamba_server.api import errors
-from mamba_server.api.errors import EngineRefused
+from mamba_server.api.requests import errors
+from mamba_server.api.requests.errors import EngineRefused
 from mamba_server.wire import RequestRejected
 
 OWN = [

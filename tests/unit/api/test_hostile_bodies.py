@@ -4,7 +4,7 @@ import pytest
 
 from asgi import Asked, ask
 from hostile_bodies import HostileBody, hostile_bodies
-from mamba_edge import application
+from mamba_edge.app import application
 from scripted_engine import Api
 
 JSON = [("Content-Type", "application/json")]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_edge.errors import InternalError
-from mamba_server.api.errors import EngineLost
-from mamba_server.api.inbox import Inbox, join
+from mamba_server.api.engine_link.inbox import Inbox, join
+from mamba_server.api.requests.errors import EngineLost
 from mamba_server.wire import SequenceDelta, TokenLogprobs
 
 

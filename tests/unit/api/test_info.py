@@ -9,8 +9,8 @@ from asgi import ask
 from eventually import until
 from mamba_edge.api_keys import KeyFile
 from mamba_server import wire
-from mamba_server.api.engine_state import EngineState
-from mamba_server.api.errors import AdminTimeout, EngineLost
+from mamba_server.api.engine_link.engine_state import EngineState
+from mamba_server.api.requests.errors import AdminTimeout, EngineLost
 from mamba_text.text_archive import load_text_side
 from scripted_engine import READY, TOKENIZER, Api, Engine
 
@@ -61,7 +61,7 @@ async def test_the_model_is_listed_before_it_is_loaded_and_its_length_after() ->
 async def test_a_model_that_is_not_served_is_not_found_and_not_echoed_at_length(name: str) -> None:
     asked = await ask(Api().app, "GET", f"/v1/models/{name}").done()
     assert (asked.status, asked.error["code"], asked.error["param"]) == (404, "model_not_found", "model")
-    assert asked.error["message"].endswith("does not exist here; 'tiny' is served")
+    assert "'tiny' is served" in asked.error["message"]
     assert len(asked.body) < 500
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.json_fields import LARGE, JsonFields
+from mamba_server.api.requests.json_fields import LARGE, JsonFields
 
 KNOWN = frozenset({"prompt", "max_tokens", "metadata", "user"})
 READER = JsonFields(KNOWN)

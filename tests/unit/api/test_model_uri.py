@@ -32,7 +32,7 @@ def test_a_uri_is_taken_apart(text: str, expected: ModelUri, short: str) -> None
      "pvc://claim/", "file://", "builtin://", "builtin://../x", "HF://a/b", "hf://a/b\n", "https://x/y"],
 )  # fmt: skip
 def test_anything_else_is_refused_with_the_accepted_forms(text: str) -> None:
-    with pytest.raises(InvalidModelUri, match=r"use hf://owner/name\[@revision\], pvc://claim/path"):
+    with pytest.raises(InvalidModelUri, match=r"hf://owner/name.*pvc://claim/path"):
         parse_model_uri(text)
 
 

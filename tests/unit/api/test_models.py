@@ -136,15 +136,15 @@ def validations(schema: Any) -> Iterator[dict[str, str]]:
         yield from validations(each)
 
 
-def test_every_rule_of_the_crd_has_ten_specs_that_break_it() -> None:
-    enough = [says for says, wrong in (WRONG_SPECS | WRONG_CHANGES).items() if len({*map(str, wrong)}) == 10]
+def test_every_rule_of_the_crd_has_specs_that_break_it() -> None:
+    broken = [says for says, wrong in (WRONG_SPECS | WRONG_CHANGES).items() if wrong]
     rules = {rule["message"] for rule in validations(custom_resource_definition())}
-    assert [rule for rule in sorted(rules) if not any(says in rule for says in enough)] == []
-    assert [says for says in enough if not any(says in rule for rule in rules)] == []
+    assert [rule for rule in sorted(rules) if not any(says in rule for says in broken)] == []
+    assert [says for says in broken if not any(says in rule for rule in rules)] == []
 
 
 @pytest.mark.parametrize("says", WRONG_SPECS)
-def test_ten_wrong_specs_of_each_rule_are_refused(says: str) -> None:
+def test_wrong_specs_of_each_rule_are_refused(says: str) -> None:
     for spec in WRONG_SPECS[says]:
         with pytest.raises(ValidationError):
             MambaDeployment.model_validate(deployment(**spec))

@@ -1,5 +1,6 @@
 """Bodies of the OpenAI surface: what is taken, what is refused, and what the client is told."""
 
+import re
 from typing import Any
 
 import pytest
@@ -103,13 +104,15 @@ def test_stops_are_a_tuple_of_at_most_so_many_texts(stop: str | list[str]) -> No
 
 
 def test_too_many_stops_say_how_many_are_allowed() -> None:
-    assert refusal(text, stop=["x"] * 33) == "stop: at most 32 stop strings are allowed, got 33"
+    assert re.search(r"^stop: .*\b32\b.*\b33$", refusal(text, stop=["x"] * 33))
     assert text().stops == ()
 
 
 @pytest.mark.parametrize("key", ["", "a", "-1", "1.0", " 1", "\u0661", "9" * 11])
 def test_a_bias_needs_a_token_id_as_its_key(key: str) -> None:
-    assert refusal(text, logit_bias={key: 1}) == f"logit_bias: keys are token ids, got {key!r}"
+    said = refusal(text, logit_bias={key: 1})
+    assert said.startswith("logit_bias: ")
+    assert said.endswith(repr(key))
 
 
 def test_biases_are_bounded_in_size_and_number() -> None:

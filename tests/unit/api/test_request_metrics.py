@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.metrics.request_metrics import RequestMetrics
 
 PAIRS = {
     "mambaserve_prompt_tokens_total": ("vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total"),

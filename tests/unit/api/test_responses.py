@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
-from mamba_server.api import responses, score_json
-from mamba_server.api.active_request import ChoiceUpdate
-from mamba_server.api.answer_reader import AnswerReader
-from mamba_server.api.chat_response import ChatResponseBuilder
-from mamba_server.api.completion_response import CompletionResponseBuilder
+from mamba_server.api.answers import responses, score_json
+from mamba_server.api.answers.active_request import ChoiceUpdate
+from mamba_server.api.answers.answer_reader import AnswerReader
+from mamba_server.api.answers.chat_response import ChatResponseBuilder
+from mamba_server.api.answers.completion_response import CompletionResponseBuilder
 from mamba_server.wire import TokenLogprobs
 from scripted_engine import TOKENIZER, ids_of
 

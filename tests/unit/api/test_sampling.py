@@ -6,10 +6,10 @@ import pytest
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.errors import ContextTooLong
-from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.prompts import check_token_ids
-from mamba_server.api.sampling import output_tokens, sampling_params
+from mamba_server.api.requests.errors import ContextTooLong
+from mamba_server.api.requests.model_limits import ModelLimits
+from mamba_server.api.requests.prompts import check_token_ids
+from mamba_server.api.requests.sampling import output_tokens, sampling_params
 from mamba_server.wire import SamplingParams
 from mamba_text.generation_defaults import GenerationDefaults
 

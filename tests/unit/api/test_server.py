@@ -12,10 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from mamba_edge.listener import listen
-from mamba_planner.engine_settings import EngineSettings
-from mamba_server.api.errors import BadConfiguration, ServeError
+from mamba_server.api.requests.errors import BadConfiguration, ServeError
 from mamba_server.api.server import Server, in_daemon_thread
 from mamba_server.wire import Ready
+from mamba_settings.engine_settings import EngineSettings
 
 
 async def test_the_last_port_leaves_none_for_the_admin_server() -> None:
@@ -74,7 +74,7 @@ async def test_a_host_of_another_machine_is_told_by_its_option(tmp_path: Path) -
 def test_nothing_that_computes_is_loaded_beside_the_engine() -> None:
     """Each of these would be in memory for as long as the server runs."""
     heavy = ("torch", "numpy", "transformers", "safetensors", "kubernetes", "kopf", "redis")
-    modules = "mamba_cli.local.loading_progress, mamba_server.api.server, sys"
+    modules = "mamba_cli.local.loading.loading_progress, mamba_server.api.server, sys"
     code = f"import {modules}; print({set(heavy)!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from mamba_edge.errors import InvalidRequest, ModelNotFound, TooManyRequests
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api.drain import Drain
-from mamba_server.api.engine_client import EngineClient
-from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.engine_link.engine_client import EngineClient
+from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.api.serving import MOST_SEQUENCES, Serving
+from mamba_settings.engine_settings import EngineSettings
 
 
 @dataclass

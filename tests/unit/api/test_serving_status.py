@@ -9,7 +9,7 @@ from asgi import ask
 from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile
 from mamba_server import wire
-from mamba_server.api.engine_state import EngineState
+from mamba_server.api.engine_link.engine_state import EngineState
 from scripted_engine import Api
 
 STATS = wire.EngineStats(

@@ -35,7 +35,6 @@ def test_shares_add_up_at_any_moment() -> None:
         assert sum(astuple(now)) == pytest.approx(1)
         assert all(part >= 0 for part in astuple(now))
         bench.launch(allocation, allocation.page_count * 4)
-        bench.cache.prefill_done(allocation)
         bench.cache.advance(bench.step)
 
 

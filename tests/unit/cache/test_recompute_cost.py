@@ -12,7 +12,7 @@ from mamba_server.cache.node import Node
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.slot_state import SlotState
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
 
 PAGE = 4
@@ -154,7 +154,7 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
     strategy: str, evicts: bool
 ) -> None:
     arena = Arena(6, 0)
-    cache = StateCache(
+    cache = RadixStateCache(
         arena,
         tree(),
         PersistentBatch(1, 1024),
@@ -193,7 +193,7 @@ def test_the_end_of_a_prompt_pushes_out_only_what_is_worth_less(length: int, mad
 
 
 def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:
-    cache = StateCache(
+    cache = RadixStateCache(
         Arena(13, 4),
         tree(),
         PersistentBatch(1, 1024),

@@ -38,7 +38,6 @@ def test_a_fresh_sequence_reads_zeros_a_resumed_one_its_checkpoint_and_then_each
     assert (fresh.slot_in, fresh.resumed, fresh.depth) == (-1, 0, 0)
     bench.launch(fresh, len(prompt))
     assert fresh.slot_in == fresh.live
-    bench.cache.prefill_done(fresh)
     bench.commit(fresh, prompt)
     resumed = bench.admit(prompt)
     assert resumed is not None

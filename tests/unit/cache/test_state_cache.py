@@ -93,8 +93,10 @@ def test_nothing_is_evicted_in_vain() -> None:
 @pytest.mark.parametrize(("tokens", "never"), [(48, False), (49, True)])
 def test_a_sequence_larger_than_the_arena_is_known_before_it_waits(tokens: int, never: bool) -> None:
     bench = CacheBench.make(slabs=7, per_slab=4, page_size=4, strategy="ExtraBuffer")
-    assert bench.cache.never_fits(tokens) is never
-    assert not bench.cache.never_fits(tokens, reservation("NoBuffer", overlap=True))
+    assert bench.cache.capacity.never_fits(tokens) is never
+    assert not bench.cache.capacity.never_fits(
+        tokens, reservation("NoBuffer", overlap=True).slots_per_sequence
+    )
 
 
 def test_without_prefix_caching_nothing_is_kept() -> None:
@@ -249,13 +251,13 @@ def test_a_slot_that_a_launched_step_may_still_write_waits_for_it() -> None:
     for _ in range(3):
         bench.decode(allocation)
     bench.cache.retire(allocation, lambda: tokens)
-    assert bench.cache.retiring == 1
+    assert bench.cache.capacity.retiring == 1
     assert 20 not in bench.checkpoints(tokens)
     bench.cache.settle()
-    assert bench.cache.retiring == 1
+    assert bench.cache.capacity.retiring == 1
     bench.cache.advance(bench.step)
     bench.cache.settle()
-    assert bench.cache.retiring == 0
+    assert bench.cache.capacity.retiring == 0
     assert max(bench.checkpoints(tokens)) == 20
 
 
@@ -380,7 +382,8 @@ def test_a_change_of_strategy_is_all_or_nothing_and_says_the_numbers() -> None:
     allocations = [bench.prefill(ids(range(at, at + 9))) for at in (0, 100)]
     bench.arena.refuse = lambda site: site is AllocationSite.STRATEGY
     refusal = bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True))
-    assert all(told in refusal for told in ("ExtraBuffer", "4 more", "2 running"))
+    assert refusal is not None
+    assert all(told in refusal.message for told in ("ExtraBuffer", "4 more", "2 running"))
     assert bench.cache.strategy.name == "NoBuffer"
     assert not any(allocation.spare for allocation in allocations)
     bench.check()
@@ -390,9 +393,9 @@ def test_a_smaller_strategy_gives_slots_back_at_once() -> None:
     bench = CacheBench.make(slabs=20)
     allocation = bench.prefill(PROMPT)
     free = bench.arena.free_slots
-    assert bench.cache.change_strategy(reservation("ExtraBufferLazy", overlap=True)) == ""
+    assert bench.cache.change_strategy(reservation("ExtraBufferLazy", overlap=True)) is None
     assert bench.arena.free_slots == free + 1
-    assert bench.cache.change_strategy(reservation("NoBuffer", overlap=True)) == ""
+    assert bench.cache.change_strategy(reservation("NoBuffer", overlap=True)) is None
     assert allocation.tracking_slots == []
     bench.check()
 
@@ -422,8 +425,8 @@ def test_without_a_buffer_an_answer_leaves_checkpoints_in_free_slots_and_they_ar
         assert bench.cache.extend(allocation, depth)
         bench.step += 1
         if bench.cache.tracks_decode(depth, depth - 17):
-            assert bench.cache.plan_decode(allocation, bench.step)
-        bench.cache.launched(allocation, depth, bench.step)
+            assert bench.cache.take_decode_slot(allocation, bench.step)
+        bench.cache.launch(allocation.row, depth, bench.step)
         bench.commit(allocation, tokens)
         assert allocation.tracking_slots == []
     bench.cache.retire(allocation, lambda: tokens[:37])

@@ -8,6 +8,7 @@ from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
+from prefix_of import prefix_of
 
 
 def make(policy: str = "LRU") -> RadixTree:
@@ -101,7 +102,7 @@ def test_the_parent_of_a_split_has_no_state_and_the_same_page_locks() -> None:
     assert (upper.depth, upper.slot, upper.kv_lock, upper.state_lock) == (8, 0, 1, 0)
     assert (deep.depth, deep.slot, deep.kv_lock, deep.state_lock) == (16, 1, 1, 1)
     assert tree.locked_pages == 4
-    assert tree.key_of(deep).tolist() == list(range(16))
+    assert prefix_of(deep).tolist() == list(range(16))
     tree.unlock_state(deep)
     tree.unlock(deep)
     assert tree.locked_pages == tree.locked_states == 0
@@ -192,12 +193,12 @@ class Listener:
         self.known: set[tuple[str, bytes]] = set()
 
     def gained(self, node: Node) -> None:
-        key = (node.salt, self.tree.key_of(node).tobytes())
+        key = (node.salt, prefix_of(node).tobytes())
         assert key not in self.known
         self.known.add(key)
 
     def lost(self, node: Node) -> None:
-        self.known.remove((node.salt, self.tree.key_of(node).tobytes()))
+        self.known.remove((node.salt, prefix_of(node).tobytes()))
 
     def pages_gained(self, node: Node) -> None:
         """Of checkpoints alone is asked here."""
@@ -213,7 +214,7 @@ def test_who_listens_knows_the_checkpoints_that_there_are() -> None:
     put(tree, ids(range(8)), slot=2)
     put(tree, ids(range(8), 1, 2, 3, 4), slot=3, salt="x")
     tree.drop_state(a)
-    there = {(each.salt, tree.key_of(each).tobytes()) for each in tree.walk() if each.slot}
+    there = {(each.salt, prefix_of(each).tobytes()) for each in tree.walk() if each.slot}
     assert listener.known == there
     assert len(there) == 2
 

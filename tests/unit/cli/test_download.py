@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.main import application
-from mamba_operator.load_watch import read_download
+from mamba_operator.model.load_watch import read_download
 from mamba_planner.model_report import MAX_BYTES, ModelReport
 from mamba_planner.weights_size import WeightsSize
-from mamba_server.model.source import resolve
-from mamba_server.model.weight_files import INDEX
+from mamba_server.model.checkpoint.source import resolve
+from mamba_server.model.checkpoint.weight_files import INDEX
 from redis_server import free_port
 from small_hub import COMMIT, Hub, small_hub
 
@@ -117,6 +117,66 @@ def test_a_model_that_the_disk_does_not_hold_is_not_begun(hub: Hub, monkeypatch:
     with pytest.raises(InvalidInput, match=r"has 10 left.*spec\.model\.cache"):
         run("hf://owner/name")
     assert hub.served == []
+
+
+def stored(cache: Path, name: str, commit: str, size: int) -> None:
+    """A copy of another model, as the Hub's client keeps it."""
+    model = cache / f"models--{name.replace('/', '--')}"
+    blob, link = model / "blobs" / f"{commit}-blob", model / "snapshots" / commit / "model.safetensors"
+    for file in (blob, link, model / "refs" / "main"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(bytes(size))
+    link.symlink_to(Path("../../blobs") / blob.name)
+    (model / "refs" / "main").write_text(commit)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A volume of 5,000 bytes with two old copies of a model, one of another, and half a download."""
+
+    class Usage(NamedTuple):
+        free: int
+
+    cache = tmp_path / "cache"
+
+    def usage(_: object) -> Usage:
+        files = [one for one in cache.rglob("*") if one.is_file() and not one.is_symlink()]
+        return Usage(5_000 - sum(one.stat().st_size for one in files))
+
+    for name, commit in (("owner/name", "a" * 40), ("owner/name", "b" * 40), ("owner/other", "c" * 40)):
+        stored(cache, name, commit, 1_200)
+    (cache / "models--owner--other" / "blobs" / "x.1.incomplete").write_bytes(bytes(200))
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    return cache
+
+
+def test_a_full_volume_gives_the_room_of_copies_that_nothing_needs(hub: Hub, full: Path) -> None:
+    hub.files["more.json"] = b" " * 2_000
+    run("hf://owner/name", "--make-room", "--keep", "b" * 40)
+    [kept] = full.glob(f"models--owner--name/snapshots/{'b' * 40}/model.safetensors")
+    assert kept.read_bytes() == bytes(1_200)
+    assert (resolve("hf://owner/name") / "more.json").stat().st_size == 2_000
+    assert sorted(one.name for one in full.glob("models--*/snapshots/*")) == [COMMIT, "b" * 40]
+    sizes = [one.stat().st_size for one in full.rglob("blobs/*")]
+    assert sum(sizes) < 1_200 + 2_000 + 500, "what nothing links to is gone as well"
+
+
+def test_a_volume_with_room_for_one_more_keeps_its_copies_but_not_half_a_download(
+    hub: Hub, full: Path
+) -> None:
+    run("hf://owner/name", "--make-room")
+    assert len(list(full.glob("models--*/snapshots/*"))) == 4
+    assert not list(full.rglob("*.incomplete"))
+
+
+def test_nobody_who_did_not_ask_for_room_loses_a_copy(hub: Hub, full: Path) -> None:
+    hub.files["more.json"] = b" " * 2_000
+    with pytest.raises(InvalidInput, match="are to be fetched"):
+        run("hf://owner/name")
+    assert len(list(full.glob("models--*/snapshots/*"))) == 3
+    assert list(full.rglob("*.incomplete"))
+    with pytest.raises(InvalidInput, match="--make-room"):
+        run("hf://owner/name", "--keep", "b" * 40)
 
 
 def test_a_report_that_cannot_be_written_is_a_failure(hub: Hub, tmp_path: Path) -> None:

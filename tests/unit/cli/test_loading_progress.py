@@ -10,8 +10,8 @@ import pytest
 import structlog
 from rich.console import Console
 
-from mamba_cli.local.loading_progress import LoadingProgress
-from mamba_server.api.engine_state import EngineState
+from mamba_cli.local.loading.loading_progress import LoadingProgress
+from mamba_server.api.engine_link.engine_state import EngineState
 from mamba_telemetry.logs import get_logger, set_up_logs
 
 STATES = [

@@ -15,7 +15,7 @@ import yaml
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_cli import main
 from mamba_cli.local import documents
-from mamba_planner.byte_size import binary_size
+from mamba_settings.byte_size import binary_size
 from prefork import FORK_SERVER
 
 ROOT = Path(__file__).parents[3]
@@ -290,7 +290,7 @@ def test_planning_imports_no_torch(nano: Path) -> None:
         f"plan_directory(Path({str(nano)!r}), PlanFlags(device_memory=80 << 30))\n"
         "print('torch' in sys.modules)"
     )
-    roots = os.pathsep.join(str(ROOT / root) for root in ("server", "operator", "kernels"))
+    roots = os.pathsep.join(str(ROOT / root) for root in ("libs", "server", "operator", "cli", "kernels"))
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": roots}, capture_output=True, text=True
     )

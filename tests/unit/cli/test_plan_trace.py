@@ -146,6 +146,30 @@ def test_a_trace_in_other_units_is_refused_with_the_options_that_read_it(plan: R
     assert json.loads(out)["trace"]["requests"] == 80
 
 
+@pytest.mark.parametrize(("unit", "a_second"), [("us", 1e6), ("ns", 1e9)])
+def test_timestamps_in_a_smaller_unit_are_refused_with_the_unit_that_they_seem_to_have(
+    plan: Run, tmp_path: Path, unit: str, a_second: float
+) -> None:
+    path = tmp_path / "tiny.jsonl"
+    path.write_text(lines([(1.7 * a_second * n, 512, [n]) for n in range(40)]))
+    arguments = ("--trace", str(path), *SLO, "--gpu", "H100", "-o", "json")
+    code, out, err = plan(*arguments)
+    assert (code, out) == (2, "")
+    assert f"--time-unit {unit} (66.3 s)" in err
+    code, out, err = plan(*arguments, "--time-unit", unit)
+    assert code == 0, err
+    assert json.loads(out)["trace"]["seconds"] == pytest.approx(1.7 * 39, abs=0.2)
+
+
+def test_years_are_not_simulated_though_somebody_named_the_unit(plan: Run, tmp_path: Path) -> None:
+    path = tmp_path / "years.jsonl"
+    path.write_text(lines([(1.7e9 * n, 512, [n]) for n in range(40)]))
+    code, out, err = plan("--trace", str(path), *SLO, "--gpu", "H100", "--time-unit", "ms")
+    assert (code, out) == (2, "")
+    assert "767 days" in err
+    assert "--time-unit ns (66.3 s)" in err
+
+
 def test_requests_whose_ids_do_not_fit_their_length_are_left_out_and_counted(
     plan: Run, tmp_path: Path
 ) -> None:

@@ -15,10 +15,10 @@ from mamba_cli import main
 from mamba_cli.commands import serve
 from mamba_cli.errors import CliError, InvalidInput
 from mamba_gateway.settings import GatewaySettings
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api import server
-from mamba_server.api.errors import EngineStartFailed
-from mamba_server.model.source import resolve
+from mamba_server.api.requests.errors import EngineStartFailed
+from mamba_server.model.checkpoint.source import resolve
+from mamba_settings.engine_settings import EngineSettings
 
 
 def options(name: str) -> dict[str, Any]:

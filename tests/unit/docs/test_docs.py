@@ -13,7 +13,7 @@ import yaml
 from mamba_api.v1alpha1 import Spec
 from mamba_api.v1alpha1.conditions import AS_ASKED, HARMLESS, REASONS_OF, STALLS, ConditionType, Reason
 from mamba_api.v1alpha1.documents import load_documents
-from mamba_planner.live_settings import LIVE
+from mamba_settings.live_settings import LIVE
 
 ROOT = Path(__file__).parents[3]
 
@@ -144,7 +144,7 @@ def test_make_targets_named_in_the_readme_exist() -> None:
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """Text of every source file, by its path from the project's root."""
-    folders = ("operator", "server", "kernels", "tests", "benchmarks", "scripts", "training")
+    folders = ("libs", "operator", "server", "cli", "kernels", "tests", "benchmarks", "scripts", "training")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return {f"/{path.relative_to(ROOT)}": path.read_text() for path in paths}
 
@@ -183,7 +183,7 @@ def test_modules_named_on_pages_exist_and_have_what_is_named(
 def test_the_layout_on_the_page_for_contributors_has_every_package() -> None:
     layout = (ROOT / "CONTRIBUTING.md").read_text().partition("## Layout")[2]
     rows = dict(re.findall(r"^\| `(\w+)/` \| (.+) \|$", layout, re.MULTILINE))
-    for folder in ("operator", "server", "kernels"):
+    for folder in ("libs", "operator", "server", "cli", "kernels"):
         packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
         assert set(re.findall(r"`(mamba_\w+)`", rows[folder])) == packages
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from mamba_edge.request_arrivals import RequestArrivals
+from mamba_edge.exchange.request_arrivals import RequestArrivals
 from virtual_time import in_virtual_time
 
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from eventually import turns, until
-from mamba_edge.asgi_responses import DisconnectWatch, send_events, send_json, while_connected
-from mamba_edge.direct_exchange import DIRECT
+from mamba_edge.connection.direct_exchange import DIRECT
+from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.errors import InvalidRequest
-from mamba_edge.http_server import HttpServer
+from mamba_edge.exchange.asgi_responses import DisconnectWatch, send_events, send_json, while_connected
+from mamba_edge.exchange.request_body import ClientGone, read_body
 from mamba_edge.listener import listen
-from mamba_edge.request_body import ClientGone, read_body
 
 
 class Client:

@@ -4,11 +4,11 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from asgi import Asked
-from mamba_edge.asgi_responses import send_json
-from mamba_edge.body_budget import BodyBudget, BodyShare
 from mamba_edge.errors import BodyTooLarge, TooManyBodies
-from mamba_edge.request_body import read_body
-from mamba_edge.request_middleware import RequestMiddleware
+from mamba_edge.exchange.asgi_responses import send_json
+from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
+from mamba_edge.exchange.request_body import read_body
+from mamba_edge.exchange.request_middleware import RequestMiddleware
 
 
 async def read(share: BodyShare, *parts: bytes, limit: int = 100, length: int | None = None) -> bytes:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from eventually import turns, until
-from mamba_edge import connection_room
-from mamba_edge.http_server import HttpServer
+from mamba_edge.connection import connection_room
+from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen
 from scripted_engine import Api
 

@@ -6,7 +6,7 @@ import pytest
 
 from asgi import Asked, ask
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.cors import with_cors
+from mamba_edge.app.cors import with_cors
 from scripted_engine import Api
 
 PAGE = "https://chat.example.org"

@@ -10,14 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eventually import turns
-from mamba_edge.connection_room import ConnectionRoom
-from mamba_edge.cors import with_cors
-from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
-from mamba_edge.http_server import HttpServer
-from mamba_edge.limited_protocol import LimitedProtocol
-from mamba_edge.request_body import ClientGone, read_body
-from mamba_edge.request_middleware import RequestMiddleware
-from mamba_planner.http_limits import HttpLimits
+from mamba_edge.app.cors import with_cors
+from mamba_edge.connection.connection_room import ConnectionRoom
+from mamba_edge.connection.direct_exchange import BEGIN, DIRECT, DirectExchange
+from mamba_edge.connection.http_server import HttpServer
+from mamba_edge.connection.limited_protocol import LimitedProtocol
+from mamba_edge.connection.request_turns import RequestTurns
+from mamba_edge.exchange.request_body import ClientGone, read_body
+from mamba_edge.exchange.request_middleware import RequestMiddleware
+from mamba_settings.http_limits import HttpLimits
 
 MOST = 64
 
@@ -61,8 +62,8 @@ def connected(app: Any) -> tuple[LimitedProtocol, Client]:
     server = HttpServer(app, last_bytes_seconds=1, limits=limits)
     server.config.load()
     protocol = LimitedProtocol(
-        limits=limits, room=ConnectionRoom(9), config=server.config, server_state=server.server_state,
-        app_state={},
+        limits=limits, room=ConnectionRoom(9), turns=RequestTurns(), config=server.config,
+        server_state=server.server_state, app_state={},
     )  # fmt: skip
     client = Client()
     protocol.connection_made(client)

@@ -4,11 +4,12 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
-from mamba_edge.asgi_responses import send_json
-from mamba_edge.connection_room import ConnectionRoom
-from mamba_edge.http_server import HttpServer
-from mamba_edge.limited_protocol import LimitedProtocol
-from mamba_planner.http_limits import HttpLimits
+from mamba_edge.connection.connection_room import ConnectionRoom
+from mamba_edge.connection.http_server import HttpServer
+from mamba_edge.connection.limited_protocol import LimitedProtocol
+from mamba_edge.connection.request_turns import RequestTurns
+from mamba_edge.exchange.asgi_responses import send_json
+from mamba_settings.http_limits import HttpLimits
 from virtual_time import in_virtual_time
 
 SECONDS = 5
@@ -46,6 +47,7 @@ def connected(takes: float = 0.0) -> tuple[LimitedProtocol, Transport]:
     protocol = LimitedProtocol(
         limits=HttpLimits(keep_alive_timeout=SECONDS),
         room=ConnectionRoom(9),
+        turns=RequestTurns(),
         config=server.config,
         server_state=server.server_state,
         app_state={},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mamba_edge.errors import BodyTooLarge, RequestTimeout
-from mamba_edge.request_body import ClientGone, find_header, read_body
+from mamba_edge.exchange.request_body import ClientGone, find_header, read_body
 from virtual_time import in_virtual_time
 
 

@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from asgi import Asked, ask
 from mamba_edge import errors
-from mamba_edge.asgi_responses import send_json
 from mamba_edge.errors import ApiError, InvalidRequest
-from mamba_edge.request_body import ClientGone
-from mamba_edge.request_middleware import RequestMiddleware, request_id_of
+from mamba_edge.exchange.asgi_responses import send_json
+from mamba_edge.exchange.request_body import ClientGone
+from mamba_edge.exchange.request_middleware import RequestMiddleware, request_id_of
 
 Inner = Callable[..., Any]
 
@@ -170,7 +170,7 @@ async def test_what_is_no_http_is_not_answered() -> None:
 
 FORKED = """
 import os
-from mamba_edge.request_middleware import request_id_of
+from mamba_edge.exchange.request_middleware import request_id_of
 request_id_of(None)  # some are drawn by now that are not given out
 child = os.fork()
 for _ in range(100):

@@ -4,10 +4,11 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
-from mamba_edge.connection_room import ConnectionRoom
-from mamba_edge.http_server import HttpServer
-from mamba_edge.limited_protocol import LimitedProtocol
-from mamba_planner.http_limits import HttpLimits
+from mamba_edge.connection.connection_room import ConnectionRoom
+from mamba_edge.connection.http_server import HttpServer
+from mamba_edge.connection.limited_protocol import LimitedProtocol
+from mamba_edge.connection.request_turns import RequestTurns
+from mamba_settings.http_limits import HttpLimits
 from virtual_time import in_virtual_time
 
 SECONDS = 10.0
@@ -46,7 +47,12 @@ def connected() -> tuple[LimitedProtocol, Transport]:
     config.load()
     server_state = HttpServer(app, last_bytes_seconds=1, limits=limits).server_state
     protocol = LimitedProtocol(
-        limits=limits, room=ConnectionRoom(9), config=config, server_state=server_state, app_state={}
+        limits=limits,
+        room=ConnectionRoom(9),
+        turns=RequestTurns(),
+        config=config,
+        server_state=server_state,
+        app_state={},
     )
     transport = Transport()
     protocol.connection_made(transport)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
-from mamba_edge.validation import invalid, param_of
+from mamba_edge.app.validation import invalid, param_of
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mamba_kernels.cpu.library import Library, library
-from mamba_server.engine.cold_memory import is_worth_it, put_imports_aside
-from mamba_server.engine.cpu_threads import COUNT, OF_NUMPY
-from mamba_server.engine.memory_map import MemoryMapping, mappings, memory_map
+from mamba_server.engine.process_memory.cold_memory import is_worth_it, put_imports_aside
+from mamba_server.engine.process_memory.cpu_threads import COUNT, OF_NUMPY
+from mamba_server.engine.process_memory.memory_map import MemoryMapping, mappings, memory_map
 
 MAPS = """\
 1000000-3000000 rw-p 00000000 00:00 0                              [heap]
@@ -120,7 +120,7 @@ def test_a_process_that_imported_torch_is_smaller_by_half_and_computes_as_before
     code = """
 import torch
 from mamba_kernels.cpu.library import library
-from mamba_server.engine.cold_memory import put_imports_aside
+from mamba_server.engine.process_memory.cold_memory import put_imports_aside
 
 def anonymous():
     lines = dict(line.split(":") for line in open("/proc/self/smaps_rollup").readlines()[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mamba_server.engine.cpu_threads import WAITING, set_up_threads, threads_for
+from mamba_server.engine.process_memory.cpu_threads import WAITING, set_up_threads, threads_for
 
 LARGE = 1 << 30
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.cuda_stream import CudaStream
+from mamba_server.engine.execution.cuda_stream import CudaStream
 
 
 class Device:

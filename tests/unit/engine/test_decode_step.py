@@ -9,9 +9,9 @@ import torch
 
 from mamba_kernels.sample import SampleParameters, TokenChoice
 from mamba_planner.workspace import BLOCK_LOGITS, LOGIT_ROWS
-from mamba_server.engine.decode_step import DecodeStep
-from mamba_server.engine.sampler import Sampler
-from mamba_server.engine.sampling_batch import SamplingRow
+from mamba_server.engine.execution.decode_step import DecodeStep
+from mamba_server.engine.execution.sampler import Sampler
+from mamba_server.engine.execution.sampling_batch import SamplingRow
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.wire import SamplingParams
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mamba_kernels.slot_plan import NoHostRoutes
-from mamba_server.engine.decode_steps import DecodeSteps
-from mamba_server.engine.step_graphs import GraphMemoryShort, StepGraphs
+from mamba_server.engine.execution.decode_steps import DecodeSteps
+from mamba_server.engine.execution.step_graphs import GraphMemoryShort, StepGraphs
 from recorded_work import RecordedGraphs
 
 

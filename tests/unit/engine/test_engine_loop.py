@@ -24,7 +24,7 @@ from mamba_server.engine.engine_loop import (
 )
 from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.grammar_compiler import GrammarCompiler
-from mamba_server.engine.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,

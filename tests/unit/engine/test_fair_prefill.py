@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from mamba_server.engine.admission import Admission
-from mamba_server.engine.answer_lengths import WINDOW
-from mamba_server.engine.sequence import Phase
+from mamba_server.engine.scheduling.admission import Admission
+from mamba_server.engine.scheduling.answer_lengths import WINDOW
+from mamba_server.engine.sequences.sequence import Phase
 from step_load import LoadSetup, StepLoad
 
 ALONE = 3

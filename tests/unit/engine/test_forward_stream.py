@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from eventually import PATIENCE, wait_until
-from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
+from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
+from simulated_stream import SimulatedStream
 
 STREAMS = [ThreadStream, InlineStream, lambda: SimulatedStream(lambda _: 0)]
 

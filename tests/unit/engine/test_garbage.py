@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.garbage import never_search_old_objects, search_new_objects
+from mamba_server.engine.process_memory.garbage import never_search_old_objects, search_new_objects
 
 
 @pytest.fixture(autouse=True)

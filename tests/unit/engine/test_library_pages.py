@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mamba_server.engine import library_pages
-from mamba_server.engine.library_pages import is_unchanged
-from mamba_server.engine.memory_map import mappings, memory_map
+from mamba_server.engine.process_memory import library_pages
+from mamba_server.engine.process_memory.library_pages import is_unchanged
+from mamba_server.engine.process_memory.memory_map import mappings, memory_map
 
 MAPS = """\
 1000-2000 r--p 00000000 fd:01 77                         /lib/libfirst.so.1.2
@@ -53,7 +53,7 @@ def test_where_the_kernel_does_not_tell_nothing_is_dropped(
 def test_a_process_is_smaller_by_most_of_its_libraries_and_computes_as_before() -> None:
     code = """
 import torch
-from mamba_server.engine.library_pages import give_back_libraries
+from mamba_server.engine.process_memory.library_pages import give_back_libraries
 
 def of_files():
     lines = dict(line.split(":") for line in open("/proc/self/smaps_rollup").readlines()[1:])

@@ -17,9 +17,9 @@ import pytest
 from engine_trial import EngineTrial, TrialSetup
 from mamba_kernels.dispatch.backend import TORCH
 from mamba_planner import InsufficientMemory, UnusableInput
-from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine import __main__ as command
 from mamba_server.wire import Fatal, FromEngine, Shutdown
+from mamba_settings.engine_settings import EngineSettings
 
 Serve = Callable[..., int]
 
@@ -208,6 +208,6 @@ def test_kernels_that_have_to_be_compiled_are_left_to_the_start_that_says_so(
     opened: list[None] = []
     monkeypatch.setattr("mamba_kernels.cpu.library.has_to_be_built", lambda: missing)
     monkeypatch.setattr("mamba_kernels.cpu.library.library", lambda: opened.append(None))
-    monkeypatch.setattr("mamba_server.engine.library_pages.give_back_libraries", lambda: None)
+    monkeypatch.setattr("mamba_server.engine.process_memory.library_pages.give_back_libraries", lambda: None)
     command._import_torch(EngineSettings(model="m", device="cpu"))
     assert len(opened) == (not missing)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.engine.answer_lengths import WINDOW, AnswerLengths
-from mamba_server.engine.memory_forecast import MemoryForecast, SequenceGrowth
+from mamba_server.engine.scheduling.answer_lengths import WINDOW, AnswerLengths
+from mamba_server.engine.scheduling.memory_forecast import MemoryForecast, SequenceGrowth
 from step_load import LoadSetup, StepLoad
 
 SIX_MIB = LoadSetup(

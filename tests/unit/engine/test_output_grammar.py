@@ -11,9 +11,9 @@ import pytest
 from byte_tokenizer import byte_tokenizer, write_tokenizer
 from engine_trial import EngineTrial, TrialSetup
 from mamba_server.engine.grammar_compiler import GrammarCompiler
-from mamba_server.engine.output_grammar import OutputGrammar, TokenMasks, token_masks
-from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.sequence import Sequence
+from mamba_server.engine.sequences.output_grammar import OutputGrammar, TokenMasks, token_masks
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import AddRequest, RequestRejected, SamplingParams, SequenceDelta
 from scripted_grammar import ScriptedGrammar
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mamba_kernels.ssd_prefill.segments import SegmentCuts
-from mamba_server.engine.prepared_steps import PreparedSteps
+from mamba_server.engine.execution.prepared_steps import PreparedSteps
 from mamba_server.model.trial_batch import TrialPiece, trial_batch
 
 

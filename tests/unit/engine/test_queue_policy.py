@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, Flow, WaitingQueue
-from mamba_server.engine.sequence import Sequence
-from mamba_server.engine.shared_prefix import AwaitedCheckpoint
+from mamba_server.engine.scheduling.queue_policy import MOST_PASSES, PRIORITY_FACTOR, Flow, WaitingQueue
+from mamba_server.engine.scheduling.shared_prefix import AwaitedCheckpoint
+from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import SamplingParams
 
 

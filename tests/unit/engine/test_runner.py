@@ -20,19 +20,20 @@ from mamba_kernels.dispatch.backend import TORCH
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine import token_scores
-from mamba_server.engine.core import EngineCore
-from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
-from mamba_server.engine.limits import SchedulerLimits
-from mamba_server.engine.runner import ModelRunner
-from mamba_server.engine.sampler import Sampler
-from mamba_server.engine.sampling_batch import SamplingBatch
-from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.execution import token_scores
+from mamba_server.engine.execution.runner import ModelRunner
+from mamba_server.engine.execution.sampler import Sampler
+from mamba_server.engine.execution.sampling_batch import SamplingBatch
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
+from simulated_stream import SimulatedStream
 
 VOCAB = 40
 EOS = 0
@@ -92,7 +93,7 @@ class Bench:
     def __init__(
         self, *, overlap: bool = False, stream: ForwardStream | None = None, capacity: int = 4
     ) -> None:
-        cache = StateCache(
+        cache = RadixStateCache(
             GuardedArena(80, 2), RadixTree(4, Eviction("LRU")), PersistentBatch(capacity, 64),
             reservation("ExtraBuffer", overlap=overlap), track_interval=8, cap=4,
         )  # fmt: skip
@@ -103,7 +104,7 @@ class Bench:
         )  # fmt: skip
         self.stream = stream or (SimulatedStream(lambda _: 0) if overlap else InlineStream())
         self.core = EngineCore(
-            Scheduler(cache, SchedulerLimits(32, 16, capacity, 256)), self.stream, self.runner,
+            Scheduler(cache, SchedulerLimits(32, 16, capacity, 256)), cache, self.stream, self.runner,
             overlap=overlap, eos_token_ids=frozenset({EOS}),
         )  # fmt: skip
 

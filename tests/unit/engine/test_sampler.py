@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from mamba_kernels.cpu.library import library
-from mamba_kernels.no_sync import no_sync
 from mamba_kernels.sample import reference as sample_reference
 from mamba_kernels.sample.reference import sample, top_p
-from mamba_server.engine import token_scores
-from mamba_server.engine.output_grammar import TokenMasks
-from mamba_server.engine.sampler import SampledTokens, Sampler
-from mamba_server.engine.sampling_batch import SamplingRow
-from mamba_server.engine.token_scores import score_tokens
+from mamba_server.engine.execution import token_scores
+from mamba_server.engine.execution.sampler import SampledTokens, Sampler
+from mamba_server.engine.execution.sampling_batch import SamplingRow
+from mamba_server.engine.execution.token_scores import score_tokens
+from mamba_server.engine.sequences.output_grammar import TokenMasks
 from mamba_server.grammar_matcher import WORD, mask_words
 from mamba_server.wire import SamplingParams
+from testmodels.no_sync import no_sync
 
 CPU = torch.device("cpu")
 VOCAB = 50

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mamba_kernels.sample.noise import seed_words
 from mamba_server.cache.node import NO_TOKENS
-from mamba_server.engine.sampling_batch import Filter, SamplingBatch, SamplingRow, TokenEntries
+from mamba_server.engine.execution.sampling_batch import Filter, SamplingBatch, SamplingRow, TokenEntries
 from mamba_server.wire import SamplingParams
 
 CPU = torch.device("cpu")

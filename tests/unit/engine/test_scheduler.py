@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.answer_lengths import WINDOW
-from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.engine.scheduling.answer_lengths import WINDOW
+from mamba_server.engine.sequences.sequence import Phase, Sequence
 from operations import operations
 
 
@@ -78,7 +78,7 @@ def test_who_takes_its_last_step_still_counts_among_those_that_run(overlap: bool
         engine.add([1, 2, 3], 3)
     while not engine.core.idle:
         engine.step()
-        assert engine.cache.admitted <= 2
+        assert engine.cache.capacity.admitted <= 2
     engine.close()
 
 

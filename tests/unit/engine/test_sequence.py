@@ -10,7 +10,7 @@ import pytest
 
 from depth_coded import oracle
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.wire import SamplingParams
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from cache_bench import CacheBench
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
 from mamba_server.cache.arena import AllocationSite
-from mamba_server.engine.admission import MAX_DEFERRED
-from mamba_server.engine.sequence import Phase, Sequence
-from mamba_server.engine.shared_prefix import common_depth, deepest
+from mamba_server.engine.scheduling.admission import MAX_DEFERRED
+from mamba_server.engine.scheduling.shared_prefix import common_depth, deepest
+from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.wire import AbortRequest, AddRequest, SamplingParams
 
 STEM = list(range(1, 101))
@@ -159,9 +159,9 @@ def test_where_no_slot_is_free_for_the_checkpoint_only_planned_ones_are_waited_f
 def test_only_a_strategy_that_may_evict_counts_on_a_slot_in_a_full_arena() -> None:
     for strategy, expected in (("NoBuffer", False), ("ExtraBufferLazy", True), ("ExtraBuffer", True)):
         bench = CacheBench.make(strategy=strategy, slabs=4)
-        assert bench.cache.will_checkpoint
+        assert bench.cache.capacity.accepts_checkpoints
         bench.arena.allocate(AllocationSite.EXTEND, pages=bench.arena.free_pages)
-        assert bench.cache.will_checkpoint is expected
+        assert bench.cache.capacity.accepts_checkpoints is expected
 
 
 def test_one_step_puts_off_no_more_than_so_many_and_the_next_goes_on() -> None:

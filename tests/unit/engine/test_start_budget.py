@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamba_server.engine.start_budget import MOST_SECONDS, START_SECONDS, StartBudget
+from mamba_server.engine.scheduling.start_budget import MOST_SECONDS, START_SECONDS, StartBudget
 from step_load import LoadSetup, StepLoad
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
-from mamba_server.api.engine_metrics import HELP, OF_REQUESTS, parse_key
+from mamba_server.api.metrics.engine_metrics import HELP, OF_REQUESTS, parse_key
 from mamba_server.engine.stats import collect
 from mamba_server.wire import AbortRequest, AddRequest, EngineStats, SamplingParams
 

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamba_kernels.dispatch.backend import TORCH
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.engine.runner import ModelRunner
-from mamba_server.engine.sampling_batch import SamplingRow
-from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.sequence import Sequence
+from mamba_server.engine.execution.runner import ModelRunner
+from mamba_server.engine.execution.sampling_batch import SamplingRow
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.step_plans import StepPlans

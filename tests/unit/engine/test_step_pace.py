@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.engine.step_pace import StepPace
+from mamba_server.engine.stepping.step_pace import StepPace
 
 CHUNK, MOST, TARGET = 64, 2048, 0.2
 

@@ -1,7 +1,7 @@
 """What a traced sequence tells of its time, in steps of a real scheduler."""
 
-from mamba_server.engine.schedule import MOST_BESIDE
-from mamba_server.engine.timeline import MOST_PIECES
+from mamba_server.engine.sequences.schedule import MOST_BESIDE
+from mamba_server.engine.sequences.timeline import MOST_PIECES
 from mamba_server.wire import AddRequest, PrefillTiming, SamplingParams, SequenceDelta
 from step_load import LoadSetup, StepLoad
 

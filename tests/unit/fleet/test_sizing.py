@@ -10,13 +10,13 @@ from benchmarks.cache.block_trace import generated as blocks
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.errors import InvalidInput
-from mamba_cli.fleet.chart import chart
 from mamba_cli.fleet.engine import cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
-from mamba_cli.fleet.gpu import KINDS, Gpu, chosen
 from mamba_cli.fleet.prompt_blocks import BLOCK
-from mamba_cli.fleet.roofline import profile_of
-from mamba_cli.fleet.sizing import (
+from mamba_cli.fleet.size_search.chart import chart
+from mamba_cli.fleet.size_search.gpu import KINDS, Gpu, chosen
+from mamba_cli.fleet.size_search.roofline import profile_of
+from mamba_cli.fleet.size_search.sizing import (
     FleetCandidate,
     FleetResult,
     SizingRequest,
@@ -30,8 +30,8 @@ from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload, busiest
 from mamba_planner import Constraints, Device, plan
 from mamba_planner import constraints as planner_constraints
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import model_config_from_hf
+from mamba_settings.engine_settings import EngineSettings
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 KIND = {gpu.name: gpu for gpu in KINDS}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eventually import until
-from mamba_edge.body_budget import BodyBudget, BodyShare
+from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
 from mamba_gateway.upstream.connection import PIECE_BYTES
 from mamba_gateway.upstream.request import UpstreamRequest
 from proxy_harness import ProxyHarness, fine, hang

@@ -14,11 +14,11 @@ from mamba_gateway.endpoints.pool import Target
 from mamba_gateway.prefix_index.direct_feed import FORGET_SECONDS, UNSUPPORTED_SECONDS, DirectFeed
 from mamba_prefix.backoff import LONGEST_PAUSE
 from mamba_prefix.change_log import ChangeLog
+from mamba_prefix.engine_banks import MOST_ENGINES
 from mamba_prefix.messages import Snapshot, pack_entries, pack_hashes
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_index import PrefixIndex
-from mamba_prefix.prefix_table import MOST_ENGINES
 from mamba_server.api.prefix_feed import PrefixFeed
 
 

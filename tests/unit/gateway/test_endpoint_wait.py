@@ -74,14 +74,14 @@ async def test_a_model_that_turns_out_to_be_unknown_is_told_while_held(harness: 
     asking = asyncio.create_task(made.run())
     await asyncio.sleep(0.01)
     made.engines("http://e", models=({"id": "other"},))
-    with pytest.raises(ModelNotFound, match="'m' does not exist here; 'other' is served") as caught:
+    with pytest.raises(ModelNotFound, match=r"'m' .*'other'") as caught:
         await asyncio.wait_for(asking, 2)
     assert caught.value.param == "model"
 
 
 async def test_a_model_that_no_engine_will_serve_wakes_none(harness: Harnesses) -> None:
     made = harness(hold_timeout=30, expected_model="expected")
-    with pytest.raises(ModelNotFound, match="'m' does not exist here; 'expected' is served"):
+    with pytest.raises(ModelNotFound, match=r"'m' .*'expected'"):
         await asyncio.wait_for(made.run(), 1)
     made.engines("http://e", models=({"id": "other"},))
     with pytest.raises(ModelNotFound):

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Send
 
 from eventually import until
-from mamba_edge.asgi_responses import USAGE_HEADER
+from mamba_edge.exchange.asgi_responses import USAGE_HEADER
 from mamba_gateway.endpoints.engine_capacity import ENGINE_QUEUE
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.prompt_prefix import PromptPrefix

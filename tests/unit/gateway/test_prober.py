@@ -179,7 +179,7 @@ async def test_a_ready_engine_that_is_slow_a_few_times_stays_ready(
     assert only(pool).ready
     await until(lambda: not only(pool).ready)
     assert engine.looks["/readyz"] >= looks + FAILURES
-    assert pool.reasons() == {engine.url: "/readyz did not answer in time"}
+    assert "/readyz" in pool.reasons()[engine.url]
     engine.slow = 0
     await until(lambda: only(pool).ready)
 
@@ -209,7 +209,7 @@ async def test_an_engine_that_restarts_is_ready_again_by_itself(
 async def test_an_engine_that_nothing_is_left_of_is_told_of_in_words(engine: Probed, prober: Any) -> None:
     await engine.stop()
     report = await prober().probe(engine.url, with_models=False)
-    assert report.reason == "cannot be connected to: Connection refused"
+    assert "Connection refused" in report.reason
 
 
 async def test_targets_that_go_are_looked_at_no_more_and_those_that_stay_are(

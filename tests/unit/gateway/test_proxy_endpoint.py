@@ -18,13 +18,13 @@ from eventually import until
 from kept_spans import KeptSpans, parents, tracing_to
 from mamba_api.openai import CompletionRequest
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.validation import invalid
 from mamba_edge.errors import ApiError, InvalidRequest
-from mamba_edge.validation import invalid
 from mamba_gateway.errors import NoEndpoint, UpstreamLost
 from mamba_gateway.relay.engine_response import ResponseTruncated
 from mamba_gateway.routing.routing_fields import routing_fields
 from mamba_gateway.upstream.request import UpstreamRequest
-from mamba_server.api.json_fields import parse_json_object
+from mamba_server.api.requests.json_fields import parse_json_object
 from proxy_harness import ProxyHarness, Script, begun, fine, hang
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update, reference
-from mamba_kernels.no_sync import no_sync
 from mamba_kernels.slot_plan import SlotPlan
 from testmodels.chunks import CPU, PiecePlan, chunk_plan, ints, poisoned, strided_cache
 from testmodels.delta import Delta
+from testmodels.no_sync import no_sync
 
 H, G, V, K = 4, 2, 6, 5
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mamba_kernels.kv_write import kv_write
-from mamba_kernels.no_sync import no_sync
 from mamba_kernels.paged_attention import paged_attention
 from mamba_kernels.paged_attention import reference as path
 from mamba_kernels.paged_attention.plan import padded_length
 from mamba_kernels.slot_plan import NoHostRoutes
 from testmodels.chunks import strided_cache
+from testmodels.no_sync import no_sync
 from testmodels.paged import PagedBatch
 
 

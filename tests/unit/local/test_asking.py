@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from mamba_cli.errors import RunFailed
 from mamba_cli.local import demo
-from mamba_cli.local.readiness import (
+from mamba_cli.local.loading.readiness import (
     EngineReadiness,
     engine_readiness,
     gateway_ready,

@@ -544,7 +544,7 @@ def test_children_end_when_their_parent_is_killed(bench: Bench, tmp_path: Path) 
         f"bring_up([Path({str(bench.file)!r})], host='127.0.0.1', port=0, once=False, demo=False,"
         f" logs=Path({str(bench.logs)!r}), console=Console(), launcher={LAUNCHER!r})\n"
     )
-    roots = [str(Path(__file__).parents[3] / root) for root in ("server", "operator")]
+    roots = [str(Path(__file__).parents[3] / root) for root in ("libs", "server", "operator", "cli")]
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},

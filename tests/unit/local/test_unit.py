@@ -17,9 +17,9 @@ from mamba_cli.settings_options import given
 from mamba_gateway.key_limits import ANYONE, KeyLimits
 from mamba_gateway.settings import GatewaySettings
 from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import load_model_config
-from mamba_planner.spec_settings import engine_settings
+from mamba_settings.engine_settings import EngineSettings
+from mamba_settings.spec_settings import engine_settings
 
 CONFIG = Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json"
 GIB = 1 << 30

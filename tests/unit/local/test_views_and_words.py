@@ -20,17 +20,17 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local import demo
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.edits import FileStamp, changed, settled
-from mamba_cli.local.loading_view import LoadingView
+from mamba_cli.local.loading.loading_view import LoadingView
+from mamba_cli.local.loading.readiness import EngineReadiness, readiness_of
 from mamba_cli.local.model_facts import facts_of_directory, facts_of_model, local_uri
 from mamba_cli.local.plan_view import bar_cells, plan_view
 from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
 from mamba_cli.local.ports import free_ports, front_ports
-from mamba_cli.local.readiness import EngineReadiness, readiness_of
 from mamba_edge.listener import bound
 from mamba_planner import LedgerLine
 from mamba_planner.weights_size import WeightsSize
-from mamba_server.model.errors import WeightsError
-from mamba_server.model.weight_files import weights_size
+from mamba_server.model.checkpoint.errors import WeightsError
+from mamba_server.model.checkpoint.weight_files import weights_size
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mamba_planner import Constraints, Device, MemoryPlan, plan
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
+from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.device_arena import DTYPES, DeviceArena
-from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layout import CacheLayout
 from testmodels.checkpoints import SMALL
 

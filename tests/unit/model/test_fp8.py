@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mamba_server.model.fp8 import dequantized
+from mamba_server.model.checkpoint.fp8 import dequantized
 
 SHAPES = [(1, 1), (5, 3), (128, 128), (129, 257), (300, 70)]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mamba_server.model.errors import DownloadFailed, InvalidSource, SourceNotFound
-from mamba_server.model.source import resolve
+from mamba_server.model.checkpoint.errors import DownloadFailed, InvalidSource, SourceNotFound
+from mamba_server.model.checkpoint.source import resolve
 from small_hub import Hub, point_at, small_hub
 
 WEIGHTS = bytes(300_000)

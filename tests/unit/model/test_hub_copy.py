@@ -8,10 +8,10 @@ from threading import Event, Thread
 
 import pytest
 
-from mamba_server.model import hub_copy
-from mamba_server.model.errors import DownloadFailed
-from mamba_server.model.hub_copy import CHECKED, LOCK, sound_copy
-from mamba_server.model.source import silent
+from mamba_server.model.checkpoint import hub_copy
+from mamba_server.model.checkpoint.errors import DownloadFailed
+from mamba_server.model.checkpoint.hub_copy import CHECKED, LOCK, sound_copy
+from mamba_server.model.checkpoint.source import silent
 from small_hub import COMMIT, Hub, point_at, small_hub
 
 URI = f"hf://owner/name@{COMMIT}"

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from mamba_planner.model_config import GatedDeltaConfig, MlpConfig
-from mamba_server.model.errors import UnsupportedModel, WeightsError
+from mamba_server.model.checkpoint.errors import UnsupportedModel, WeightsError
+from mamba_server.model.checkpoint.tensor_names import NAMES
+from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.layers.gated_delta import by_kind
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.layers.mlp import Mlp, activation
-from mamba_server.model.tensor_names import NAMES
-from mamba_server.model.weights import Weights
 
 CPU = torch.device("cpu")
 

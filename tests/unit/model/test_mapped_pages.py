@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from mamba_api.quantization import Quantization
 from mamba_kernels.dispatch.backend import backend_for
 from mamba_planner.families.registry import load_model_config
+from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.layers.hybrid import HybridModel
-from mamba_server.model.mapped_pages import give_back
 from testmodels.checkpoints import random_nemotron_h
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

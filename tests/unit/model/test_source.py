@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mamba_server.model.errors import DownloadFailed, InvalidSource, SourceNotFound
-from mamba_server.model.source import display_name, resolve
+from mamba_server.model.checkpoint.errors import DownloadFailed, InvalidSource, SourceNotFound
+from mamba_server.model.checkpoint.source import display_name, resolve
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_name_is_not_made_of_what_is_no_uri(uri: str) -> None:
 
 def test_finding_a_model_loads_neither_torch_nor_the_hub_client(model: Path) -> None:
     code = (
-        "import sys; from mamba_server.model.source import resolve; resolve(sys.argv[1]);"
+        "import sys; from mamba_server.model.checkpoint.source import resolve; resolve(sys.argv[1]);"
         "sys.exit(bool({'torch', 'huggingface_hub'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(model)], check=False).returncode == 0

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from mamba_planner.weights_size import WeightsSize
-from mamba_server.model.errors import WeightsError
-from mamba_server.model.weight_files import INDEX, shards, weights_size
-from mamba_server.model.weights import Weights
+from mamba_server.model.checkpoint.errors import WeightsError
+from mamba_server.model.checkpoint.weight_files import INDEX, shards, weights_size
+from mamba_server.model.checkpoint.weights import Weights
 
 FILE = "model.safetensors"
 Ask = Callable[[Path], object]

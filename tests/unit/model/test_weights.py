@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mamba_planner.families.registry import load_model_config
-from mamba_server.model.errors import UnsupportedModel, WeightsError
+from mamba_server.model.checkpoint.errors import UnsupportedModel, WeightsError
+from mamba_server.model.checkpoint.weight_files import weights_size
+from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.layers.hybrid import HybridModel
-from mamba_server.model.weight_files import weights_size
-from mamba_server.model.weights import Weights
 from testmodels.checkpoints import random_nemotron_h
 
 CPU = torch.device("cpu")

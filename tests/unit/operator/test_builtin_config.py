@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mamba_cli.shipped_models import shipped_config
-from mamba_operator.builtin_config import builtin_config
-from mamba_operator.plan_verdict import PlanFits
+from mamba_operator.memory.plan_verdict import PlanFits
+from mamba_operator.observation.builtin_config import builtin_config
 from operator_objects import owner, planned
 
 

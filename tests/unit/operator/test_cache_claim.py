@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mamba_api.v1alpha1.conditions import Reason
+from mamba_operator.conditions.status import summarize
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.status import summarize
 from model_loads import loaded
 from operator_objects import NOW, edited, fitting_owner, nano_config, planned, running, snapshot
 

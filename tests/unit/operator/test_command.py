@@ -139,7 +139,7 @@ async def test_what_is_no_kubeconfig_is_wrong_usage(
     monkeypatch.setenv("KUBECONFIG", "")
     file = tmp_path / "config"
     file.write_text(text)
-    with pytest.raises(SettingsInvalid, match=r"Kubernetes configuration: .*--kubeconfig FILE"):
+    with pytest.raises(SettingsInvalid, match=r"--kubeconfig FILE"):
         await run(OperatorSettings(kubeconfig=str(file)))
 
 

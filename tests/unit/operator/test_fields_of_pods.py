@@ -9,8 +9,8 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
+from mamba_operator.memory.plan_verdict import PlanFits
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.plan_verdict import PlanFits
 from operator_objects import fitting_owner, owner, planned
 
 Children = dict[tuple[str, str], Manifest]

@@ -148,8 +148,8 @@ def test_what_engines_and_gateways_are_asked_for_is_what_they_tell() -> None:
 
     from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
     from mamba_operator.autoscale import reports
-    from mamba_server.api.engine_metrics import HELP
-    from mamba_server.api.request_metrics import RequestMetrics
+    from mamba_server.api.metrics.engine_metrics import HELP
+    from mamba_server.api.metrics.request_metrics import RequestMetrics
 
     registry = CollectorRegistry()
     RequestMetrics(registry, "m").submitted(7)

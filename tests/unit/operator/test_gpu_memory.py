@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mamba_operator.gpu_memory import smallest_gpu
-from mamba_operator.placement import Node, may_run_on, node_of
+from mamba_operator.memory.gpu_memory import smallest_gpu
+from mamba_operator.observation.placement import Node, may_run_on, node_of
 
 GPU = "nvidia.com/gpu"
 GI = 2**30

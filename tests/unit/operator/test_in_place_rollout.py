@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.conditions.status import summarize
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.manifest import Manifest, Ref, ref
-from mamba_operator.reconcile_plan import ReconcilePlan
-from operator_objects import NOW, applied, fitting_owner, planned, running
+from operator_objects import NOW, applied, fitting_owner, planned, running, snapshot
 
 GPU = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match node selector."
 LABELS = names.labels("nano", "engine")
@@ -153,8 +153,29 @@ def test_an_old_engine_that_was_evicted_keeps_no_roll_out_in_place_and_begins_no
     assert (done.in_place, out.surge(done)) == (False, (1, 0))
 
 
-def test_the_default_waits_longer_than_a_node_takes_that_has_to_be_made() -> None:
-    assert MambaDeployment.model_validate(fitting_owner()).spec.rollout.in_place_after.seconds == 600
+def test_an_engine_goes_by_default_once_a_cloud_has_had_time_to_make_a_node() -> None:
+    out = RollOut(inPlaceAfter=None)
+    early, late = (out.planned(out.old, pod("new", out.new, **waits(age))) for age in (599, 600))
+    assert (early.in_place_soon, late.in_place, out.surge(late)) == (True, True, (0, 1))
+
+
+def test_a_written_zero_keeps_the_only_engine_and_progressing_says_what_the_change_waits_for() -> None:
+    out = RollOut(maxUnavailable=0, inPlaceAfter=None)
+    pods = (out.old, pod("new", out.new, **waits(9999)))
+    plan = out.planned(*pods)
+    assert (plan.in_place, out.surge(plan), plan.requeue_after) == (False, None, None)
+    surged = copy.deepcopy(out.children)
+    engine = next(one for one in surged if ref(one) == Ref("Deployment", "nano-engine"))
+    engine["status"] |= {"replicas": 2, "updatedReplicas": 1}
+    status = summarize(
+        snapshot(out.owner, surged, pods=pods), planned(out.owner, surged, pods=pods), (), now=NOW
+    )
+    assert status is not None
+    [progressing] = [one for one in status.conditions if one.type == "Progressing"]
+    assert "spec.rollout.maxUnavailable 0" in progressing.message
+    assert "spec.rollout.inPlaceAfter" in progressing.message
+    asked_for = RollOut(maxUnavailable=0)
+    assert asked_for.planned(asked_for.old, pod("new", asked_for.new, **waits(60))).in_place
 
 
 def test_a_pod_behind_the_gate_of_a_queue_takes_the_place_of_an_old_one_and_one_behind_another_does_not() -> (

@@ -8,11 +8,11 @@ import pytest
 
 from mamba_api import names
 from mamba_gateway.settings import GatewaySettings
+from mamba_operator.conditions.status import summarize
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.manifest import Manifest, ref
-from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.render.engine_key import VOLUME, mounts_key
-from mamba_operator.status import summarize
-from mamba_planner.engine_settings import EngineSettings
+from mamba_settings.engine_settings import EngineSettings
 from operator_objects import NOW, applied, edited, fitting_owner, planned, running, snapshot
 
 OPEN = fitting_owner()

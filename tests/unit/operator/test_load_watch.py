@@ -6,7 +6,7 @@ import pytest
 
 from mamba_api import names
 from mamba_operator.autoscale.reports import ReportInvalid
-from mamba_operator.load_watch import LoadWatch, read_download
+from mamba_operator.model.load_watch import LoadWatch, read_download
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest

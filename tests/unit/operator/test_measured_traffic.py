@@ -9,7 +9,7 @@ import pytest
 
 from fake_cluster import FakeCluster, Watched
 from mamba_api import names
-from mamba_operator.admin_key import AdminKey
+from mamba_operator.children.admin_key import AdminKey
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.memory_plan import PlannerInput, plan_memory, planner_input
-from mamba_operator.objects.recorded_status import with_readable_status
-from mamba_operator.plan_verdict import (
+from mamba_operator.memory.memory_plan import PlannerInput, plan_memory, planner_input
+from mamba_operator.memory.plan_verdict import (
     ModelNotServed,
     PlanDoesNotFit,
     PlanFits,
@@ -19,6 +18,7 @@ from mamba_operator.plan_verdict import (
     PlanVerdict,
     SpecInvalid,
 )
+from mamba_operator.objects.recorded_status import with_readable_status
 from mamba_planner.weights_size import WeightsSize
 from model_configs import unserved_config
 from operator_objects import CONFIGS, fitting_owner, nano_config, owner

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.node_reader import KEPT_FOR, PAGE, SHARED_FOR, NodeReader
 from mamba_operator.objects.errors import Forbidden, Unreachable
 from mamba_operator.objects.manifest import Manifest
+from mamba_operator.observation.node_reader import KEPT_FOR, PAGE, SHARED_FOR, NodeReader
 
 MEMORY = "nvidia.com/gpu.memory"
 

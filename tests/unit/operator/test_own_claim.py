@@ -4,8 +4,8 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
+from mamba_operator.conditions.status import summarize
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.status import summarize
 from model_loads import cached
 from operator_objects import NOW, applied, fitting_owner, planned, running, snapshot
 

@@ -2,11 +2,11 @@
 
 from mamba_api.v1alpha1 import Status
 from mamba_operator.apply import AppliedChange
-from mamba_operator.changes import Change
+from mamba_operator.children.changes import Change
+from mamba_operator.conditions.status import summarize
 from mamba_operator.event_recorder import event_manifest, pending_event
 from mamba_operator.objects.manifest import Manifest, Ref
 from mamba_operator.pass_events import EventContent, pass_events
-from mamba_operator.status import summarize
 from operator_objects import NOW, applied, fitting_owner, planned, running, snapshot
 
 OF = fitting_owner()

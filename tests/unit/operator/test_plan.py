@@ -8,11 +8,17 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
-from mamba_operator.changes import Change
+from mamba_operator.children.changes import Change
+from mamba_operator.memory.plan_verdict import (
+    ModelNotServed,
+    PlanDoesNotFit,
+    PlanFits,
+    PlanUnknown,
+    SpecInvalid,
+)
 from mamba_operator.objects.manifest import Manifest, Ref, ref
-from mamba_operator.placement import Node
+from mamba_operator.observation.placement import Node
 from mamba_operator.plan import WAITING_PERIOD, make_plan
-from mamba_operator.plan_verdict import ModelNotServed, PlanDoesNotFit, PlanFits, PlanUnknown, SpecInvalid
 from model_configs import unserved_config
 from operator_objects import (
     NOW,

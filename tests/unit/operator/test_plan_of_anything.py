@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mamba_api import names
+from mamba_operator.conditions.status import summarize
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
+from mamba_operator.memory.plan_verdict import SpecInvalid
 from mamba_operator.objects.manifest import Manifest, metadata
 from mamba_operator.plan import make_plan
-from mamba_operator.plan_verdict import SpecInvalid
-from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.status import summarize
 from operator_objects import NOW, applied, owner, planned, snapshot
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

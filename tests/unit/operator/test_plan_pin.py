@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
+from mamba_operator.conditions.status import summarize
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
+from mamba_operator.memory.plan_verdict import PlanDoesNotFit, PlanFits, PlanUnknown
 from mamba_operator.objects.manifest import Manifest, Ref, annotation, ref
-from mamba_operator.placement import Node
-from mamba_operator.plan_verdict import PlanDoesNotFit, PlanFits, PlanUnknown
-from mamba_operator.reconcile_plan import ReconcilePlan
-from mamba_operator.status import summarize
+from mamba_operator.observation.placement import Node
 from operator_objects import NOW, applied, edited, fitting_owner, planned, snapshot
 
 BIG, MIDDLE, SMALL = (Node({"nvidia.com/gpu.memory": mib}) for mib in ("81559", "46068", "15360"))

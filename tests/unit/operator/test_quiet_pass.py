@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster, Watched
-from mamba_operator import child_comparison
-from mamba_operator.drift import drift
+from mamba_operator.children import child_comparison
+from mamba_operator.children.drift import drift
 from mamba_operator.objects.errors import ClusterError, Conflict, NameTaken
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics

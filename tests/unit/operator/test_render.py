@@ -22,7 +22,7 @@ from mamba_operator.render.context import Context
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.loader import loader_job
 from mamba_operator.render.scrapers import Scraper, operator_pods
-from mamba_planner.engine_settings import EngineSettings
+from mamba_settings.engine_settings import EngineSettings
 from model_loads import loaded
 from operator_objects import UID, fitting_owner, nano_config, owner, planned
 

@@ -49,6 +49,15 @@ def test_one_broken_node_takes_nothing_back_and_is_named() -> None:
     assert fleet.conditions["UpToDate"][1] == "ProgressDeadlineExceeded"
 
 
+def test_engines_that_are_late_on_two_nodes_take_back_none_that_serves_beside_them() -> None:
+    fleet = RolloutFleet(4, [1, 1, 1, 1, 1, 1], slow=frozenset({0, 1, 2, 3, 5}), maxSurge=2, maxUnavailable=1)
+    ended(fleet)
+    new = [pod.ready for pod in fleet.new]
+    assert 0 < sum(new) < len(new) / 2, "most are late, and some serve"
+    assert not fleet.taken_back_while
+    assert fleet.conditions["UpToDate"][1] == "ProgressDeadlineExceeded"
+
+
 def test_a_revision_that_starts_nowhere_is_taken_back_where_there_is_no_room_and_all_serve_again() -> None:
     fleet = RolloutFleet(4, [4], bad=True)
     assert ended(fleet, replicas=5) == 3

@@ -2,6 +2,7 @@
 
 import ast
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,13 @@ from pydantic import BaseModel
 
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.process.settings import OperatorSettings
-from mamba_planner.engine_settings import EngineSettings
+from mamba_settings.engine_settings import EngineSettings
 
-ROOT = Path(__file__).parents[3]
 CODE: dict[type[BaseModel], tuple[str, ...]] = {
-    OperatorSettings: ("operator/mamba_operator",),
-    GatewaySettings: (
-        "server/mamba_gateway", "server/mamba_cli/commands", "server/mamba_edge", "server/mamba_telemetry",
-    ),
-    EngineSettings: (
-        "server/mamba_server", "operator/mamba_planner", "server/mamba_edge", "server/mamba_telemetry",
-    ),
-}  # fmt: skip
+    OperatorSettings: ("mamba_operator",),
+    GatewaySettings: ("mamba_gateway", "mamba_cli.commands", "mamba_edge", "mamba_telemetry"),
+    EngineSettings: ("mamba_server", "mamba_planner", "mamba_edge", "mamba_telemetry"),
+}
 READ_AS: dict[tuple[type[BaseModel], str], str] = {
     (GatewaySettings, "prefix_index_scope"): "index_scope",
     (GatewaySettings, "key_limit"): "key_limits",
@@ -40,8 +36,9 @@ def read(kind: type[BaseModel]) -> frozenset[str]:
     """Names of all attributes that the process's packages read, its settings module left out."""
     return frozenset(
         node.attr
-        for folder in CODE[kind]
-        for path in (ROOT / folder).rglob("*.py")
+        for package in CODE[kind]
+        for folder in import_module(package).__path__
+        for path in Path(folder).rglob("*.py")
         if "settings" not in path.stem
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)

@@ -13,7 +13,7 @@ from mamba_gateway.key_limits import KeyLimits
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import number
-from mamba_planner.engine_settings import EngineSettings
+from mamba_settings.engine_settings import EngineSettings
 from operator_objects import owner, planned
 
 

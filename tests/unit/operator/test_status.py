@@ -14,12 +14,12 @@ from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.demand import Demand
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.scaling_record import LatestDecision
-from mamba_operator.findings import Failure
+from mamba_operator.conditions.findings import Failure
+from mamba_operator.conditions.status import summarize
 from mamba_operator.objects.manifest import Manifest, ref
-from mamba_operator.placement import Node
+from mamba_operator.observation.placement import Node
 from mamba_operator.plan import make_plan
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
-from mamba_operator.status import summarize
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from model_configs import unserved_config
 from model_loads import loaded, loading, with_status

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from mamba_planner import Device, InsufficientMemory, Workload, plan_engine
 from mamba_planner.alternative import best_alternative
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
+from mamba_settings.engine_settings import EngineSettings
 from operator_objects import nano_config
 
 NANO = model_config_from_hf(nano_config(), "nano")

@@ -114,12 +114,12 @@ def test_key_value_heads_are_replicated_when_there_are_fewer_than_devices() -> N
 
 @pytest.mark.parametrize("ways", [0, 3, 7])
 def test_devices_that_do_not_divide_the_heads_are_refused_with_the_number(ways: int) -> None:
-    with pytest.raises(UnusableInput, match=rf"tensorParallel {ways} .* 128 state space heads"):
+    with pytest.raises(UnusableInput, match=rf"tensorParallel {ways} .*128"):
         layer_state(model("nemotron-nano-9b-v2"), ways)
 
 
 def test_devices_that_are_no_multiple_of_the_replicated_heads_are_refused() -> None:
-    with pytest.raises(UnusableInput, match="not a multiple of the model's 2 key-value heads"):
+    with pytest.raises(UnusableInput, match="2 key-value heads"):
         kv_bytes_per_token(model("falcon-h1-7b"), "bfloat16", 3)
 
 

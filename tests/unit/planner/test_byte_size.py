@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mamba_api.errors import InvalidQuantity
 from mamba_api.quantity import SUFFIXES, Quantity
-from mamba_planner.byte_size import binary_size, read_size
+from mamba_settings.byte_size import binary_size, read_size
 
 
 @given(st.integers(0, 1000 << 40))

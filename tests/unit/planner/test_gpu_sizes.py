@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from mamba_cli.fleet.gpu import KINDS
+from mamba_cli.fleet.size_search.gpu import KINDS
 from mamba_planner.gpu_sizes import MIB, ONE_SIZE, SIZES, one_size_down, one_size_up
 
 

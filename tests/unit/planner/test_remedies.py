@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mamba_planner import Device, InsufficientMemory, plan_engine
-from mamba_planner.byte_size import read_size
-from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
+from mamba_settings.byte_size import read_size
+from mamba_settings.engine_settings import EngineSettings
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
@@ -21,7 +21,7 @@ def model(path: str) -> ModelConfig:
     return model_config_from_hf(json.loads((ROOT / path).read_text()))
 
 
-NANO = model("operator/mamba_planner/published/nemotron-nano-9b-v2.json")
+NANO = model("libs/mamba_planner/published/nemotron-nano-9b-v2.json")
 TINY = model("server/mamba_server/builtin/tiny-recall/config.json")
 GPU, CPU = Device("cuda", 22 * GIB), Device("cpu", 16 * GIB, told=False)
 LONG = {"max_model_len": 131_072}
@@ -69,7 +69,8 @@ def test_every_remedy_that_a_refusal_names_makes_it_fit(
 
 def test_a_length_beyond_the_model_is_named_as_the_cause() -> None:
     said = refused(TINY, CPU, max_model_len=99_999_999)
-    assert "max_model_len 4,096 or less (99,999,999 is set, and the model was made for 4,096)" in said
+    assert "max_model_len 4,096" in said
+    assert "99,999,999" in said
 
 
 def test_no_refusal_advises_more_devices() -> None:

@@ -11,15 +11,18 @@ import pytest
 
 from eventually import until
 from index_world import IndexWorld
-from mamba_prefix.messages import Change, pack
+from mamba_prefix.engine_banks import MOST_ENGINES
+from mamba_prefix.messages import Change, Heartbeat, pack
 from memory_store import MemoryRedis, MemoryStore
 from virtual_time import in_virtual_time
 
 
 @asynccontextmanager
-async def world(seed: int = 0, length: int = 1000) -> AsyncIterator[tuple[IndexWorld, MemoryRedis]]:
+async def world(
+    seed: int = 0, length: int = 1000, most_engines: int = MOST_ENGINES
+) -> AsyncIterator[tuple[IndexWorld, MemoryRedis]]:
     redis = MemoryRedis(length)
-    made = IndexWorld(lambda: MemoryStore(redis), Random(seed))
+    made = IndexWorld(lambda: MemoryStore(redis), Random(seed), most_engines)
     try:
         yield made, redis
     finally:
@@ -192,8 +195,47 @@ async def test_what_others_write_there_is_left_alone_and_counted() -> None:
 
 
 @in_virtual_time
-async def test_with_more_engines_than_there_are_bits_those_that_fit_are_followed() -> None:
+async def test_what_is_larger_than_any_engine_writes_is_refused_and_the_others_are_followed() -> None:
+    async with world() as (made, redis):
+        engine = made.start("a")
+        await until(lambda: made.agrees, 5)
+        beat = redis.get("beat a")
+        assert beat is not None
+        forged = pack(Heartbeat("b", "x", 1, 7, "", 16))
+        for name, raw in (
+            ("beat b", forged),
+            ("beat c", beat + bytes(5 << 10)),
+            ("snapshot b", bytes(9 << 20)),
+        ):
+            redis.values[name] = raw, redis.now + 1e6
+        redis.engines |= {"b", "c", *(f"ghost-{number:05}" for number in range(2000))}
+        redis.add(bytes(9 << 20))
+        engine.change(5)
+        await asyncio.sleep(2)
+        await until(lambda: made.agrees, 8)
+        refused = made.index.refused_messages
+        assert min(refused[kind] for kind in ("engine", "heartbeat", "snapshot", "batch")) > 0
+        assert made.index.state == "following"
+        engine.change(5)
+        await until(lambda: made.agrees, 8)
+
+
+@in_virtual_time
+async def test_engines_beyond_the_first_table_are_followed_like_any_other() -> None:
     async with world() as (made, _):
+        for number in range(130):
+            made.start(f"e{number:03}").change(3)
+        await until(lambda: made.agrees, 5)
+        for name in ("e000", "e064", "e129"):
+            await made.engines.pop(name).kill()
+        made.start("new").change(3)
+        await until(lambda: made.agrees, 15)
+        assert not made.index.refused_engines
+
+
+@in_virtual_time
+async def test_with_more_engines_than_there_are_places_those_that_fit_are_followed() -> None:
+    async with world(most_engines=64) as (made, _):
         for number in range(66):
             made.start(f"e{number:02}").change(3)
         await until(lambda: len(made.index.engines()) == 64 and len(made.index.refused_engines) == 2, 5)

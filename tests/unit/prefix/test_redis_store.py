@@ -22,7 +22,7 @@ class Client:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
 
-    async def smembers(self, key: str) -> Any:
+    async def srandmember(self, key: str, number: int) -> Any:
         return await self.answer()
 
     async def aclose(self) -> None:
@@ -68,7 +68,7 @@ async def test_an_answer_that_takes_too_long_is_redis_being_away_and_no_cancelli
         return set()
 
     with pytest.raises(RedisAway):
-        await store(slow).heartbeats()
+        await store(slow).heartbeats(())
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()

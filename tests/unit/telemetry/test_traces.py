@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import structlog
 
-from mamba_planner.trace_settings import TraceSettings
+from mamba_settings.trace_settings import TraceSettings
 from mamba_telemetry import span_queue, traces
 from mamba_telemetry.request_trace import RequestTrace
 from mamba_telemetry.tracing import OFF, Tracing

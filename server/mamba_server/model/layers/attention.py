@@ -9,12 +9,13 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.cpu.row_gate import RowGate
-from mamba_kernels.dispatch.kernel_or_reference import Operator, computes_by_reference
+from mamba_kernels.dispatch.kernel_or_reference import computes_by_reference
 from mamba_kernels.dispatch.operators import REFERENCE
+from mamba_kernels.dispatch.signatures import PagedAttention
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
+from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.layers.loader import Loader, Rows, one_matrix
-from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.step_plans import StepPlans
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Attention:
         """Whether the plan has to say which keys are gathered; it may change until an engine has started."""
         return self.kernels is None and computes_by_reference(self.attend)
 
-    def _attend(self, loader: Loader) -> Operator:
+    def _attend(self, loader: Loader) -> PagedAttention:
         config, operators = self.config, loader.operators
         if loader.batch_invariant:
             return attention_by_row

@@ -10,9 +10,9 @@ from mamba_kernels.cpu.delta_mixer import DeltaWeights, GatedDeltaCalls
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.gated_delta.inputs import DeltaInputs
 from mamba_planner.model_config import GatedDeltaConfig
-from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.checkpoint.errors import UnsupportedModel
+from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.layers.loader import Loader, one_matrix
-from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.step_plans import StepPlans
 
 

@@ -17,7 +17,12 @@ from mamba_kernels.rope import frequencies, turns
 from mamba_planner.families.support import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.checkpoint.errors import UnsupportedModel
+from mamba_server.model.checkpoint.source import Progress, silent
+from mamba_server.model.checkpoint.tensor_factors import row_factors
+from mamba_server.model.checkpoint.tensor_names import NAMES
+from mamba_server.model.checkpoint.tensor_source import TensorSource
+from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention, Turns
 from mamba_server.model.layers.embedding import TokenEmbedding
@@ -27,12 +32,7 @@ from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
-from mamba_server.model.source import Progress, silent
 from mamba_server.model.step_plans import StepPlans
-from mamba_server.model.tensor_factors import row_factors
-from mamba_server.model.tensor_names import NAMES
-from mamba_server.model.tensor_source import TensorSource
-from mamba_server.model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

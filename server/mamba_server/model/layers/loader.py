@@ -13,10 +13,10 @@ from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
 from mamba_kernels.invariant import sound_row_tile
 from mamba_kernels.precision import accumulator
+from mamba_server.model.checkpoint.mapped_pages import give_back
+from mamba_server.model.checkpoint.tensor_factors import Factors
+from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.layers.linear import Linear
-from mamba_server.model.mapped_pages import give_back
-from mamba_server.model.tensor_factors import Factors
-from mamba_server.model.tensor_source import TensorSource
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
 """[T, a] -> [T, b]"""

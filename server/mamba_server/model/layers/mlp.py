@@ -7,11 +7,11 @@ import torch
 
 from mamba_kernels import invariant
 from mamba_kernels.activate import Function, activate
-from mamba_kernels.dispatch.kernel_or_reference import Operator
+from mamba_kernels.dispatch.signatures import Activate
 from mamba_planner.model_config import MlpConfig
-from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.checkpoint.errors import UnsupportedModel
+from mamba_server.model.checkpoint.tensor_names import TensorNames
 from mamba_server.model.layers.loader import Loader, Rows
-from mamba_server.model.tensor_names import TensorNames
 
 Activation = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(x, factor) -> function(x) * factor, all [T, f]. x may be overwritten; None multiplies nothing."""
@@ -43,7 +43,7 @@ INVARIANT: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
 """The same out of operations whose bits do not depend on an element's place; the others have such bits."""
 
 
-def activation(name: str, operator: Operator = activate, *, batch_invariant: bool = False) -> Activation:
+def activation(name: str, operator: Activate = activate, *, batch_invariant: bool = False) -> Activation:
     """The function of that name, by `operator` unless bits must not depend on places. Raises UnsupportedModel
     for one that is not served."""
     if name not in ACTIVATIONS:

@@ -15,10 +15,10 @@ from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.moe import Activation, Routing, SharedExpert
 from mamba_planner.model_config import MoeConfig
+from mamba_server.model.checkpoint.mapped_pages import give_back
+from mamba_server.model.checkpoint.tensor_names import MoeNames
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader, one_matrix
-from mamba_server.model.mapped_pages import give_back
-from mamba_server.model.tensor_names import MoeNames
 
 ACTIVATIONS = {
     (True, "silu"): Activation.GATED_SILU,

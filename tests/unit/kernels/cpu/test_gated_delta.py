@@ -1,5 +1,6 @@
 """The delta rule in C++ equals the reference in float64: ragged pieces, decodes, wherever states lie."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -89,6 +90,17 @@ def noise(pieces: list[PiecePlan]) -> IntArray:
     return noise_words(ints(np.concatenate(seeds)), ints(np.concatenate(depths)))
 
 
+@functools.cache
+def reference_prefill(
+    sizes: Sizes, dtype: torch.dtype, stored: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute states and outputs in float64, once for all instruction sets, since it takes long."""
+    rows = Rows(sizes, TOTAL, dtype, stored)
+    truth, expected = rows.state.double(), poisoned(TOTAL, sizes[0], sizes[2])
+    gated_delta_prefill(truth, rows.delta.wide().inputs, chunk_plan(RAGGED, 64), expected)
+    return truth, expected
+
+
 @pytest.mark.parametrize(("dtype", "stored", "tolerance", "state_tolerance"), TYPES)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_ragged_pieces_equal_the_reference(
@@ -96,9 +108,8 @@ def test_ragged_pieces_equal_the_reference(
     state_tolerance: float,
 ) -> None:  # fmt: skip
     rows = Rows(sizes, TOTAL, dtype, stored)
-    truth, before, plan = rows.state.double(), rows.state.clone(), chunk_plan(RAGGED, 64)
-    expected = poisoned(TOTAL, sizes[0], sizes[2])
-    gated_delta_prefill(truth, rows.delta.wide().inputs, plan, expected)
+    before, plan = rows.state.clone(), chunk_plan(RAGGED, 64)
+    truth, expected = reference_prefill(sizes, dtype, stored)
     out = rows.prefill(library, RAGGED)
     largest = float(expected.abs().max())
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * largest)

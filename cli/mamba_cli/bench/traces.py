@@ -1,0 +1,128 @@
+"""Traces: recorded arrivals with lengths, read from files of two published formats. Parsing is pure.
+
+Azure LLM inference traces (Patel et al., "Splitwise", ISCA 2024) are CSV with wall-clock times; Mooncake
+traces (Qin et al., FAST 2025) are JSON lines with times in milliseconds and an id for each 512 prompt tokens.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from mamba_cli.bench.prompts import LoadPrompt, blocks, tokens
+from mamba_cli.bench.trace_units import BLOCK_TOKENS, TraceUnits
+
+MOONCAKE = TraceUnits()
+AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+class TraceError(ValueError):
+    """The file is not a trace; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One recorded request: seconds from the trace's first, lengths in tokens, block ids (Mooncake alone)."""
+
+    at: float
+    input_tokens: int
+    output_tokens: int
+    block_ids: tuple[int, ...] = ()
+
+
+class _Line(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def parse(lines: Iterable[str], units: TraceUnits = MOONCAKE) -> list[Arrival]:
+    """Read all arrivals in order of time, the first at 0. The format is told by the first line.
+
+    `units`: of a trace with hash_ids. Raises `TraceError`, also where most lines contradict the units.
+    """
+    # Editors and spreadsheets put a byte order mark before the first line.
+    stripped = (line.removeprefix("\ufeff").strip() for line in lines)
+    numbered = [(number, line) for number, line in enumerate(stripped, 1) if line]
+    if not numbered:
+        raise TraceError("line 1: the file is empty")
+    first = numbered[0][1]
+    if first.replace(" ", "") == AZURE_HEADER:
+        found = [_azure(number, line) for number, line in numbered[1:]]
+    elif first.startswith("{"):
+        found = _all_mooncake(numbered, units)
+    else:
+        raise TraceError(f"line 1: neither the header {AZURE_HEADER} nor a JSON object")
+    found.sort(key=lambda arrival: arrival.at)
+    start = found[0].at if found else 0.0
+    return [Arrival(a.at - start, a.input_tokens, a.output_tokens, a.block_ids) for a in found]
+
+
+def replay(
+    arrivals: Iterable[Arrival],
+    vocab_size: int,
+    *,
+    speed: float = 1.0,
+    limit: int | None = None,
+    max_input: int | None = None,
+    max_output: int | None = None,
+    block: int = BLOCK_TOKENS,
+    seed: int = 0,
+) -> Iterator[LoadPrompt]:
+    """Prompts with their times, `speed` times faster than recorded, the first `limit` of them.
+
+    `block`: tokens of one block id. `max_input` and `max_output` cut lengths; a cut prompt keeps its
+    beginning, so what is shared stays so. Raises ValueError unless the speed is positive.
+    """
+    if not speed > 0:
+        raise ValueError(f"a speed must be positive, not {speed:g}")
+    for number, arrival in enumerate(arrivals):
+        if limit is not None and number >= limit:
+            return
+        length = max(1, min(arrival.input_tokens, max_input or arrival.input_tokens))
+        output = max(1, min(arrival.output_tokens, max_output or arrival.output_tokens))
+        if arrival.block_ids:
+            ids = blocks(arrival.block_ids, length, vocab_size, block_size=block, seed=seed)
+        else:
+            ids = tokens(f"{seed}/trace/{number}", length, vocab_size)
+        yield LoadPrompt(ids, output, arrival.at / speed)
+
+
+def _azure(number: int, line: str) -> Arrival:
+    try:
+        columns = line.split(",")
+        if len(columns) != len(AZURE_HEADER.split(",")):
+            raise ValueError(f"{len(columns)} columns, where {AZURE_HEADER} are 3")
+        stamp, context, generated = columns
+        # Seven digits of fractions in 2023, of which Python reads six; an offset from UTC since 2024.
+        at = datetime.fromisoformat(stamp)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        return Arrival(at.timestamp(), int(context), int(generated))
+    except ValueError as error:
+        raise TraceError(f"line {number}: {error}") from None
+
+
+def _all_mooncake(numbered: list[tuple[int, str]], units: TraceUnits) -> list[Arrival]:
+    found = [_mooncake(number, line, units) for number, line in numbered]
+    told = [
+        (number, units.mismatch(each.input_tokens, len(each.block_ids)))
+        for (number, _), each in zip(numbered, found, strict=True)
+        if each.block_ids
+    ]
+    # A single line may be cut; most of them say that the units are others.
+    wrong = [(number, said) for number, said in told if said is not None]
+    if len(wrong) > len(told) / 2:
+        raise TraceError(f"line {wrong[0][0]}: {wrong[0][1]}")
+    if said := units.implausible(sorted(each.at for each in found)):
+        raise TraceError(said)
+    return found
+
+
+def _mooncake(number: int, line: str, units: TraceUnits) -> Arrival:
+    try:
+        read = msgspec.json.decode(line, type=_Line)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"line {number}: {error}") from None
+    return Arrival(read.timestamp * units.seconds, read.input_length, read.output_length, read.hash_ids)

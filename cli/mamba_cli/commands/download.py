@@ -1,0 +1,117 @@
+"""`mambaserve download`: fetches a model from the Hub once, for engines that then read it from there."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mamba_cli.errors import InvalidInput, RunFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from mamba_planner.model_report import ModelReport
+    from mamba_server.model.checkpoint.source import Progress
+
+HUB = "hf://"
+
+
+def command(
+    uri: Annotated[
+        str,
+        typer.Argument(
+            metavar="URI",
+            envvar="MAMBASERVE_DOWNLOAD_URI",
+            help="Model on the Hub: hf://OWNER/NAME[@REVISION].",
+        ),
+    ],
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MAMBASERVE_DOWNLOAD_REPORT",
+            help="File that gets commit, configuration and size of the weights, as JSON; default: standard "
+            "output.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MAMBASERVE_DOWNLOAD_METRICS_PORT",
+            min=1,
+            max=65535,
+            help="Port of every address with /metrics, bytes fetched and bytes in all; default: none.",
+        ),
+    ] = None,
+    make_room: Annotated[
+        bool,
+        typer.Option(
+            "--make-room",
+            envvar="MAMBASERVE_DOWNLOAD_MAKE_ROOM",
+            help="Where the disk lacks room, remove every other model and commit from the cache but those of "
+            "--keep, and always what cut off downloads left. For a cache that nobody else fills.",
+        ),
+    ] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COMMIT",
+            envvar="MAMBASERVE_DOWNLOAD_KEEP",
+            help="Commit that --make-room leaves, because something still reads it; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Download a model from the Hub into its cache (HF_HOME) and say what it is; goes on where it stopped."""
+    from rich.console import Console
+
+    from mamba_cli.local.loading.download_metrics import served_progress
+    from mamba_cli.local.loading.loading_view import LoadingView
+    from mamba_cli.local.loading.readiness import EngineReadiness
+    from mamba_server.model.checkpoint.errors import ModelError
+
+    if keep and not make_room:
+        raise InvalidInput("--keep names what --make-room leaves: give --make-room, too")
+    view = LoadingView(Console(stderr=True))
+    try:
+        with served_progress(metrics_port) as tell:
+
+            def progress(stage: str, done: int, total: int) -> None:
+                tell(done, total)
+                view.show(uri, EngineReadiness(False, stage, done, total))
+
+            found = _download(uri, progress, keep or () if make_room else None)
+    except ModelError as error:
+        wrong = error.exit_code == InvalidInput.exit_code
+        raise (InvalidInput if wrong else RunFailed)(str(error)) from error
+    finally:
+        view.close()
+    if report is None:
+        typer.echo(found.text())
+        return
+    try:
+        report.write_text(found.text(), encoding="utf-8")
+    except OSError as error:
+        raise RunFailed(f"--report: {report} cannot be written: {error.strerror}") from error
+
+
+def _download(uri: str, progress: "Progress", others: "Collection[str] | None") -> "ModelReport":
+    """Raises `InvalidInput` and the errors of `mamba_server.model`."""
+    from mamba_planner.families.errors import UnreadableConfig
+    from mamba_planner.families.registry import read_config
+    from mamba_planner.model_report import ModelReport
+    from mamba_server.model.checkpoint.hub_copy import sound_copy
+    from mamba_server.model.checkpoint.weight_files import weights_size
+
+    if not uri.startswith(HUB):
+        raise InvalidInput(f"{uri}: only models of the Hub are downloaded: write {HUB}OWNER/NAME[@REVISION]")
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    directory = sound_copy(uri, cache, progress, lambda said: typer.echo(said, err=True), others)
+    try:
+        config = read_config(directory)
+    except UnreadableConfig as error:
+        raise InvalidInput(str(error)) from error
+    size = weights_size(directory)
+    if size is None:
+        raise InvalidInput(f"{uri}: it has no *.safetensors files: choose a model that is published so")
+    return ModelReport(directory.name, config, size)

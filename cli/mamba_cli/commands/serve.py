@@ -1,0 +1,76 @@
+"""`mambaserve serve`: one engine in the foreground. Its options are the fields of EngineSettings."""
+
+from typing import TYPE_CHECKING, Any
+
+from mamba_cli.errors import CliError, InvalidInput
+from mamba_cli.extras import SERVER, need
+from mamba_cli.settings_options import complaint, settings_command
+
+if TYPE_CHECKING:
+    from mamba_settings.engine_settings import EngineSettings
+
+
+def command() -> None:
+    """Serve one model over HTTP until Ctrl-C or SIGTERM, which drain first."""
+
+
+def run(given: dict[str, Any]) -> int:
+    """Serve with these settings; the exit code. Raises CliError."""
+    from pydantic import ValidationError
+
+    from mamba_settings.engine_settings import EngineSettings
+
+    if not given.get("model"):
+        raise InvalidInput(
+            "no model is given: name a directory, hf://OWNER/NAME or builtin://tiny-recall, which ships with "
+            "this (MAMBASERVE_MODEL)"
+        )
+    try:
+        settings = EngineSettings(**given)
+    except ValidationError as error:
+        raise InvalidInput(complaint(error.errors(include_url=False))) from error
+    need(*SERVER)
+    _check(settings)
+    # The server takes most of the time to load, and needs a model.
+    from rich.console import Console
+
+    from mamba_cli.local.loading.loading_progress import LoadingProgress
+    from mamba_server.api.requests.errors import ServeError
+    from mamba_server.api.server import serve
+
+    progress = LoadingProgress(settings.served_model_name or _shown(settings.model), Console(stderr=True))
+    try:
+        return serve(settings, watch=progress)
+    except ServeError as error:
+        failure = CliError(str(error))
+        failure.exit_code = error.exit_code
+        raise failure from error
+    finally:
+        progress.close()
+
+
+def _check(settings: "EngineSettings") -> None:
+    # The engine process would say the same, but only once it has imported torch.
+    from mamba_planner.constraints import Constraints
+    from mamba_planner.errors import UnusableInput
+    from mamba_server.model.checkpoint.errors import ModelError
+    from mamba_server.model.checkpoint.source import check
+
+    try:
+        Constraints.of(settings)
+        check(settings.model)
+    except (UnusableInput, ModelError) as error:
+        raise InvalidInput(str(error)) from error
+
+
+def _shown(uri: str) -> str:
+    from mamba_server.model.checkpoint.errors import ModelError
+    from mamba_server.model.checkpoint.source import display_name
+
+    try:
+        return display_name(uri)
+    except ModelError:
+        return uri
+
+
+CLASS = settings_command("mamba_settings.engine_settings:EngineSettings", run, positional="model", file=True)

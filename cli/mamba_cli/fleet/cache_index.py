@@ -1,0 +1,55 @@
+"""`CacheIndex`: prefix index of simulated gateways that reads the caches of simulated engines directly."""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from mamba_cli.fleet.prompt_blocks import Tokens
+from mamba_prefix.page_rungs import rungs
+from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
+from mamba_server.cache.state_cache import RadixStateCache
+
+Knowledge = Literal["load", "attention", "own", "resumable"]
+"""What a gateway goes by: load alone; pages of attention that an engine has; what it sent itself; what an
+engine can resume."""
+
+
+EVERY_STEP = 2**62
+"""Later than any step: what is in a tree has been committed, and is published."""
+
+
+class CacheOwner(Protocol):
+    """A simulated engine, as far as an index of caches asks."""
+
+    @property
+    def cache(self) -> RadixStateCache: ...
+
+
+class CacheIndex(PrefixIndex):
+    """What the engines' caches hold, as a gateway that follows them would see it; `engines` by name may
+    change meanwhile."""
+
+    def __init__(self, engines: Mapping[str, CacheOwner], knowledge: Knowledge) -> None:
+        super().__init__()
+        self._engines, self._attention = engines, knowledge == "attention"
+        self.state = "off" if knowledge == "own" else "following"
+
+    def depths(self, token_ids: Tokens, salt: str) -> Depths:
+        if self.state == "off":
+            return NOTHING
+        engines = self._engines.items()
+        found = {name: engine.cache.match(token_ids, salt, EVERY_STEP) for name, engine in engines}
+        if self._attention:
+            attention = {name: match.kv_depth for name, match in found.items()}
+            return Depths(attention, attention)
+        return Depths(
+            {name: match.resumable for name, match in found.items()},
+            {name: self._published_depth(name, match.kv_depth) for name, match in found.items()},
+        )
+
+    def _published_depth(self, name: str, depth: int) -> int:
+        page = self._engines[name].cache.page_size
+        return _last_rung(depth // page) * page
+
+
+def _last_rung(pages: int) -> int:
+    return max(rungs(0, pages).tolist(), default=0)

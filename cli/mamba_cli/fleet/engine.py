@@ -1,0 +1,286 @@
+"""One simulated engine: the product's state cache, and a model of how long its steps take.
+
+Memory, matching, checkpoints and eviction are the cache's own; time is the profile's. Steps that hold the
+same work are taken together as one spell, which ends early when a request comes. How long an answer will be
+is known at its start, so that its pages are taken at once and nobody is preempted.
+"""
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from mamba_cli.fleet.cache_size import CAP, CacheSize
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.request import Request
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.pool import ProbeReport
+from mamba_planner.prefill_work import prefill_work
+from mamba_planner.strategy import reservation
+from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache.state_cache import RadixStateCache
+from mamba_server.cache.tree import RadixTree
+
+LEAST_PAGES = 8
+"""Of a state's bytes, at least."""
+LEAST_PAGE = 16
+"""Tokens: shorter pages than the product's would only take time."""
+
+
+def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> RadixStateCache:
+    """The cache of such an engine, for sequences of up to `longest` tokens.
+
+    Pages are as long as the profile says, else as the trace's blocks, or shorter where so few would go into
+    the bytes of a state that rounding would cost memory.
+    """
+    page = profile.page_tokens or _page_of(block, profile.tokens_per_state)
+    return RadixStateCache(
+        CacheSize(profile.slabs, 0, profile.tokens_per_state).arena(page),
+        RadixTree(page, Eviction("RecomputeCost")),
+        PersistentBatch(profile.max_running, -(-longest // page)),
+        reservation(profile.strategy, overlap=profile.overlap),
+        track_interval=profile.track_interval or block,
+        cap=CAP,
+        prefix_caching=prefix_caching,
+    )
+
+
+def _page_of(block: int, tokens_per_state: int) -> int:
+    while block % 2 == 0 and block > LEAST_PAGE and 0 < tokens_per_state < LEAST_PAGES * block:
+        block //= 2
+    return block
+
+
+@dataclass(slots=True)
+class StepRun:
+    """`steps` steps with the same work, from `begin` to `end`; `group`: prompts that are computed in them."""
+
+    begin: float
+    end: float
+    steps: int
+    group: list[Request]
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Counters of an engine since its start, as its metrics have them."""
+
+    arrivals: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: float = 0.0
+    first_tokens: int = 0
+    first_tokens_late: int = 0
+    finished: int = 0
+    finished_slow: int = 0
+
+
+class SimulatedEngine:
+    """Told of requests with `add`, and of time with `advance` whenever `step_run` ends."""
+
+    def __init__(self, name: str, profile: EngineProfile, cache: RadixStateCache) -> None:
+        self.name, self.profile, self.cache = name, profile, cache
+        self.queue: deque[Request] = deque()
+        self.step_run: StepRun | None = None
+        self.version = 0
+        """Of the spell: an event for another version is out of date."""
+        self.queued_tokens = 0
+        """Prompt tokens that wait, less those of the spell."""
+        self.totals = EngineCounters()
+        self._decoding: list[tuple[int, int, Request]] = []
+        self._context = 0
+        self._step = 0
+        self._cache_step = 0
+        self._slowness = 1.0
+
+    # --- what it says of itself ----------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        return len(self._decoding) + (len(self.step_run.group) if self.step_run else 0)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Of a step that only decodes what is decoded now."""
+        own = self.profile
+        return (
+            own.step_seconds
+            + len(self._decoding) * own.sequence_seconds
+            + self._context * own.context_seconds
+        )
+
+    @property
+    def waiting_tokens(self) -> float:
+        """Prompt tokens that are still to be computed, taken off what was resumed before of such prompts."""
+        totals = self.totals
+        share = 1.0 - totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 1.0
+        step_run = self.step_run
+        return self.queued_tokens * share + sum(
+            r.prompt_tokens - r.resumed for r in (step_run.group if step_run else ())
+        )
+
+    @property
+    def running_tokens(self) -> int:
+        """Tokens of the sequences that run."""
+        return self._context + sum(r.prompt_tokens for r in (self.step_run.group if self.step_run else ()))
+
+    @property
+    def slots_used(self) -> float:
+        """Share of the state slots that sequences hold."""
+        return self.running * self.cache.capacity.slots_per_sequence / self.profile.slabs
+
+    @property
+    def pages_used(self) -> float:
+        """Share of the pages that sequences hold."""
+        whole = self.profile.slabs * self.profile.tokens_per_state
+        return self.running_tokens / whole if whole else 0.0
+
+    @property
+    def usage(self) -> float:
+        """Of the arena: what slots and pages of sequences take together."""
+        return min(1.0, self.slots_used + self.pages_used)
+
+    def report(self, *, draining: bool = False) -> ProbeReport:
+        """As gateways read it."""
+        speed = EngineSpeed(
+            self.profile.prefill_tokens_per_second, self.profile.attention_ratio, self.decode_seconds
+        )
+        return ProbeReport(
+            True, draining, running=self.running, waiting=len(self.queue), kv_usage=self.usage, speed=speed,
+            prompt_tokens_waiting=self.waiting_tokens,
+            room=self._room,
+            max_running=self.profile.max_running,
+        )  # fmt: skip
+
+    @property
+    def _room(self) -> float | None:
+        """Tokens of a prompt that would find memory; None: prompts take no memory that grows with them."""
+        if not self.cache.capacity.pages_per_slab:
+            return None
+        return float(self.cache.capacity.available_pages * self.cache.page_size)
+
+    def requests(self) -> list[Request]:
+        """All it has."""
+        group = self.step_run.group if self.step_run else []
+        return [*self.queue, *group, *(request for _, _, request in self._decoding)]
+
+    # --- what happens to it --------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> None:
+        """A request comes. A spell that only decodes ends with the step that is under way."""
+        self.queue.append(request)
+        self.queued_tokens += request.prompt_tokens
+        self.totals.arrivals += 1
+        self.totals.prompt_tokens += request.prompt_tokens
+        step_run = self.step_run
+        if step_run is None:
+            self._begin(now)
+        elif not step_run.group and step_run.steps > 1:
+            each = (step_run.end - step_run.begin) / step_run.steps
+            steps = min(step_run.steps, max(1, math.ceil((now - step_run.begin) / each)))
+            step_run.end, step_run.steps = step_run.begin + each * steps, steps
+            self.version += 1
+
+    def slow(self, slowness: float, now: float) -> None:
+        """From now on everything takes `slowness` times what the profile says, the rest of the spell too."""
+        if self.step_run is not None:
+            step_run, ratio = self.step_run, slowness / self._slowness
+            # Its beginning moves as well, so that the steps that are over stay over.
+            step_run.begin, step_run.end = (
+                now - (now - step_run.begin) * ratio,
+                now + (step_run.end - now) * ratio,
+            )
+            self.version += 1
+        self._slowness = slowness
+
+    def advance(self) -> tuple[list[Request], list[Request]]:
+        """The spell is over: those who got their first token in it, those who ended. The next begins."""
+        step_run = self.step_run
+        assert step_run is not None
+        begun, each = self._step, (step_run.end - step_run.begin) / step_run.steps
+        self.totals.output_tokens += len(self._decoding) * step_run.steps
+        self._context += len(self._decoding) * step_run.steps
+        self._step += step_run.steps
+        ended = []
+        while self._decoding and self._decoding[0][0] <= self._step:
+            finish, _, request = heapq.heappop(self._decoding)
+            surplus = self._step - finish
+            self.totals.output_tokens -= surplus
+            self._context -= request.prompt_tokens + request.outputs + surplus
+            request.ended_at = step_run.begin + (finish - begun) * each
+            self._retire(request)
+            ended.append(request)
+        if step_run.group:
+            ended += self._computed(step_run)
+        self.step_run = None
+        self._begin(step_run.end)
+        return step_run.group, ended
+
+    def _computed(self, step_run: StepRun) -> list[Request]:
+        ended = []
+        self._cache_step += 1
+        for request in step_run.group:
+            self.cache.plan_prefill(request.allocation, request.prompt_tokens, self._cache_step)
+            self.cache.launch(request.allocation.row, request.prompt_tokens, self._cache_step)
+        self.cache.advance(self._cache_step)
+        for request in step_run.group:
+            assert request.ids is not None
+            self.cache.commit(request.allocation, request.ids, self._cache_step)
+            request.computed += request.prompt_tokens - request.resumed
+            request.first_token_at = step_run.end
+            self.totals.output_tokens += 1
+            if request.outputs == 1:
+                request.ended_at = step_run.end
+                self._retire(request)
+                ended.append(request)
+            else:
+                self._context += request.prompt_tokens + 1
+                heapq.heappush(self._decoding, (self._step + request.outputs - 1, request.number, request))
+        return ended
+
+    def _begin(self, now: float) -> None:
+        own, group = self.profile, list[Request]()
+        tokens, work, resumed = 0, 0.0, 0
+        while self.queue and tokens < own.chunk_tokens and len(self._decoding) + len(group) < own.max_running:
+            request = self.queue[0]
+            if not self._admit(request):
+                break
+            self.queue.popleft()
+            self.queued_tokens -= request.prompt_tokens
+            group.append(request)
+            tokens += request.prompt_tokens - request.resumed
+            work += prefill_work(request.resumed, request.prompt_tokens, own.attention_ratio)
+            resumed += request.resumed > 0
+        if not group and not self._decoding:
+            assert not self.queue, "alone in an engine, whatever fits at all is admitted"
+            return
+        steps = max(1, -(-tokens // own.chunk_tokens)) if group else self._decoding[0][0] - self._step
+        decoding = len(self._decoding)
+        seconds = steps * self.decode_seconds + steps * steps / 2 * decoding * own.context_seconds
+        seconds += work / own.prefill_tokens_per_second + resumed * own.resume_seconds
+        self.step_run = StepRun(now, now + seconds * self._slowness, steps, group)
+        self.version += 1
+
+    def _admit(self, request: Request) -> bool:
+        self._cache_step += 1
+        cache, step = self.cache, self._cache_step
+        ids = request.prompt()
+        whole = request.prompt_tokens + request.outputs
+        match = cache.match(ids, "", step)
+        allocation = cache.admit(ids, "", match, whole, 0)
+        if allocation is None and match.node is not None and not self._decoding:
+            match = match.without("no_memory")
+            allocation = cache.admit(ids, "", match, whole, 0)
+        if allocation is None:
+            return False
+        request.ids, request.allocation, request.resumed = ids, allocation, match.resumable
+        self.totals.cached_tokens += match.resumable
+        return True
+
+    def _retire(self, request: Request) -> None:
+        ids = request.ids
+        assert ids is not None
+        self.cache.retire(request.allocation, lambda: ids)
+        self.cache.settle()
+        request.allocation = request.ids = None

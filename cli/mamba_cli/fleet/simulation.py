@@ -1,0 +1,315 @@
+"""`Simulation`: discrete-event simulation of a fleet: requests, engine steps, scaling decisions, pods."""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any, Protocol
+
+from mamba_cli.fleet.engine import SimulatedEngine, cache_of
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.environment import FleetEnvironment
+from mamba_cli.fleet.gateway import SimulatedGateway
+from mamba_cli.fleet.pod import Pod
+from mamba_cli.fleet.request import Request, requests_of
+from mamba_cli.fleet.request_transit import RequestTransit
+from mamba_cli.fleet.sample import EngineSample, FleetSample
+from mamba_cli.fleet.slo import Slo
+from mamba_cli.fleet.workload import RequestStream
+
+PROBE_SECONDS = 1.0
+GatewayMaker = Callable[..., SimulatedGateway]
+"""Called as `SimulatedGateway` is."""
+SPOT_NOTICE = 120.0
+"""Seconds between the notice that a spot machine goes and its going."""
+
+
+class Scaler(Protocol):
+    """Asked every `period` seconds with what was scraped `delay` seconds before."""
+
+    period: float
+    delay: float
+
+    def target(self, sample: FleetSample) -> int:
+        """How many engines shall run."""
+        ...
+
+
+@dataclass(slots=True)
+class ScalingHistory:
+    """What happened to the fleet, for the score."""
+
+    targets: list[tuple[float, int]]
+    """(second, engines asked for), each change."""
+    supply: list[tuple[float, int, int]]
+    """(second, ready, starting), at each decision."""
+
+
+class Simulation:
+    """One run. `run` once, then read `requests`, `pods` and `history`."""
+
+    def __init__(
+        self,
+        stream: RequestStream,
+        profile: EngineProfile,
+        router: GatewayMaker,
+        scaler: Scaler,
+        slo: Slo,
+        conditions: FleetEnvironment,
+        seed: int = 0,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.stream, self.profile, self.scaler, self.slo, self.conditions = (
+            stream,
+            profile,
+            scaler,
+            slo,
+            conditions,
+        )
+        self.now = 0.0
+        self._rng = Random(f"pods {seed}")
+        self._progress = progress
+        arrivals = stream.workload.arrivals
+        self._longest = max((a.input_tokens + a.output_tokens for a in arrivals), default=1)
+        self.requests = requests_of(stream)
+        self.pods: list[Pod] = []
+        self.refused = 0
+        self._failure_budget = float("inf")
+        self._failed = 0
+        self.target = conditions.initial
+        self.history = ScalingHistory([(0.0, conditions.initial)], [])
+        self._alive: dict[str, Pod] = {}
+        self._routable: dict[str, SimulatedEngine] = {}
+        self._gateway = router(self._routable, lambda: self.now, identity=stream.identity, seed=seed)
+        self._unrouted: deque[Request] = deque()
+        self._arrived = self._open = 0
+        self._transits: dict[int, RequestTransit] = {}
+        self._transit_rng = Random(f"transit {seed}")
+        self._slowness = 1.0
+        self._events: list[tuple[float, int, Callable[..., None], Any]] = []
+        self._order = itertools.count()
+
+    def run(self, least_attainment: float | None = None) -> None:
+        """Simulate until all requests have ended; or, with `least_attainment`, until it can no longer be
+        reached."""
+        if least_attainment is not None:
+            self._failure_budget = (1 - least_attainment) * len(self.requests)
+        for _ in range(self.conditions.initial):
+            self._ready(self._create())
+        for request in self.requests:
+            self._schedule(request.arrived_at, self._arrival, request)
+        self._schedule(0.0, self._probe, None)
+        self._schedule(0.0, self._scrape, None)
+        while (self._arrived < len(self.requests) or self._open) and not self.given_up:
+            self.now, _, do, what = heapq.heappop(self._events)
+            do(what)
+            self._share_cores()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether so many requests have missed the SLO that `least_attainment` is out of reach."""
+        return self._failed > self._failure_budget
+
+    def _schedule(self, when: float, do: Callable[..., None], what: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._order), do, what))
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    def _arrival(self, request: Request) -> None:
+        self._arrived += 1
+        if request.number % 256 == 0:
+            self._progress(self.now / max(self.stream.seconds, 1.0))
+        if self.pods[0].engine.cache.capacity.never_fits(request.prompt_tokens + request.outputs):
+            self.refused += 1
+            request.lost = True
+            return
+        self._open += 1
+        seconds = self.conditions.machine.transit(request.prompt_tokens, self._transit_rng)
+        if not seconds:
+            self._send(request)
+            return
+        transit = RequestTransit(request, self.now + seconds * self._slowness)
+        self._transits[request.number] = transit
+        self._schedule(transit.end, self._transit_ended, (transit, transit.version))
+
+    def _transit_ended(self, what: tuple[RequestTransit, int]) -> None:
+        transit, version = what
+        if version == transit.version:
+            del self._transits[transit.request.number]
+            self._send(transit.request)
+
+    def _share_cores(self) -> None:
+        """Update the slowdown of engines and transits that share the cores of one machine."""
+        if not self.conditions.machine.shared:
+            return
+        working = sum(pod.engine.step_run is not None for pod in self._alive.values())
+        slowness = self.conditions.machine.slowness(working + len(self._transits))
+        if slowness == self._slowness:
+            return
+        for pod in self._alive.values():
+            self._apply(pod.engine, partial(pod.engine.slow, slowness, self.now))
+        for transit in self._transits.values():
+            transit.stretch(slowness / self._slowness, self.now)
+            self._schedule(transit.end, self._transit_ended, (transit, transit.version))
+        self._slowness = slowness
+
+    def _send(self, request: Request) -> None:
+        name = self._gateway.send(request)
+        if name is None:
+            self._unrouted.append(request)
+            return
+        request.engine = name
+        engine = self._alive[name].engine
+        self._apply(engine, partial(engine.add, request, self.now))
+
+    def _apply(self, engine: SimulatedEngine, do: Callable[[], None]) -> None:
+        before = engine.version
+        do()
+        if engine.step_run is not None and engine.version != before:
+            self._schedule(engine.step_run.end, self._stepped, (engine, engine.version))
+
+    def _stepped(self, what: tuple[SimulatedEngine, int]) -> None:
+        engine, version = what
+        if version != engine.version or engine.name not in self._alive:
+            return
+        first, ended = engine.advance()
+        if engine.step_run is not None:
+            self._schedule(engine.step_run.end, self._stepped, (engine, engine.version))
+        for request in first:
+            self._gateway.answered(request)
+            assert request.first_token_at is not None
+            engine.totals.first_tokens += 1
+            engine.totals.first_tokens_late += request.first_token_at - request.arrived_at > self.slo.ttft
+        for request in ended:
+            self._gateway.ended(request)
+            self._open -= 1
+            self._failed += not self.slo.attained(request)
+            engine.totals.finished += request.outputs > 1
+            engine.totals.finished_slow += request.token_seconds > self.slo.tpot
+        pod = self._alive[engine.name]
+        if pod.phase == "draining" and engine.step_run is None:
+            self._delete(pod)
+
+    # --- pods ----------------------------------------------------------------------------------------
+
+    def _create(self) -> Pod:
+        name = f"engine-{len(self.pods)}"
+        cache = cache_of(
+            self.profile, self.stream.workload.block, self._longest, prefix_caching=self.stream.identity
+        )
+        pod = Pod(name, self.now, SimulatedEngine(name, self.profile, cache))
+        pod.engine.slow(self._slowness, self.now)
+        self.pods.append(pod)
+        self._alive[name] = pod
+        for rate, happens in (
+            (self.conditions.failures, self._fail),
+            (self.conditions.spot, self._spot_notice),
+        ):
+            if rate > 0:
+                self._schedule(self.now + self._rng.expovariate(rate / 3600), happens, pod)
+        return pod
+
+    def _start(self) -> None:
+        spread = self.conditions.cold_start_spread
+        takes = self.conditions.cold_start * self._rng.uniform(1 - spread, 1 + spread)
+        self._schedule(self.now + takes, self._ready, self._create())
+
+    def _ready(self, pod: Pod) -> None:
+        if pod.phase != "starting":
+            return
+        pod.phase = "ready"
+        self._routable[pod.name] = pod.engine
+        self._update_endpoints()
+        while self._unrouted:
+            self._send(self._unrouted.popleft())
+
+    def _drain(self, pod: Pod) -> None:
+        pod.phase = "draining"
+        self._routable.pop(pod.name, None)
+        if pod.engine.step_run is None:
+            self._delete(pod)
+        else:
+            self._update_endpoints()
+
+    def _delete(self, pod: Pod) -> None:
+        pod.phase, pod.deleted = "gone", self.now
+        del self._alive[pod.name]
+        self._routable.pop(pod.name, None)
+        self._update_endpoints()
+
+    def _fail(self, pod: Pod) -> None:
+        """Kill a pod: requests with a first token are lost, the others are sent to another engine."""
+        if pod.phase == "gone":
+            return
+        wanted = pod.phase != "draining"
+        requests = pod.engine.requests()
+        for request in requests:
+            self._gateway.ended(request)
+        self._delete(pod)
+        for request in requests:
+            request.ids = request.allocation = None
+            if request.first_token_at is not None:
+                request.lost, self._open = True, self._open - 1
+            else:
+                request.resumed = 0
+                self._send(request)
+        if wanted:
+            self._start()
+
+    def _spot_notice(self, pod: Pod) -> None:
+        """A spot notice: start a replacement and drain the pod until its machine is taken away."""
+        if pod.phase in ("draining", "gone"):
+            return
+        self._start()
+        self._schedule(self.now + SPOT_NOTICE, self._fail, pod)
+        self._drain(pod)
+
+    def _update_endpoints(self) -> None:
+        self._gateway.probe(pod for pod in self._alive.values() if pod.phase in ("ready", "draining"))
+
+    def _probe(self, _: None) -> None:
+        for pod in self._alive.values():
+            if pod.phase != "starting":
+                self._gateway.report(pod)
+        self._schedule(self.now + PROBE_SECONDS, self._probe, None)
+
+    # --- scaling -------------------------------------------------------------------------------------
+
+    def _scrape(self, _: None) -> None:
+        self._schedule(self.now + self.scaler.delay, self._decide, self._sample())
+        self._schedule(self.now + self.scaler.period, self._scrape, None)
+
+    def _sample(self) -> FleetSample:
+        ready = [pod for pod in self._alive.values() if pod.phase == "ready"]
+        starting = tuple(pod.name for pod in self._alive.values() if pod.phase == "starting")
+        self.history.supply.append((self.now, len(ready), len(starting)))
+        return FleetSample(
+            self.now, self.target, tuple(_engine_sample(pod.engine) for pod in ready), starting,
+            self._open, len(self._unrouted), self._arrived,
+        )  # fmt: skip
+
+    def _decide(self, sample: FleetSample) -> None:
+        if self.now > self.stream.seconds:
+            # All has come: what is left runs out.
+            return
+        wanted = min(max(self.scaler.target(sample), self.conditions.least), self.conditions.most)
+        if wanted != self.target:
+            self.target = wanted
+            self.history.targets.append((self.now, wanted))
+        staying = [pod for pod in self._alive.values() if pod.phase in ("starting", "ready")]
+        for _ in range(wanted - len(staying)):
+            self._start()
+        # The newest that start first, then those with the least to finish.
+        order = sorted(staying, key=lambda pod: (pod.phase == "ready", pod.engine.running, -pod.created))
+        for pod in order[: max(0, len(staying) - wanted)]:
+            self._drain(pod)
+
+
+def _engine_sample(engine: SimulatedEngine) -> EngineSample:
+    return EngineSample(
+        engine.name, engine.running, len(engine.queue), engine.usage, engine.slots_used, engine.pages_used,
+        engine.running_tokens, engine.waiting_tokens, engine.decode_seconds, replace(engine.totals),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Sizing of a fleet: the search over fleets and its views."""

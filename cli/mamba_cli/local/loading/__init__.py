@@ -1,0 +1,1 @@
+"""Loading of a model on one machine, as a user watches it."""

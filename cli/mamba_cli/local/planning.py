@@ -1,0 +1,261 @@
+"""Plans deployments and model directories the way `plan` and `up` show them. One outcome per object.
+
+Also here: the device this machine offers to plan for, and sizes as the command line takes them.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mamba_api.errors import InvalidModelUri, InvalidQuantity
+from mamba_api.v1alpha1.profiles import Profiles, profile_in_words
+from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.local.documents import LoadedDeployment
+from mamba_cli.local.model_facts import (
+    ModelFacts,
+    UnreadableHub,
+    facts_of_config,
+    facts_of_directory,
+    facts_of_model,
+    facts_of_uri,
+)
+from mamba_planner import Constraints, Device, InsufficientMemory, MemoryPlan, UnusableInput, plan_engine
+from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
+from mamba_planner.families.support import why_not_served
+from mamba_planner.gpu_sizes import MIB_OF, card_memory
+from mamba_planner.model_config import ModelConfig
+from mamba_planner.shipped_profiles import SHIPPED
+from mamba_server.host_memory import available_bytes
+from mamba_server.model.checkpoint.errors import ModelError
+from mamba_server.model.checkpoint.source import display_name
+from mamba_settings.byte_size import binary_size, exact_size, read_size
+from mamba_settings.engine_settings import EngineSettings
+from mamba_settings.spec_settings import engine_settings
+
+ASSUMED_MEMORY = 80 << 30
+NO_GPU_HERE = (
+    "planned for the CPU of this machine, as mambaserve serve would use it; for a GPU name it, such as "
+    "--device-memory H100 or 80Gi"
+)
+_LEAST = 1 << 20
+"""A size below it is a number whose unit was forgotten."""
+_QUERY = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFlags:
+    """What the command line says over the file; None = the file decides."""
+
+    device_memory: int | None = None
+    utilization: float | None = None
+    gpus: int | None = None
+    """1 = a GPU, 0 = the CPU: an engine runs on one device."""
+    profiles: Profiles = field(default_factory=lambda: SHIPPED)
+    """What the file may name in spec.resources.profile."""
+    any_gpu: bool = False
+    """The question is about other machines than this one: a device that nobody named is a GPU of
+    `ASSUMED_MEMORY`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOutcome:
+    """A plan, or why there is none."""
+
+    name: str
+    source: str
+    model: ModelConfig
+    constraints: Constraints
+    device: Device
+    weights: int
+    plan: MemoryPlan | None
+    misfit: InsufficientMemory | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def not_served(self) -> str | None:
+        """Why this version's engine cannot serve the model, however well the plan fits."""
+        return why_not_served(self.model)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `plan --output json` prints."""
+        dtype = self.constraints.dtype or self.model.dtype
+        planned = self.plan.state_dtype if self.plan else self.constraints.state_dtype or "float32"
+        shown: dict[str, Any] = {
+            "name": self.name,
+            "source": self.source,
+            "fits": self.plan is not None,
+            "served": self.not_served is None,
+            "model": {
+                "family": self.model.family,
+                "recurrentLayers": self.model.recurrent_layers,
+                "attentionLayers": self.model.attention_layers,
+                "stateBytes": state_bytes(self.model, planned, dtype).total,
+                "kvBytesPerToken": kv_bytes_per_token(self.model, dtype),
+                "weightsBytes": self.weights,
+                "parameters": self.model.parameters,
+            },
+            "plan": None,
+        }
+        if self.plan is not None:
+            shown["plan"] = self.plan.to_json()
+            shown["plan"]["notes"] += self.notes
+        if self.not_served is not None:
+            shown["notServedBecause"] = self.not_served
+        if self.misfit is not None:
+            shown["reason"] = str(self.misfit)
+            shown["needBytes"], shown["haveBytes"] = self.misfit.need, self.misfit.have
+            if (sizes := self.misfit.sizes) is not None:
+                shown["smallestSize"] = None if sizes.smallest is None else exact_size(sizes.smallest)
+        return shown
+
+
+def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device | None = None) -> PlanOutcome:
+    """Plan one object; `device` None = what file and flags say. Raises `InvalidInput`, `RunFailed`."""
+    spec = loaded.deployment.spec
+    facts = facts_of_model(spec.model.uri, spec.model.config, loaded.path)
+    notes: tuple[str, ...] = ()
+    if device is None:
+        told = flags.device_memory
+        if told is None and spec.memory.device_memory is not None:
+            told = spec.memory.device_memory.bytes
+        gpus = spec.resources.gpus if flags.gpus is None else flags.gpus
+        device, notes = _device(told, gpus, flags)
+        if spec.memory.arena is not None:
+            # Whoever says how large it is may mean another machine than the one that plans.
+            device = replace(device, told=True)
+        if said := profile_in_words(loaded.deployment):
+            notes = (*notes, said)
+    settings = engine_settings(loaded.deployment)
+    return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
+
+
+def plan_directory(directory: Path, flags: PlanFlags) -> PlanOutcome:
+    """Plan a model directory with default settings. Raises `InvalidInput`, `RunFailed`."""
+    return _plan_model(directory.resolve().name, str(directory), facts_of_directory(directory), flags)
+
+
+def plan_uri(uri: str, flags: PlanFlags) -> PlanOutcome:
+    """Plan the model at a URI with default settings. Raises `InvalidInput`, `RunFailed`."""
+    try:
+        facts = facts_of_uri(uri, Path("-"))
+        name = display_name(uri)
+    except (ModelError, InvalidModelUri) as error:
+        raise InvalidInput(str(error)) from error
+    except UnreadableHub as error:
+        raise RunFailed(f"{error}; or plan a local directory, its config.json or a known:// model") from error
+    return _plan_model(name, uri, facts, flags)
+
+
+def plan_config(file: Path, config: Mapping[str, Any], flags: PlanFlags) -> PlanOutcome:
+    """Plan a model's config.json without its weights. Raises `InvalidInput`, `RunFailed`."""
+    facts = facts_of_config(config, str(file))
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return _plan_model(name, str(file), facts, flags)
+
+
+def _plan_model(name: str, source: str, facts: ModelFacts, flags: PlanFlags) -> PlanOutcome:
+    device, notes = _device(flags.device_memory, flags.gpus, flags)
+    settings = EngineSettings(model=source)
+    return _outcome(name, source, facts, settings, flags, device, notes)
+
+
+def _device(told: int | None, gpus: int | None, flags: PlanFlags) -> tuple[Device, tuple[str, ...]]:
+    """Return what to plan for, and notes on it. `told`: bytes that somebody named; `gpus` None = as this
+    machine has them. Raises `InvalidInput` when an option asks for a GPU that is neither named nor here."""
+    if told is not None:
+        return Device("cpu" if gpus == 0 else "cuda", told), ()
+    if flags.any_gpu and gpus != 0:
+        return Device("cuda", ASSUMED_MEMORY), ()
+    if gpus == 0:
+        return cpu_device(), ()
+    if (here := gpu_memory()) is not None:
+        return Device("cuda", here), (f"planned for the GPU of this machine, {binary_size(here)}",)
+    if gpus is None:
+        return cpu_device(), (NO_GPU_HERE,)
+    if flags.gpus:
+        raise InvalidInput(
+            "--gpus: this machine has no NVIDIA GPU: name one, such as --device-memory H100 or 80Gi"
+        )
+    assumed = (
+        "planned for a GPU of 80Gi, which is assumed: the file asks for a GPU, this machine has none; name "
+        "its memory with spec.memory.deviceMemory or --device-memory, or plan for this CPU with --gpus 0"
+    )
+    return Device("cuda", ASSUMED_MEMORY), (assumed,)
+
+
+def _outcome(
+    name: str,
+    source: str,
+    facts: ModelFacts,
+    settings: EngineSettings,
+    flags: PlanFlags,
+    device: Device,
+    notes: tuple[str, ...],
+) -> PlanOutcome:
+    if flags.utilization is not None:
+        settings = settings.model_copy(update={"utilization": flags.utilization})
+    try:
+        constraints = Constraints.of(settings)
+    except UnusableInput as error:
+        raise InvalidInput(f"{source}: {name}: {error}") from error
+    known = facts.weights_bytes(constraints.dtype, constraints.quantization)
+    by_count = weights_bytes(
+        facts.config, constraints.dtype or facts.config.dtype, quantization=constraints.quantization
+    )
+    if known is None:
+        notes += ("weights by parameter count: no files at hand",)
+    planned: MemoryPlan | None = None
+    misfit: InsufficientMemory | None = None
+    try:
+        planned = plan_engine(facts.config, settings, device, known)
+    except InsufficientMemory as error:
+        misfit = error
+    except UnusableInput as error:
+        raise InvalidInput(f"{source}: {name}: {error}") from error
+    return PlanOutcome(
+        name, source, facts.config, constraints, device,
+        known if known is not None else by_count, planned, misfit, notes,
+    )  # fmt: skip
+
+
+def gpu_memory(command: list[str] | None = None, timeout: float = 10.0) -> int | None:
+    """Bytes of the smallest GPU, as its driver says; None without a GPU or a driver."""
+    try:
+        done = subprocess.run(command or _QUERY, capture_output=True, text=True, timeout=timeout, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
+    return min(sizes) << 20 if done.returncode == 0 and sizes else None
+
+
+def cpu_device() -> Device:
+    """The machine's free main memory. Raises `RunFailed` where it cannot be read."""
+    try:
+        return Device("cpu", available_bytes(), told=False)
+    except OSError as error:
+        raise RunFailed(
+            f"cannot read the free memory of this machine: {error}: give --device-memory"
+        ) from error
+
+
+def size_option(option: str, text: str | None) -> int | None:
+    """Return the bytes that `text` stands for, a size or the name of a card.
+
+    Raises `InvalidInput` that names `option`.
+    """
+    if text is None:
+        return None
+    if (card := card_memory(text)) is not None:
+        return card
+    try:
+        count = read_size(text)
+    except InvalidQuantity as error:
+        cards = "" if text[:1].isdigit() else f"; cards are {', '.join(MIB_OF)}"
+        raise InvalidInput(f"{option}: {error}{cards}") from error
+    if count <= 0:
+        raise InvalidInput(f"{option}: must be above 0")
+    if count < _LEAST:
+        raise InvalidInput(f"{option}: {text} is {count} bytes: with a unit it is {text}Gi or {text}Mi")
+    return count

@@ -1,0 +1,311 @@
+"""Runs units until they are told to stop: performs what the supervisor decides, shows how it goes.
+
+One loop takes events from one queue; the tasks around it (processes, probes, file watch, demo, signals) only
+put events into it. Called by `mambaserve up`.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+
+from mamba_cli.errors import CliError
+from mamba_cli.local import demo
+from mamba_cli.local.documents import STDIN
+from mamba_cli.local.edits import FileStamp, MissingFiles, changed, settled
+from mamba_cli.local.loading.loading_view import LoadingView
+from mamba_cli.local.loading.readiness import engine_readiness, gateway_ready, takes_chats
+from mamba_cli.local.processes import Processes
+from mamba_cli.local.supervisor import (
+    Action,
+    Child,
+    ChildExited,
+    ChildReady,
+    DrainRequested,
+    Event,
+    KillChild,
+    RestartPolicy,
+    ShowMessage,
+    StartChild,
+    SupervisorState,
+    TerminateChild,
+    Tick,
+    step,
+    wake_at,
+)
+from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Command, Unit
+
+OnEdit = Callable[[aiohttp.ClientSession], Awaitable[tuple[list[str], list[Unit]]]]
+"""Called when a watched file changed; gives lines to show, and the units as they start from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How `up` behaves. Times are seconds."""
+
+    once: bool = False
+    demo: bool = False
+    logs: Path = Path()
+    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
+    probe_interval: float = 0.25
+    watch_interval: float = 1.0
+
+
+class LocalSession:
+    """One run. `run` returns the exit code."""
+
+    def __init__(
+        self, units: list[Unit], options: SessionOptions, console: Console, on_edit: OnEdit | None = None
+    ) -> None:
+        self._units = units
+        self._options = options
+        self._view = LoadingView(console)
+        self._console = console
+        self._on_edit = on_edit
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._processes = Processes(options.logs, self._child_ended)
+        self._commands = _commands(units)
+        children = [Child(unit.engine, ENGINE_RANK) for unit in units]
+        children += [Child(unit.gateway, GATEWAY_RANK) for unit in units]
+        self._state = SupervisorState(tuple(children))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: set[str] = set()
+        """Children that were ready, to tell of it when one that died is so again."""
+        self._without_chat: set[str] = set()
+        """Units whose models have no chat template."""
+        self._logs_full = False
+        """Whether the logs had no room when a child last died: told when that begins."""
+
+    async def run(self) -> int:
+        """Until drained. The exit code: 0 after a wanted end, else that of what went wrong."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop)
+        async with aiohttp.ClientSession() as http:
+            self._http = http
+            self._view.print_line(f"logs: {self._options.logs}", style="dim")
+            self._task(self._after_ready(http))
+            if self._on_edit is not None:
+                self._task(self._watch(http, self._on_edit))
+            try:
+                while not self._state.done:
+                    await self._handle(await self._next_event())
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._processes.close()
+                self._view.close()
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    loop.remove_signal_handler(number)
+        return self._state.exit_code or 0
+
+    async def _next_event(self) -> Event:
+        wake = wake_at(self._state)
+        now = self._now()
+        if wake is None:
+            return await self._events.get()
+        try:
+            # Of `wait_for` Python 3.11 may swallow a cancelling that comes with the event.
+            async with asyncio.timeout(max(0.0, wake - now)):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick(max(self._now(), wake))
+
+    async def _handle(self, event: Event) -> None:
+        self._state, actions = step(self._state, event, self._options.restart_policy)
+        for action in actions:
+            await self._perform(action)
+
+    async def _perform(self, action: Action) -> None:
+        match action:
+            case StartChild(name):
+                await self._processes.start(name, self._commands[name])
+                if name in self._ready:
+                    self._ready.discard(name)
+                    self._task(self._until_ready_again(name))
+            case TerminateChild(name):
+                self._processes.send(name, signal.SIGTERM)
+            case KillChild(name):
+                self._processes.send(name, signal.SIGKILL)
+            case ShowMessage(text, name, bad):
+                self._view.print_line(text, style="yellow" if bad else "")
+                if bad:
+                    for line in self._processes.tail(name):
+                        self._view.print_line(f"  | {line}", style="dim")
+                    was_full, self._logs_full = self._logs_full, self._processes.full(name)
+                    if self._logs_full and not was_full:
+                        self._view.print_line(
+                            f"  no space left for logs in {self._options.logs}", style="red"
+                        )
+                    self._view.print_line(f"  all of it: {self._processes.log(name)}", style="dim")
+
+    async def _after_ready(self, http: aiohttp.ClientSession) -> None:
+        """Wait for all units, say so, demonstrate; then end, if that is all that was wanted."""
+        try:
+            await asyncio.gather(*(self._until_ready(http, unit) for unit in self._units))
+            for unit in self._units:
+                await self._announce(http, unit)
+            if self._options.demo:
+                for unit in self._units:
+                    await self._demonstrate(http, unit)
+            if self._options.once or (self._options.demo and not self._console.is_terminal):
+                self._events.put_nowait(DrainRequested(self._now()))
+            elif self._console.is_terminal:
+                self._view.print_line("Ctrl-C drains and ends.", style="dim")
+        except CliError as error:
+            self._view.print_line(f"error: {error}", style="red")
+            self._events.put_nowait(DrainRequested(self._now(), exit_code=error.exit_code))
+
+    async def _until_ready(self, http: aiohttp.ClientSession, unit: Unit) -> None:
+        engine_was_ready = False
+        while True:
+            if not engine_was_ready:
+                readiness = await engine_readiness(http, unit.engine_url)
+                if not self._state.draining:
+                    self._view.show(unit.name, readiness)
+                if readiness is not None and readiness.ready:
+                    engine_was_ready = True
+                    self._now_ready(unit.engine)
+            elif await gateway_ready(http, unit.url, unit.engine_url):
+                self._now_ready(unit.gateway)
+                self._view.finish(unit.name)
+                self._task(self._report_unready(unit))
+                return
+            await asyncio.sleep(self._options.probe_interval)
+
+    async def _report_unready(self, unit: Unit) -> None:
+        """Say when an engine that runs is not ready for a while, and why: its server starts a process that
+        died again by itself, and requests that ran have failed."""
+        ready = True
+        while True:
+            await asyncio.sleep(self._options.watch_interval)
+            if unit.engine not in self._ready or self._state.draining:
+                ready = True  # a new start is told of as such
+                continue
+            readiness = await engine_readiness(self._http, unit.engine_url)
+            if readiness is None or readiness.ready == ready:
+                continue
+            ready = readiness.ready
+            if ready:
+                self._view.print_line(f"{unit.engine} is ready again", style="green")
+            else:
+                why = readiness.reason or readiness.stage
+                self._view.print_line(f"{unit.engine} is not ready: {why}", style="yellow")
+
+    async def _until_ready_again(self, name: str) -> None:
+        """Wait for a child that was started again, and say so."""
+        unit = next(unit for unit in self._units if name in (unit.engine, unit.gateway))
+        while True:
+            await asyncio.sleep(self._options.probe_interval)
+            if name == unit.engine:
+                readiness = await engine_readiness(self._http, unit.engine_url)
+                ready = readiness is not None and readiness.ready
+            else:
+                ready = await gateway_ready(self._http, unit.url, unit.engine_url)
+            if ready and name not in self._ready and self._runs(name):
+                self._now_ready(name)
+                self._view.print_line(f"{name} is ready again", style="green")
+            if name in self._ready:
+                return
+
+    def _now_ready(self, name: str) -> None:
+        self._ready.add(name)
+        self._events.put_nowait(ChildReady(self._now(), name))
+
+    def _runs(self, name: str) -> bool:
+        return any(child.name == name and child.phase == "running" for child in self._state.children)
+
+    async def _announce(self, http: aiohttp.ClientSession, unit: Unit) -> None:
+        self._view.print_line("")
+        self._view.print_line(f"{unit.name} is ready: {unit.url}/v1", style="bold green")
+        if not await takes_chats(http, unit.url, unit.model):
+            self._without_chat.add(unit.name)
+        self._view.print_line(f"status page: {unit.url}/ui")
+        self._view.print_line(unit.curl(chat=unit.name not in self._without_chat))
+
+    async def _demonstrate(self, http: aiohttp.ClientSession, unit: Unit) -> None:
+        answers = []
+        words = len(demo.document().split())
+        chat = unit.name not in self._without_chat
+        asked = "chats with" if chat else "prompts for"
+        self._view.print_line(f"\nfour {asked} {unit.model} that share a document of {words} words:")
+        for question, messages in demo.chats():
+            answer = await demo.ask(http, unit.url, unit.model, question, messages, chat=chat)
+            answers.append(answer)
+            share = f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens resumed"
+            self._view.print_line(f"  {question:<24} {answer.text[:60]!r:<24} {share}")
+        self._view.print_line(demo.summary(answers), style="bold")
+        self._view.print_line(f"the endpoint: {unit.url}/v1")
+
+    async def _watch(self, http: aiohttp.ClientSession, on_edit: OnEdit) -> None:
+        paths = [path for path in dict.fromkeys(unit.loaded.path for unit in self._units) if path != STDIN]
+
+        def look() -> list[FileStamp]:
+            return [FileStamp.read(path) for path in paths]
+
+        stamps = await asyncio.to_thread(look)
+        absent = MissingFiles()
+        waits = False
+        while True:
+            await asyncio.sleep(self._options.watch_interval)
+            now = await asyncio.to_thread(look)
+            for line in absent.lines(now):
+                self._view.print_line(line, style="yellow")
+            if found := changed(stamps, now):
+                if not all(unit.engine in self._ready for unit in self._units):
+                    # What loads can be told nothing: the edit is found again at the next look.
+                    if not waits:
+                        words = f"{', '.join(map(str, found))} changed: looked at once all engines are ready"
+                        self._view.print_line(words, style="cyan")
+                    waits = True
+                    continue
+                waits = False
+                self._view.print_line(f"{', '.join(map(str, found))} changed", style="cyan")
+                lines, units = await on_edit(http)
+                self._commands = _commands(units)
+                for line in lines:
+                    self._view.print_line(f"  {line}")
+            stamps = settled(stamps, now)
+
+    def _stop(self) -> None:
+        if self._state.draining:
+            self._view.print_line("ending now", style="yellow")
+        elif not self._ready:
+            self._view.close()
+            self._view.print_line("stopping: nothing is served yet", style="dim")
+        else:
+            longest = self._options.restart_policy.drain_timeout
+            self._view.print_line(
+                f"draining: requests that run may finish, for up to {longest:g} s; Ctrl-C again stops now",
+                style="dim",
+            )
+        self._events.put_nowait(DrainRequested(self._now()))
+
+    def _child_ended(self, name: str, code: int | None, reason: str) -> None:
+        self._events.put_nowait(ChildExited(self._now(), name, code, reason))
+
+    def _task(self, work: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:  # a defect in a side task must not leave the session waiting for it
+                self._view.print_line(f"internal error: {type(error).__name__}: {error}", style="red")
+                self._events.put_nowait(DrainRequested(self._now(), exit_code=1))
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _commands(units: list[Unit]) -> dict[str, Command]:
+    """How every child is started, by its name."""
+    return {name: command for unit in units for name, command in unit.commands().items()}

@@ -1,0 +1,177 @@
+"""`MambaDeployment`: the whole object, its metadata, and the rules that span several parts of the spec."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from mamba_api.names import MAX_NAME_LENGTH
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, refused
+from mamba_api.v1alpha1.engine import Engine, Memory, Model, StateCache, Workload
+from mamba_api.v1alpha1.gateway import Gateway, PrefixIndex, Telemetry
+from mamba_api.v1alpha1.pods import Disaggregation, ReplicaCount, Resources, Rollout, Scaling, Scheduling
+from mamba_api.v1alpha1.status import Status
+
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
+class Metadata(ApiModel):
+    """The parts of Kubernetes' ObjectMeta that mambaserve reads; the rest is kept as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=NAME_PATTERN)]
+    """Name of the deployment, its Service and its endpoint."""
+    namespace: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Namespace; absent in a file = the one kubectl uses, `default` in local mode."""
+    labels: dict[str, str] = {}
+    """Labels."""
+    annotations: dict[str, str] = {}
+    """Annotations."""
+    uid: str | None = None
+    """Identity of the object; set by the API server."""
+    generation: int | None = None
+    """Counts changes of the spec; set by the API server."""
+    resource_version: str | None = None
+    """Version of the object; set by the API server."""
+    deletion_timestamp: str | None = None
+    """When deletion was asked for; set by the API server."""
+    finalizers: list[str] = []
+    """What must be done before the object goes."""
+
+
+class Spec(ApiModel):
+    """What is wanted."""
+
+    model: Model
+    """Which model to serve. A change replaces the engine pods, but for one of cache.size."""
+    mode: Literal["Active", "Plan"] = "Active"
+    """Active serves; Plan computes and shows the plan and touches nothing."""
+    replicas: ReplicaCount = 1
+    """Number of engines, within scaling.minReplicas and maxReplicas; `kubectl scale` and autoscalers write
+    it. Where the operator decides, it starts from this number, and from any other that is written here later.
+    Gateways know of at most 1,024 engines what they have cached; those beyond are chosen by their load alone.
+    With 0 none runs until a request arrives, which starts one until none came for scaling.scaleDownDelay."""
+    engine: Engine = Engine()
+    """How each engine runs. A change replaces the engine pods."""
+    state_cache: StateCache = StateCache()
+    """How recurrent states are kept and reused. A change replaces the engine pods, but for fields that say
+    that running engines take it over."""
+    memory: Memory = Memory()
+    """Byte budget of one engine. A change replaces the engine pods."""
+    workload: Workload | None = None
+    """Expected traffic; absent = the planner's cautious assumption. Once engines have measured theirs, the
+    strategy follows that instead (workloadSource). A change replaces the engine pods."""
+    workload_source: Literal["Measured", "Declared"] = "Measured"
+    """Traffic that stateCache.strategy Auto is chosen for. Measured: what engines see, once that is some
+    hundred requests; another strategy has to win by a margin for half an hour, is announced in
+    status.workload, and is told to running engines ten minutes later. Declared: what spec.workload says or
+    the planner assumes, always; what engines measure is shown all the same. A change is taken over by running
+    engines."""
+    resources: Resources = Resources()
+    """What each engine pod asks the cluster for. A change replaces the engine pods."""
+    scheduling: Scheduling = Scheduling()
+    """Which nodes engine pods may run on. A change replaces the engine pods."""
+    scaling: Scaling = Scaling()
+    """Who decides how many engines run, and the bounds."""
+    disaggregation: Disaggregation | None = None
+    """Separate pools for prefill and decode; refused by this version, whose engines are unified."""
+    gateway: Gateway = Gateway()
+    """The OpenAI endpoint in front of the engines. A change replaces the gateway pods."""
+    prefix_index: PrefixIndex = PrefixIndex()
+    """How gateways learn which engine can resume which prefix. A change replaces engine and gateway pods."""
+    telemetry: Telemetry = Telemetry()
+    """Where traces go. A change replaces engine and gateway pods."""
+    rollout: Rollout = Rollout()
+    """How pods are replaced."""
+    pod_template: FreeForm | None = None
+    """Pod template (metadata, spec) that is merged strategically into the engine pods. What of it is not
+    about engines (labels, annotations, imagePullSecrets, securityContext, DNS, further volumes, environment)
+    goes for the loader of spec.model.cache, too; its initContainer loader sets the loader's resources. A
+    change replaces the engine pods."""
+
+    rules = (
+        Rule(
+            cel="self.stateCache.trackInterval % self.engine.pageSize == 0",
+            message=(
+                "stateCache.trackInterval must be a multiple of engine.pageSize, because a checkpoint needs "
+                f"whole pages: without a value they are {StateCache().track_interval} and "
+                f"{Engine().page_size}; change one so that the page size divides "
+                "the interval, as 250 and 10, or 255 and 3"
+            ),
+            holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
+        ),
+        Rule(
+            cel="self.engine.quantization == 'none' || "
+            "(has(self.resources.gpus) && self.resources.gpus == 0) || "
+            "(has(self.resources.profile) && !has(self.resources.gpus))",
+            message=(
+                "engine.quantization int8 is for engines without GPUs: remove it, or set resources.gpus to 0"
+            ),
+            holds=lambda self: (
+                self.engine.quantization == "none"
+                or not self.resources.gpus
+                or self.resources.leaves_gpus_open
+            ),
+        ),
+        Rule(
+            cel="!has(self.scaling.minReplicas) || self.replicas >= self.scaling.minReplicas || "
+            "(self.scaling.mode == 'Internal' && has(self.scaling.maxReplicas) && "
+            "self.scaling.minReplicas < self.scaling.maxReplicas)",
+            message=(
+                "spec.replicas is below scaling.minReplicas, and nothing would raise it: set spec.replicas "
+                "to the number of engines wanted, lower minReplicas, or set a maxReplicas above it in mode "
+                "Internal, so that the operator decides"
+            ),
+            holds=lambda self: (
+                self.scaling.min_replicas is None
+                or self.replicas >= self.scaling.min_replicas
+                or self.scaling.automatic
+            ),
+        ),
+        Rule(
+            cel="!has(self.scaling.maxReplicas) || self.replicas <= self.scaling.maxReplicas",
+            message="spec.replicas is above scaling.maxReplicas: lower spec.replicas or raise maxReplicas",
+            holds=lambda self: (
+                self.scaling.max_replicas is None or self.replicas <= self.scaling.max_replicas
+            ),
+        ),
+        refused(
+            "disaggregation",
+            "its engines do not hand states over to each other; remove disaggregation to serve with unified "
+            "engines",
+        ),
+    )
+
+
+class MambaDeployment(ApiModel):
+    """A hybrid Mamba2/attention model served behind one OpenAI-compatible endpoint."""
+
+    api_version: Literal["serving.mambaserve.io/v1alpha1"] = "serving.mambaserve.io/v1alpha1"
+    """Version of the API the object is written in."""
+    kind: Literal["MambaDeployment"] = "MambaDeployment"
+    """Always MambaDeployment."""
+    metadata: Metadata
+    """Name, namespace, labels and annotations."""
+    spec: Spec
+    """What is wanted."""
+    status: Status | None = None
+    """What the operator saw and decided."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """metadata.namespace, or `default`."""
+        return self.metadata.namespace or "default"
+
+    @property
+    def served_name(self) -> str:
+        """Name of the model in the OpenAI API."""
+        return self.spec.model.served_name or self.metadata.name
+
+    def with_status(self, status: Status) -> "MambaDeployment":
+        """A copy with another status."""
+        return self.model_copy(update={"status": status})

@@ -1,0 +1,1 @@
+"""FastAPI applications of the servers: documents, validation, cross-origin rules."""

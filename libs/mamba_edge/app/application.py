@@ -1,0 +1,270 @@
+"""A FastAPI application as all our servers have it: errors as OpenAI envelopes, a document of what is served,
+a docs page that needs nothing from outside this machine.
+
+A server makes one, adds its routes, and publishes it last. FastAPI's own telemetry is off: it records what
+exceptions say, and the request middleware tells of every request already.
+"""
+
+import asyncio
+import importlib.metadata
+import importlib.resources
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
+
+from mamba_api.openai import ErrorEnvelope
+from mamba_api.openai_examples import Examples
+from mamba_edge.app.document_tags import tag_operations
+from mamba_edge.app.validation import invalid
+from mamba_edge.errors import ApiError, InvalidRequest, NotFound, as_api_error
+from mamba_edge.exchange.request_body import ClientGone
+
+Document = dict[str, Any]
+Responses = dict[int | str, dict[str, Any]]
+Guard = Callable[[HTTPConnection], Awaitable[object]]
+
+_ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}
+# The browser itself refuses whatever a page of ours would ask of another machine.
+_OWN_ORIGIN_ALONE = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"  # noqa: E501
+
+
+class JsonResponse(Response):
+    """JSON that is encoded already, or that msgspec encodes."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else msgspec.json.encode(content)
+
+
+class _NoAnswer(Response):
+    """In the place of an answer to a client that has gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+
+def error_response(error: ApiError) -> Response:
+    """The envelope, as a response."""
+    return JsonResponse(error.envelope(), error.status, headers=error.headers())
+
+
+def error_responses(**descriptions: str) -> Responses:
+    """Error answers for the document; the names are `e` and the status."""
+    return {
+        int(name[1:]): {"model": ErrorEnvelope, "description": text} for name, text in descriptions.items()
+    }
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return _NoAnswer()
+    if isinstance(error, RequestValidationError):
+        # Its frames have all that was parsed, and one has the error: a cycle that only a search would free.
+        error.__traceback__ = None
+        # Ours are models of bodies, whose fields are named as the client wrote them.
+        return error_response(invalid([{**one, "loc": tuple(one["loc"])[1:]} for one in error.errors()]))
+    if isinstance(error, RecursionError):
+        return error_response(InvalidRequest("the body is nested too deeply", code="invalid_json"))
+    return error_response(as_api_error(error, f"{request.scope['method']} {request.scope['path']}: "))
+
+
+def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> FastAPI:
+    """An application without routes; `more` goes to FastAPI.
+
+    `guard` is asked about paths below `guarded` where nothing is: what is there is nobody's business who may
+    not call. Routes ask it themselves, as a dependency.
+    """
+
+    async def nothing_here(request: Request, error: Exception) -> Response:
+        try:
+            if request.scope["path"].startswith(guarded):
+                await guard(request)
+        except ApiError as refusal:
+            return error_response(refusal)
+        return await _on_error(request, error)
+
+    handled = (ApiError, RequestValidationError, RecursionError, Exception)
+    return FastAPI(
+        title=title,
+        version=importlib.metadata.version("mambaserve"),
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        openapi_url=None,  # `publish` serves the document as it has mended it
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        strict_content_type=False,
+        exception_handlers={**dict.fromkeys(handled, _on_error), HTTPException: nothing_here},
+        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
+        **more,
+    )
+
+
+def publish(
+    app: FastAPI,
+    *,
+    key_needed: bool = True,
+    events: dict[str, type[BaseModel]] | None = None,
+    bodies: dict[str, type[BaseModel]] | None = None,
+    examples: Mapping[str, Examples] | None = None,
+) -> Callable[[str], str]:
+    """Serve `/openapi.json` and `/docs`, and HEAD wherever GET is. Call it when all routes are there.
+
+    `key_needed`: whether the guarded routes let nobody pass without a key. `events`: of paths that can answer
+    with server-sent events, the model of an event's data. `bodies`: of paths whose route leaves the body to
+    another, the model of the body. `examples`: of paths that take a body, bodies to try. Returns the label of
+    a path for counts: its route, or "other" for what a client made up. The document is made when it is first
+    asked for, beside the event loop: it takes a quarter of a second, and few ask.
+    """
+    encoded: list[bytes] = []
+    one = threading.Lock()
+
+    def document() -> bytes:
+        with one:
+            if not encoded:
+                made = openapi_document(
+                    app, events or {}, bodies or {}, examples or {}, key_needed=key_needed
+                )
+                encoded.append(msgspec.json.encode(made))
+        return encoded[0]
+
+    async def openapi() -> Response:
+        return JsonResponse(encoded[0] if encoded else await asyncio.to_thread(document))
+
+    app.add_api_route(
+        "/openapi.json", openapi, operation_id="openapi", summary="This document", response_model=Document
+    )
+    add_docs_page(app)
+    for route in app.routes:
+        methods: set[str] | None = getattr(route, "methods", None)
+        if methods and "GET" in methods:
+            methods.add("HEAD")
+    return _route_labels(app)
+
+
+def _route_labels(app: FastAPI) -> Callable[[str], str]:
+    formats: list[str] = [getattr(route, "path_format", "") for route in app.routes]
+    plain = frozenset(path for path in formats if "{" not in path)
+    # Only a last part is ever a parameter here.
+    below = [(path.partition("{")[0], path) for path in formats if "{" in path]
+
+    def label(path: str) -> str:
+        if path in plain:
+            return path
+        return next((route for prefix, route in below if path.startswith(prefix)), "other")
+
+    return label
+
+
+def openapi_document(
+    app: FastAPI,
+    events: dict[str, type[BaseModel]],
+    bodies: dict[str, type[BaseModel]],
+    examples: Mapping[str, Examples],
+    *,
+    key_needed: bool,
+) -> Document:
+    """What is served. FastAPI's 422 is left out with its models: wrong requests get 400 here. HEAD goes
+    without saying where GET is.
+    """
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        license_info=app.license_info,
+        routes=[_without_head(route) for route in app.routes],
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+            if not key_needed:
+                operation.pop("security", None)
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
+    if not key_needed:
+        # A page that shows the document would ask for a key that nobody has.
+        document["components"].pop("securitySchemes", None)
+    tag_operations(document)
+    for path, model in events.items():
+        _add_schemas(schemas, model, "serialization")
+        for operation in document["paths"][path].values():
+            operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(model)
+    for path, model in bodies.items():
+        _add_schemas(schemas, model, "validation")
+        body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+        for operation in document["paths"][path].values():
+            operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+    for path, named in examples.items():
+        for operation in document["paths"][path].values():
+            operation["requestBody"]["content"]["application/json"]["examples"] = dict(named)
+    return document
+
+
+def _without_head(route: BaseRoute) -> BaseRoute:
+    if isinstance(route, APIRoute):
+        route = copy(route)
+        route.methods = (route.methods or set()) - {"HEAD"}
+    return route
+
+
+def _add_schemas(
+    schemas: Document, model: type[BaseModel], mode: Literal["validation", "serialization"]
+) -> None:
+    (_, more) = models_json_schema([(model, mode)], ref_template="#/components/schemas/{model}")
+    for name, schema in more.get("$defs", {}).items():
+        schemas.setdefault(name, schema)
+
+
+def _event_of(model: type[BaseModel]) -> Document:
+    refs: list[Document] = [
+        {"$ref": f"#/components/schemas/{name}"} for name in (model.__name__, "ErrorEnvelope")
+    ]
+    data = {
+        "type": "string",
+        "description": f"JSON of a {model.__name__}, or of an ErrorEnvelope; of the last event: `[DONE]`",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [*refs, {"const": "[DONE]"}]},
+    }
+    return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
+
+
+def add_docs_page(app: FastAPI) -> None:
+    """`/docs`: Swagger UI over `/openapi.json`, with the assets of an installed package."""
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title=f"{app.title}: API",
+        swagger_js_url="/docs/swagger-ui-bundle.js",
+        swagger_css_url="/docs/swagger-ui.css",
+        swagger_favicon_url="data:,",
+        swagger_ui_parameters={"validatorUrl": None},  # it would send the document away
+    )
+    page.headers["content-security-policy"] = _OWN_ORIGIN_ALONE
+    folder = Path(str(importlib.resources.files("fastapi_offline"))) / "static"
+
+    async def docs() -> Response:
+        return page
+
+    async def asset(name: str) -> Response:
+        if name not in _ASSETS:
+            raise NotFound("there is nothing at this path; see /openapi.json")
+        return FileResponse(folder / name, media_type=_ASSETS[name])
+
+    app.add_api_route("/docs", docs, include_in_schema=False)
+    app.add_api_route("/docs/{name}", asset, include_in_schema=False)

@@ -1,0 +1,68 @@
+"""Requests that a client sends behind one that is not answered yet.
+
+One connection can bring thousands of them in one read. They wait as bytes, and not as parsed requests: else
+the reads of a few hundred such connections would keep the event loop from everybody else for a second. The
+connections of our server (`limited_protocol`) hold them here; nothing here knows what a request means.
+"""
+
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+
+_HEAD_END = b"\r\n\r\n"
+_NEWLINES = b"\r\n"
+
+
+class HoldingFlow(FlowControl):
+    """The flow of one connection, which stays paused while more is held than should be read."""
+
+    full = False
+
+    def resume_reading(self) -> None:
+        """Read on, if what is held is little."""
+        if not self.full:
+            super().resume_reading()
+
+
+class HeldRequests:
+    """What a connection has read and not parsed yet."""
+
+    def __init__(self, flow: HoldingFlow) -> None:
+        self._flow = flow
+        self._data = b""
+        self._start = 0
+
+    def __len__(self) -> int:
+        return len(self._data) - self._start
+
+    def hold(self, data: bytes, start: int = 0) -> None:
+        """Keep the data from `start` on, behind what is held."""
+        if self:
+            data, start = self._data[self._start :] + data[start:], 0
+        self._data, self._start = data, start
+        if len(self) > HIGH_WATER_LIMIT:
+            self._flow.full = True
+            self._flow.pause_reading()
+
+    def release(self) -> tuple[bytes, int]:
+        """Hand over all that is held: data, and where in it the next request begins."""
+        held = self._data, self._start
+        self._data, self._start = b"", 0
+        self._flow.full = False
+        return held
+
+
+def end_of_part(data: bytes, start: int, *, continued: bool) -> int:
+    """Where to stop feeding a parser from `start` on, so that it finishes at most one request.
+
+    Each head and each body in chunks ends with an empty line. `continued`: the data goes on with a head or
+    with a body in chunks, whose empty line may have begun before it.
+    """
+    first = data[start : start + len(_HEAD_END)]
+    if first[:1] in (b"\r", b"\n"):
+        if continued:
+            return start + len(first) - len(first.lstrip(_NEWLINES))
+        # Empty lines between requests mean nothing, however many there are.
+        search = len(data) - len(data[start:].lstrip(_NEWLINES))
+    else:
+        search = start
+    found = data.find(_HEAD_END, search)
+    return len(data) if found < 0 else found + len(_HEAD_END)

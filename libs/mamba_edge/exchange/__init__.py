@@ -1,0 +1,1 @@
+"""One request and its answer at the edge: bodies, budgets, identifiers, error answers."""

@@ -1,0 +1,134 @@
+"""Answers as ASGI messages, and the watch for a client that left. For endpoints that speak ASGI themselves,
+because every token of a stream goes through here.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
+from mamba_edge.errors import ApiError
+from mamba_edge.exchange.request_body import ClientGone, RawHeaders
+
+USAGE_HEADER = b"x-mambaserve-usage"
+"""With the value 1 a request asks for the usage in a comment at the end of its stream, whatever the client
+asked for: a gateway counts by it."""
+MOST_AT_ONCE = 1 << 20
+"""Bytes of an answer that are handed to the connection in one piece."""
+_JSON = (b"content-type", b"application/json")
+EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+"""Headers of a response of server-sent events."""
+
+
+async def send_json(
+    send: Send, body: bytes, status: int = 200, headers: dict[str, str] | None = None
+) -> None:
+    """One JSON answer."""
+    pairs = [_JSON, (b"content-length", b"%d" % len(body))]
+    pairs += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_json_pieces(send: Send, pieces: list[bytes], headers: RawHeaders = ()) -> None:
+    """Send one JSON answer, which is long and comes in pieces; they are gone as they are sent. `headers`:
+    further ones."""
+    length = sum(map(len, pieces))
+    pairs = [_JSON, (b"content-length", b"%d" % length), *headers]
+    await send({"type": "http.response.start", "status": 200, "headers": pairs})
+    pieces.reverse()
+    while pieces:
+        body = pieces.pop()
+        for start in range(0, max(len(body), 1), MOST_AT_ONCE):
+            part = body[start : start + MOST_AT_ONCE]
+            more = bool(pieces) or start + MOST_AT_ONCE < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """The envelope of an error, with its status and headers."""
+    await send_json(send, error.envelope(), error.status, error.headers())
+
+
+async def send_events(
+    send: Send,
+    events: AsyncGenerator[bytes],
+    direct: DirectExchange | None = None,
+    headers: RawHeaders = (),
+) -> None:
+    """Send server-sent events. Headers go out with the first event: an error before
+    it has its own status.
+
+    What follows is written past `send` where the exchange is at hand and the client keeps up.
+    """
+    started = False
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if not started:
+                started = True
+                pairs = [*EVENT_STREAM, *headers]
+                await send({"type": "http.response.start", "status": 200, "headers": pairs})
+            elif direct is not None and direct.write(event):
+                continue
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+class DisconnectWatch:
+    """Calls `leave` if the client leaves in the block; the body has been read before.
+
+    Our server calls back; at others a task waits for what `receive` says.
+    """
+
+    __slots__ = ("_direct", "_leave", "_receive", "_task")
+
+    def __init__(self, scope: Scope, receive: Receive, leave: Callable[[], None]) -> None:
+        self._direct: DirectExchange | None = scope.get(DIRECT)
+        self._receive, self._leave = receive, leave
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        if self._direct is not None:
+            self._direct.on_disconnect(self._leave)
+        else:
+            self._task = asyncio.create_task(self._wait_for_disconnect())
+
+    def __exit__(self, *_: object) -> None:
+        if self._direct is not None:
+            self._direct.on_disconnect(None)
+        elif self._task is not None:
+            self._task.cancel()
+
+    async def _wait_for_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
+    """Run `work`; cancel it the moment the client leaves. Raises ClientGone then.
+
+    The caller may hand over a task of its own, and cancel it meanwhile: CancelledError then.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        task.result()
+    finally:
+        for job in (task, watch):
+            job.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)

@@ -1,0 +1,177 @@
+"""The outermost ASGI application: request id, trace, one log line, one count and one error style.
+
+Wraps the application of each server. Whatever reaches it becomes the OpenAI envelope, unless bytes were sent
+already. Endpoints find in the scope: `request_id`, `header_values` (the first of each name), `arrival`
+(monotonic seconds), `trace` (a `RequestTrace`), `log_fields`, to which they may add, and `answer_headers`,
+which every answer gets.
+"""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mamba_edge.connection.connection_room import PROBES
+from mamba_edge.connection.direct_exchange import BEGIN, DIRECT, DirectExchange
+from mamba_edge.errors import ApiError, as_api_error
+from mamba_edge.exchange.asgi_responses import send_error
+from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
+from mamba_edge.exchange.request_body import ClientGone, first_values
+from mamba_telemetry import conventions as names
+from mamba_telemetry.logs import LogContext, get_logger, log_request
+from mamba_telemetry.request_trace import RequestTrace, error_code
+from mamba_telemetry.tracing import OFF, Tracing
+
+log = get_logger(__name__)
+_levels = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+FAILED_FROM = 500
+"""Statuses from here on are the server's failures; those below are the client's."""
+_FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]")
+_QUIET = PROBES | {"/v1/status"}
+
+
+_DRAWN = 64
+"""New ids that are drawn at once: each draw is a system call."""
+_new_ids: list[str] = []
+os.register_at_fork(after_in_child=_new_ids.clear)  # or two processes would give out the same ones
+
+
+def request_id_of(given: str | None) -> str:
+    """The caller's id without anything that could break a log line or a header; a new one if none is left."""
+    return (given and _FOREIGN.sub("", given)[:128]) or _new_id()
+
+
+def _new_id() -> str:
+    if not _new_ids:
+        drawn = os.urandom(16 * _DRAWN).hex()
+        _new_ids.extend(drawn[at : at + 32] for at in range(0, len(drawn), 32))
+    return _new_ids.pop()
+
+
+class RequestMiddleware:
+    """`route_of` bounds the route label of a path; `answered` counts each answer by route and status.
+
+    Each request has a line in the log at level info; those of probes are for debugging. `bodies` bounds what
+    all requests together hold; each finds its `body_share` in the scope. `traced`: the routes whose requests
+    have spans.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        route_of: Callable[[str], str],
+        answered: Callable[[str, int], None],
+        bodies: BodyBudget | None = None,
+        tracing: Tracing = OFF,
+        traced: frozenset[str] = frozenset(),
+    ) -> None:
+        self._tracing, self._traced = tracing, traced
+        self._app = app
+        self._route_of = route_of
+        self._answered = answered
+        self._bodies = bodies or BodyBudget()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry point."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            return
+        values = first_values(scope["headers"])
+        given = values.get(b"x-request-id")
+        request_id = request_id_of(given.decode("latin-1") if given else None)
+        own = (b"x-request-id", request_id.encode())
+        route = self._route_of(scope["path"])
+        fields: dict[str, Any] = {}
+        more_headers: list[tuple[bytes, bytes]] = []
+        status = 0
+        complete = False
+        arrival = time.monotonic()
+        share = BodyShare(self._bodies)
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status, complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], own, *more_headers]
+            else:
+                complete = not message.get("more_body", False)
+                if trace.answered_at is None and message.get("body"):
+                    trace.answered_at = time.monotonic()
+            await send(message)
+
+        direct: DirectExchange | None = scope.get(DIRECT)
+
+        def begin(code: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
+            nonlocal status, complete
+            if direct is None or not direct.begin(code, (*headers, own, *more_headers), part, more):
+                return False
+            status, complete = code, not more
+            if trace.answered_at is None and part:
+                trace.answered_at = time.monotonic()
+            return True
+
+        trace = self._tracing.begin(
+            f"{scope['method']} {route}",
+            Headers(scope=scope) if b"traceparent" in values else {},
+            at=arrival,
+            record=route in self._traced and scope["method"] == "POST",
+        )
+        context = {"request_id": request_id, "trace_id": trace.id}
+        with LogContext(context):
+            scope.update(
+                request_id=request_id,
+                header_values=values,
+                log_fields=fields,
+                answer_headers=more_headers,
+                arrival=arrival,
+                trace=trace,
+                body_share=share,
+            )
+            if direct is not None:
+                scope[BEGIN] = begin
+            try:
+                await self._app(scope, receive, send_marked)
+            except ClientGone:
+                status = CLIENT_GONE
+            except Exception as error:
+                if not isinstance(error, ApiError):
+                    log.error("unexpected_error", exc_info=error)
+                trace.root.fail(error_code(error))
+                if status and not complete:
+                    # Too late for a status: closing without the last chunk tells that something is missing.
+                    raise
+                if not status:
+                    await send_error(send_marked, as_api_error(error))
+            finally:
+                share.release()
+                seconds = time.monotonic() - arrival
+                self._end(trace, scope, route, status)
+                self._answered(route, status)
+                level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+                if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
+                    line = {"route": route, "status": status, **fields}
+                    log_request(log, __name__, level, line, round(seconds, 4), context)
+
+    def _end(self, trace: RequestTrace, scope: Scope, route: str, status: int) -> None:
+        if not trace.recording:
+            return
+        span = trace.root
+        span.set(names.HTTP_METHOD, scope["method"])
+        span.set(names.HTTP_ROUTE, route)
+        span.set(names.HTTP_STATUS, status)
+        span.set(names.REQUEST_ID, scope["request_id"])
+        if trace.answered_at is not None:
+            span.event(names.FIRST_BYTE, trace.answered_at)
+            span.set(names.TIME_TO_FIRST_CHUNK, trace.answered_at - span.begin)
+        if status >= FAILED_FROM:
+            span.fail(str(status))
+        self._tracing.end(trace)

@@ -1,0 +1,194 @@
+"""What one strategy with one state dtype could do with a budget. Pure.
+
+The arena is cut into slabs of one state each; a slab is one slot or P pages, so slots and pages share it
+without a fixed ratio. Slab 0 is padding.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import get_args
+
+from mamba_api.strategy import Strategy
+from mamba_planner.arithmetic import kv_bytes_per_token, slab_bytes, state_bytes
+from mamba_planner.constraints import Constraints, StateDtype, Workload
+from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, MemoryBudget
+from mamba_planner.model_config import ModelConfig
+from mamba_planner.strategy import reservation
+from mamba_planner.throughput import StepTraffic, expected_saved, expected_throughput
+from mamba_settings.byte_size import binary_size
+
+STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
+CACHED_PER_RUNNING = 2
+"""Cached paths worth keeping for each sequence that can run, where memory is taken from a whole machine."""
+CHECKPOINTS_PER_PATH = 1
+"""Checkpoints that a cached path needs: the last one is where the next turn resumes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabGeometry:
+    """Sizes of one state dtype, on one device. Bytes."""
+
+    state: int
+    kv: int
+    """Per token."""
+    page_size: int
+    page: int
+    """Bytes of a page; 0 without attention layers."""
+    slab: int
+
+    @property
+    def pages_per_slab(self) -> int:
+        return self.slab // self.page if self.page else 0
+
+    def pages(self, tokens: int) -> int:
+        """Pages that hold `tokens` tokens."""
+        return -(-tokens // self.page_size) if self.page else 0
+
+    def slabs(self, sequences: int, slots: int, tokens: int) -> int:
+        """Slabs that `sequences` of `tokens` tokens take with `slots` slots each."""
+        pages = sequences * self.pages(tokens)
+        return sequences * slots + (-(-pages // self.pages_per_slab) if pages else 0)
+
+    def most(self, slabs: int, slots: int, tokens: int) -> int:
+        """Most sequences that `slabs` hold: the largest n with `self.slabs(n, slots, tokens) <= slabs`."""
+        if slabs <= 0:
+            return 0
+        if not self.page:
+            return slabs // slots
+        return slabs * self.pages_per_slab // (self.pages(tokens) + slots * self.pages_per_slab)
+
+
+def slab_geometry(model: ModelConfig, constraints: Constraints, state_dtype: StateDtype) -> SlabGeometry:
+    """Raises `UnusableInput` when tensor parallelism does not divide the model."""
+    dtype = constraints.dtype or model.dtype
+    state = state_bytes(model, state_dtype, dtype, constraints.tensor_parallel).total
+    kv = kv_bytes_per_token(model, dtype, constraints.tensor_parallel)
+    page = kv * constraints.page_size
+    return SlabGeometry(state, kv, constraints.page_size, page, slab_bytes(state, page))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """So many sequences at once, and what that leaves for the cache."""
+
+    score: float
+    """Expected throughput; comparable between candidates of one model."""
+    running: int
+    cached_paths: int
+    saved: float
+    """Share of prompt tokens resumed."""
+
+    @property
+    def checkpoints(self) -> int:
+        return self.cached_paths * CHECKPOINTS_PER_PATH
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One choice and what it gives. `misfit` = why it cannot run at all, or empty."""
+
+    strategy: Strategy
+    state_dtype: StateDtype
+    shape: SlabGeometry
+    slots_each: int
+    slabs: int
+    """All slabs of the arena, padding included."""
+    running: int
+    """Most sequences at once: the cache is evicted for them."""
+    planned: int
+    """Sequences expected at once: the declared concurrency, or the best trade between batch and cache."""
+    fits: int
+    """The same without the configured limit."""
+    cached_paths: int
+    max_model_len: int
+    workload: Workload
+    saved: float
+    score: float
+    misfit: str = ""
+    need: int = 0
+    """Arena bytes that one sequence would need."""
+    half: OperatingPoint | None = None
+    """Where the best trade leaves no checkpoint: what half as many sequences would be."""
+
+    @property
+    def checkpoints(self) -> int:
+        return self.cached_paths * CHECKPOINTS_PER_PATH
+
+    @property
+    def slots(self) -> int:
+        """Slots with `planned` sequences; without attention every slab but the padding is one."""
+        return self._taken if self.shape.page else self.slabs - 1
+
+    @property
+    def pages(self) -> int:
+        """All other slabs, as pages."""
+        return (self.slabs - 1 - self._taken) * self.shape.pages_per_slab
+
+    @property
+    def _taken(self) -> int:
+        return self.planned * self.slots_each + self.checkpoints
+
+
+@lru_cache(maxsize=2048)  # an operator asks the same twelve for each object again and again
+def evaluate(
+    model: ModelConfig,
+    constraints: Constraints,
+    budget: MemoryBudget,
+    workload: Workload,
+    strategy: Strategy,
+    state_dtype: StateDtype,
+) -> Candidate:
+    """Largest concurrency, checkpoints left, expected savings and throughput of one choice."""
+    shape = slab_geometry(model, constraints, state_dtype)
+    reserved = reservation(strategy, overlap=constraints.overlaps(budget.device.kind))
+    slots = reserved.slots_per_sequence
+    limit = constraints.max_running_requests or MOST_RUNNING[budget.device.kind]
+    longest = constraints.max_model_len or model.max_position
+    slabs = _arena_slabs(shape, budget, constraints, slots, limit, longest)
+    free = slabs - 1
+    must_hold = longest if constraints.max_model_len else min(workload.tokens, longest)
+    needed = (1 + shape.slabs(1, slots, must_hold)) * shape.slab
+    if needed > slabs * shape.slab:
+        words = (
+            f"one sequence of {must_hold} tokens needs {slots} slots of {binary_size(shape.slab)} and "
+            f"{shape.pages(must_hold)} pages, with padding {binary_size(needed)}; the arena has "
+            f"{binary_size(budget.arena)}"
+        )
+        return Candidate(
+            strategy, state_dtype, shape, slots, slabs, 0, 0, 0, 0, 0, workload, 0.0, 0.0, words, needed
+        )
+    if shape.page:
+        longest = min(longest, (free - slots) * shape.pages_per_slab * shape.page_size)
+    shaped = workload.within(longest)
+    fits = shape.most(free, slots, shaped.tokens)
+    running = min(fits, limit)
+    planned = min(running, workload.concurrency) if workload.concurrency else None
+    loads = [planned] if planned else range(1, running + 1)
+
+    def at(load: int) -> OperatingPoint:
+        rest = free - shape.slabs(load, slots, shaped.tokens)
+        paths = shape.most(rest, CHECKPOINTS_PER_PATH, shaped.tokens) if constraints.prefix_caching else 0
+        saved = expected_saved(reserved, constraints, shaped, load, paths)
+        traffic = StepTraffic(load, shape.state, shape.kv, budget.weights)
+        return OperatingPoint(expected_throughput(model, shaped, traffic, saved), load, paths, saved)
+
+    best = max((at(load) for load in loads), key=lambda load: (load.score, load.running))
+    half = at(best.running // 2) if best.running > 1 and not best.cached_paths else None
+    return Candidate(
+        strategy, state_dtype, shape, slots, slabs, running, best.running, fits, best.cached_paths, longest,
+        shaped, best.saved, best.score, half=half,
+    )  # fmt: skip
+
+
+def _arena_slabs(
+    shape: SlabGeometry, budget: MemoryBudget, constraints: Constraints, slots: int, limit: int, longest: int
+) -> int:
+    slabs = budget.arena // shape.slab
+    if not budget.arena_limited:
+        return slabs
+    running = shape.slabs(limit, slots, longest)
+    cached = shape.slabs(limit * CACHED_PER_RUNNING, constraints.max_checkpoints_per_path, longest)
+    if not constraints.prefix_caching:
+        cached = 0
+    one = 1 + shape.slabs(1, slots, longest)
+    return min(slabs, 1 + running + cached, max(slabs // CPU_ARENA_PART, one))

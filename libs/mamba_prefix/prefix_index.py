@@ -1,0 +1,287 @@
+"""`PrefixIndex`: a gateway's local copy of which prefixes each engine has cached. No I/O, no waiting.
+
+Filled by `Follower` (Redis) or `DirectFeed` (engines), read by routing. It is a hint: an engine matches a
+prompt against its own tree again.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_prefix.engine_banks import MOST_ENGINES, EngineBanks
+from mamba_prefix.messages import Change, Heartbeat, Snapshot
+from mamba_prefix.packed_arrays import entries_of, hashes_of
+from mamba_prefix.page_chain import Hashes, PageChain
+from mamba_prefix.page_rungs import rungs
+from mamba_prefix.prefix_table import MOST_ENGINES as FIRST
+from mamba_prefix.recent_gains import FEW, MOST, RecentGains
+
+State = Literal["off", "following", "stale", "unavailable"]
+RefusedKind = Literal["engine", "heartbeat", "snapshot", "batch"]
+ChangeResult = Literal["taken", "old", "gap"]
+MOST_ENTRIES = 4 << 20
+"""Hashes that the copy holds at most of each kind: about 140 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """Cached tokens of one prompt by engine name; engines without any are left out."""
+
+    resumable: Mapping[str, int]
+    """Tokens that it can resume, always fewer than the prompt has."""
+    pages: Mapping[str, int]
+    """Tokens whose attention pages it has, rounded down to a rung: at most an eighth too few."""
+    revision: int = field(default=0, compare=False)
+    """Revision of the index that gave the answer; rises with each change."""
+
+
+NOTHING = Depths({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What is known of one engine."""
+
+    fingerprint: str
+    page_size: int
+    incarnation: str
+    epoch: int
+    entries: int
+    """Checkpoints."""
+    pages: int
+    """Places of prompts that its attention reaches."""
+    fresh: bool
+    """Everything it published has been applied, as far as is known; False = entries may be missing or
+    stale."""
+    seq: int = 0
+
+
+class PrefixIndex:
+    """One copy. `state`: off = it has no source; following = complete; stale = batches of an engine are
+    missing; unavailable = its source is unreachable, and it holds the last known entries."""
+
+    def __init__(
+        self,
+        most_entries: int = MOST_ENTRIES,
+        *,
+        off: bool = False,
+        most_engines: int = MOST_ENGINES,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._wall = wall
+        self.lag = 0.0
+        """Seconds from the making of the last batch to its arrival, by both machines' clocks."""
+        self.state: State = "off" if off else "unavailable"
+        self.redis_up: bool | None = None
+        """Whether Redis is followed; None: there is none."""
+        self.refused_entries = 0
+        """Number of checkpoints and pages that were left out because the index was full."""
+        self.refused_engines: set[str] = set()
+        """Engines beyond those that there are places for; routing knows nothing of what they have."""
+        self.refused_messages: Counter[RefusedKind] = Counter()
+        """What its source had that is too large, or one too many, by kind."""
+        self.gaps = 0
+        """Times that batches of an engine were missing."""
+        self.snapshots = 0
+        """Snapshots read."""
+        self.failures = 0
+        """Number of failures of its source."""
+        self._table = EngineBanks(most_entries)
+        self._pages = EngineBanks(most_entries)
+        self._views: dict[str, EngineView] = {}
+        self._numbers: dict[str, int] = {}
+        self._names = [""] * most_engines
+        """By number."""
+        # The lowest go first: few engines are few tables.
+        self._free = list(range(most_engines))[::-1]
+        self._revision = 0
+        self._gains = [RecentGains(MOST if number < FIRST else FEW) for number in range(most_engines)]
+        """By number."""
+        self._chains: dict[tuple[str, int], PageChain] = {}
+
+    # --- what routing reads --------------------------------------------------------------------------
+
+    def engines(self) -> Mapping[str, EngineView]:
+        """What is known of each engine, by its name."""
+        return self._views
+
+    def depths(self, token_ids: npt.NDArray[np.int32], salt: str) -> Depths:
+        """What each engine has of this prompt."""
+        resumable: dict[str, int] = {}
+        pages: dict[str, int] = {}
+        names = self._names
+        for (_, page_size), chain in self._chains.items():
+            # The last token has to be computed: a checkpoint at the very end is of no use.
+            hashes = chain.hashes(token_ids[: max(0, len(token_ids) - 1)], salt)
+            if len(hashes):
+                for number, count in self._table.depths(hashes).items():
+                    resumable[names[number]] = count * page_size
+                which = rungs(0, len(hashes))
+                for number, count in self._pages.depths(hashes[which - 1]).items():
+                    pages[names[number]] = int(which[count - 1]) * page_size
+        return Depths(resumable, pages, self._revision)
+
+    @property
+    def entries(self) -> int:
+        """Prefixes that any engine can resume."""
+        return self._table.entries
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the tables."""
+        return self._table.bytes + self._pages.bytes
+
+    @property
+    def pages(self) -> int:
+        """Prefixes whose attention an engine has, at the rungs of prompts."""
+        return self._pages.entries
+
+    # --- what answers tell ---------------------------------------------------------------------------
+
+    def withdraw(
+        self, engine: str, token_ids: npt.NDArray[np.int32], salt: str, resumed: int, published: Depths
+    ) -> bool:
+        """Remove entries of a prompt that an engine resumed less of than `published` promised: those deeper
+        than `resumed` tokens, until the engine publishes them again.
+
+        Returns False if the index was corrected by itself in the meantime and nothing had to be removed.
+        """
+        number, view = self._numbers.get(engine), self._views.get(engine)
+        if number is None or view is None or view.page_size <= 0:
+            return False
+        gained = self._gains[number].after(published.revision)
+        if gained is None:
+            return False
+        chain = self._chains[view.fingerprint, view.page_size]
+        hashes = chain.hashes(token_ids[: published.resumable.get(engine, 0)], salt)[
+            resumed // view.page_size :
+        ]
+        before = self._table.count(number)
+        self._table.remove(number, np.setdiff1d(hashes, gained))
+        entries = self._table.count(number)
+        self._views[engine] = replace(view, entries=entries)
+        return entries < before
+
+    # --- what feeds put in ---------------------------------------------------------------------------
+
+    def admits(self, engine: str) -> bool:
+        """Whether it has a place or can get one."""
+        if engine in self._numbers or self._free:
+            return True
+        self.refused_engines.add(engine)
+        return False
+
+    def take_snapshot(self, message: Snapshot) -> bool:
+        """All that an engine has. False: this is one engine too many."""
+        number = self._number(message.engine)
+        if number is None:
+            return False
+        self._revision += 1
+        self._clear(number)
+        self._add(number, entries_of(message.entries)["hash"], hashes_of(message.pages))
+        self.snapshots += 1
+        self._views[message.engine] = EngineView(
+            message.fingerprint, message.page_size, message.incarnation, message.epoch,
+            self._table.count(number), self._pages.count(number), fresh=True, seq=message.seq,
+        )  # fmt: skip
+        self._keep_chains()
+        return True
+
+    def take_change(self, message: Change) -> ChangeResult:
+        """What an engine gained and lost. "gap": a batch before this one is missing; a snapshot is needed."""
+        view = self._views.get(message.engine)
+        if view is None:
+            return "gap"
+        same = view.incarnation == message.incarnation
+        if same and message.seq <= view.seq:
+            return "old"
+        if not message.cleared and not (same and message.seq == view.seq + 1):
+            self.doubt(message.engine)
+            return "gap"
+        number = self._numbers[message.engine]
+        self._revision += 1
+        if message.cleared:
+            self._clear(number)
+        # Losses first: what was lost and gained again within a batch stands in both only after a collision.
+        self._table.remove(number, np.unique(hashes_of(message.lost)))
+        self._pages.remove(number, np.unique(hashes_of(message.pages_lost)))
+        self._add(number, entries_of(message.gained)["hash"], hashes_of(message.pages_gained))
+        self._views[message.engine] = replace(
+            view, incarnation=message.incarnation, epoch=message.epoch, seq=message.seq,
+            entries=self._table.count(number), pages=self._pages.count(number), fresh=True,
+        )  # fmt: skip
+        self.lag = max(0.0, self._wall() - message.at)
+        return "taken"
+
+    def matches(self, beat: Heartbeat) -> bool:
+        """Whether the copy has all that the engine had published by this heartbeat."""
+        view = self._views.get(beat.engine)
+        return (
+            view is not None
+            and view.fresh
+            and view.incarnation == beat.incarnation
+            and view.seq >= beat.seq
+            and (view.fingerprint, view.page_size) == (beat.fingerprint, beat.page_size)
+        )
+
+    def doubt(self, engine: str, *, again: bool = False) -> None:
+        """Something of this engine is missing or outdated; `again`: it was before."""
+        view = self._views.get(engine)
+        if view is not None and view.fresh:
+            self.gaps += not again
+            self._views[engine] = replace(view, fresh=False)
+
+    def drop(self, engine: str) -> None:
+        """The engine is gone, and all it had."""
+        self.refused_engines.discard(engine)
+        if self._views.pop(engine, None) is None:
+            return
+        number = self._numbers.pop(engine)
+        self._revision += 1
+        self._clear(number)
+        self._free.append(number)
+        self._free.sort(reverse=True)
+        self._keep_chains()
+
+    def hashes_of(self, engine: str) -> npt.NDArray[np.uint64]:
+        """The prefixes that this engine can resume, in no order."""
+        number = self._numbers.get(engine)
+        return np.empty(0, np.uint64) if number is None else self._table.of(number)
+
+    def pages_of(self, engine: str) -> npt.NDArray[np.uint64]:
+        """The prefixes whose attention this engine has, at the rungs of prompts, in no order."""
+        number = self._numbers.get(engine)
+        return np.empty(0, np.uint64) if number is None else self._pages.of(number)
+
+    def _number(self, engine: str) -> int | None:
+        if engine in self._numbers:
+            return self._numbers[engine]
+        if not self.admits(engine):
+            return None
+        self.refused_engines.discard(engine)
+        self._numbers[engine] = number = self._free.pop()
+        self._names[number] = engine
+        return number
+
+    def _add(self, number: int, checkpoints: Hashes, pages: Hashes) -> None:
+        checkpoints = np.unique(checkpoints)
+        self._gains[number].add(self._revision, checkpoints)
+        self.refused_entries += self._table.add(number, checkpoints)
+        self.refused_entries += self._pages.add(number, np.unique(pages))
+
+    def _clear(self, number: int) -> None:
+        self._table.clear(number)
+        self._pages.clear(number)
+        self._gains[number].begin(self._revision)
+
+    def _keep_chains(self) -> None:
+        """One chain for each kind of engine: most often there is one kind."""
+        wanted = {(each.fingerprint, each.page_size) for each in self._views.values()}
+        self._chains = {
+            key: self._chains.get(key) or PageChain(key[1], key[0]) for key in wanted if key[1] > 0
+        }

@@ -1,0 +1,36 @@
+"""What the publisher and the follower need of a Redis; `redis_store` has it of a real one."""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+HEARTBEAT_SECONDS = 5
+"""Life of a heartbeat: an engine that is silent for longer has died."""
+SNAPSHOT_SECONDS = 60
+"""Life of all else, renewed with each heartbeat: what is dead leaves nothing behind."""
+START = "0-0"
+"""Before the first entry of any stream."""
+MOST_NAMES = 1024
+"""Names of engines that are looked at in one look, besides those that are known."""
+MOST_NAME_BYTES = 512
+MOST_HEARTBEAT_BYTES = 4 << 10
+MOST_MESSAGE_BYTES = 8 << 20
+"""Of a snapshot or a batch of changes: 700,000 checkpoints, and no engine has a tenth of that."""
+SNAPSHOTS_AT_ONCE = 16
+Batch = tuple[str, bytes]
+"""Where it stands in the stream, and what it says."""
+
+
+class Store(Protocol):
+    """Each method is one round trip, and raises RedisAway."""
+
+    async def append(self, batches: Sequence[bytes]) -> str: ...
+    async def beat(self, engine: str, raw: bytes) -> tuple[bytes | None, bool]: ...
+    async def put_snapshot(self, engine: str, raw: bytes) -> None: ...
+    async def heartbeats(self, known: Collection[str]) -> dict[str, bytes | None]: ...
+    async def snapshots(self, engines: Sequence[str]) -> dict[str, bytes | int | None]: ...
+    async def read(self, after: str, most: int, block: float) -> list[Batch]: ...
+    async def between(self, after: str, last: str) -> list[Batch]: ...
+    async def want(self, engine: str) -> None: ...
+    async def check_writes(self) -> None: ...
+    async def forget(self, engine: str) -> None: ...
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Settings that several processes read: engines, HTTP limits, browser origins, traces."""

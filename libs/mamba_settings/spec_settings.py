@@ -1,0 +1,51 @@
+"""From a MambaDeployment to the settings of its engine: one mapping for operator and local mode. Pure.
+
+What depends on where the engine runs (addresses, files, the planner's choice) its callers put in.
+"""
+
+from typing import Any
+
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_settings.engine_settings import EngineSettings
+
+SMALLEST_BODY_LIMIT = 1024
+"""Bytes; an engine takes no smaller one, and the gateway in front of it holds to the spec's."""
+
+
+def engine_settings(deployment: MambaDeployment) -> EngineSettings:
+    """What the spec says, defaults included; what it leaves open is left unset.
+
+    `spec.stateCache` is taken over field by field under the same names.
+    """
+    spec = deployment.spec
+    engine, memory = spec.engine, spec.memory
+    cache = {name: getattr(spec.state_cache, name) for name in type(spec.state_cache).model_fields}
+    values: dict[str, Any] = {
+        **cache,
+        "state_dtype": _auto(spec.state_cache.state_dtype),
+        "model": spec.model.uri,
+        "served_model_name": deployment.served_name,
+        "max_model_len": spec.model.max_model_len,
+        "device": "cuda" if spec.resources.gpus else "cpu",
+        "dtype": _auto(engine.dtype),
+        "quantization": engine.quantization,
+        "page_size": engine.page_size,
+        "step_time": engine.step_time.seconds if engine.step_time is not None else None,
+        "chunked_prefill_tokens": engine.chunked_prefill_tokens,
+        "max_running_requests": engine.max_running_requests,
+        "overlap": engine.overlap_schedule,
+        "batch_invariant": engine.batch_invariant,
+        "decode_graphs": engine.decode_graphs.lower(),
+        "utilization": memory.utilization,
+        "device_memory": memory.device_memory.bytes if memory.device_memory is not None else None,
+        "arena_bytes": memory.arena.bytes if memory.arena is not None else None,
+        "max_body_bytes": max(spec.gateway.limits.max_body_size.bytes, SMALLEST_BODY_LIMIT),
+        "drain_timeout": spec.rollout.drain_timeout.seconds,
+    }
+    if spec.workload is not None:
+        values |= {f"workload_{name}": value for name, value in spec.workload}
+    return EngineSettings(**{name: value for name, value in values.items() if value is not None})
+
+
+def _auto(choice: str) -> str:
+    return "auto" if choice == "Auto" else choice

@@ -1,0 +1,1 @@
+"""The objects that a MambaDeployment owns: comparison, drift, secrets, roll-out."""

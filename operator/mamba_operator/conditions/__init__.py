@@ -1,0 +1,1 @@
+"""Conditions, reasons and the rest of a MambaDeployment's status."""

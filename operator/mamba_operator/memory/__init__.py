@@ -1,0 +1,1 @@
+"""The memory plan of a MambaDeployment: computed, pinned, in force, reported by engines."""

@@ -1,0 +1,1 @@
+"""The model of a MambaDeployment: its download and its loading in engines."""

@@ -1,0 +1,1 @@
+"""Answers as clients receive them: chats, completions, scores, streams."""

@@ -1,0 +1,237 @@
+"""One HTTP request while it generates: its prompts go to the engine, its deltas come back as text.
+
+Used by the two endpoints as an asynchronous context: whatever ends the request (an answer, an error, a client
+that went away) frees what the engine still holds for it. It knows no JSON.
+"""
+
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from mamba_edge.errors import ApiError, InternalError, InvalidRequest
+from mamba_server.api.engine_link.engine_client import EngineClient
+from mamba_server.api.engine_link.inbox import Inbox
+from mamba_server.api.forms.grammar_words import in_our_words
+from mamba_server.api.metrics.engine_spans import EngineSpans
+from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
+from mamba_telemetry.request_trace import UNTRACED, RequestTrace, error_code
+from mamba_text.sequence_text import SequenceText, TextVisibility
+from mamba_text.tokenizer import Tokenizer
+
+Logprobs = list[TokenLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceUpdate:
+    """New output of one choice."""
+
+    choice: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason | None
+    first: bool
+    """The first of this choice."""
+    prompt_logprobs: Logprobs | None = None
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One output under way."""
+
+    text: SequenceText
+    choice: int
+    updated: bool = False
+    started: bool = False
+    finished: bool = False
+    first_at: float = 0.0
+    last_at: float = 0.0
+    scores: Logprobs = field(default_factory=list)
+    """Of the prompt's log-probabilities what has come before the first delta."""
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens of the whole HTTP request, for `usage`."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def cached_total(self) -> int:
+        return sum(self.cached.values())
+
+
+class ActiveRequest:
+    """The sequences of one HTTP request: choice = prompt index x n + sequence index."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        requests: Sequence[AddRequest],
+        shown: TextVisibility,
+        metrics: RequestMetrics,
+        trace: RequestTrace = UNTRACED,
+    ) -> None:
+        self._engine = engine
+        self._trace = trace
+        self._spans = EngineSpans(trace, ())
+        self._requests = requests
+        self._metrics = metrics
+        self._n = requests[0].n
+        self._inbox = Inbox()
+        self._sequences = {
+            (request.request_id, index): _Sequence(
+                SequenceText(tokenizer, request.token_ids, shown, request.params.min_tokens),
+                place * request.n + index,
+            )
+            for place, request in enumerate(requests)
+            for index in range(request.n)
+        }
+        self._unfinished = {request.request_id: request.n for request in requests}
+        self.counts = TokenCounts(prompt=sum(len(request.token_ids) for request in requests))
+        self._most_tokens: dict[str, int] = {}
+        """By request id: most output tokens of a finished sequence."""
+        self.scores: list[Logprobs] = []
+        """The lists of log-probabilities of prompts that were handed out or will be: whoever is done with one
+        empties it."""
+        self._started_at = 0.0
+        self._failed = False
+
+    async def __aenter__(self) -> Self:
+        """Submit. Raises NotReady."""
+        self._started_at = self._requests[0].arrival or time.monotonic()
+        if self._trace.recording:
+            self._spans = EngineSpans(self._trace, self._requests)
+            self._requests = [
+                msgspec.structs.replace(request, traceparent=self._spans.traceparent(request))
+                for request in self._requests
+            ]
+        self._engine.submit(self._requests, self._inbox)
+        self._metrics.submitted(self.counts.prompt)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Abort what has not finished."""
+        reason = "error" if self._failed or isinstance(error, Exception) else "abort"
+        for (request_id, index), sequence in self._sequences.items():
+            if not sequence.finished:
+                self._spans.finished(request_id, index, reason if self._failed else "abort")
+                self._metrics.finished(reason, time.monotonic() - self._started_at, self._trace.exemplar())
+        for request_id in self._unfinished:
+            self._engine.close(request_id, abort=True)
+        self._metrics.cached(self.counts.cached_total)
+
+    async def updates(self) -> AsyncIterator[ChoiceUpdate]:
+        """What is new, until every choice has finished. Raises ApiError when the engine fails the request."""
+        while self._unfinished:
+            for update in await self._next():
+                yield update
+
+    async def _next(self) -> list[ChoiceUpdate]:
+        try:
+            updates = [self._update(delta) for delta in await self._inbox.take()]
+        except ApiError as error:
+            # A stream turns this into an event, so `__aexit__` does not see it.
+            self._failed = True
+            self._spans.failed(error_code(error))
+            raise
+        return [update for update in updates if update is not None]
+
+    def _update(self, delta: SequenceDelta) -> ChoiceUpdate | None:
+        key = (delta.request_id, delta.index)
+        sequence = self._sequences.get(key)
+        if sequence is None or sequence.finished:
+            return None  # the engine runs one step behind a stop string
+        if delta.prompt_logprobs is not None and not delta.token_ids and delta.finish_reason is None:
+            self._add_scores(sequence, delta.prompt_logprobs)
+            return None
+        scores = delta.prompt_logprobs
+        if sequence.scores:
+            self._add_scores(sequence, scores or ())
+            scores, sequence.scores = sequence.scores, []
+        first, sequence.updated = not sequence.updated, True
+        finish = delta.finish_reason
+        step = sequence.text.feed(
+            delta.token_ids, stop_token=delta.stop_token_id is not None, last=finish is not None
+        )
+        if step.stopped:
+            if finish is None:
+                self._engine.stop_sequence(delta.request_id, delta.index, sequence.text.tokens)
+            finish = "stop"
+        used = delta.token_ids[: step.used]
+        self._count(delta, sequence, len(used))
+        if finish is not None:
+            self._finish(sequence, finish, delta)
+        return ChoiceUpdate(
+            choice=sequence.choice,
+            text=step.text,
+            token_ids=used,
+            logprobs=None if delta.logprobs is None else delta.logprobs[: step.used],
+            finish_reason=finish,
+            first=first,
+            prompt_logprobs=scores,
+        )
+
+    def _add_scores(self, sequence: _Sequence, scores: Iterable[TokenLogprobs | None]) -> None:
+        if not sequence.scores:
+            self.scores.append(sequence.scores)
+        sequence.scores += scores
+
+    def _count(self, delta: SequenceDelta, sequence: _Sequence, tokens: int) -> None:
+        # The engine's clock, not ours: a client that reads slowly makes no token late.
+        at = delta.at or time.monotonic()
+        if delta.cached_tokens:
+            cached = self.counts.cached
+            cached[delta.request_id] = max(cached.get(delta.request_id, 0), delta.cached_tokens)
+        self.counts.completion += tokens
+        self._metrics.generated(tokens)
+        self._spans.record(delta, tokens)
+        later = tokens
+        if tokens and not sequence.started:
+            sequence.started = True
+            sequence.first_at = sequence.last_at = delta.first_at or at
+            shown = self._trace.exemplar()
+            self._metrics.first_token(sequence.first_at - self._started_at, shown)
+            later -= 1
+        if delta.started:
+            queued, prefill = delta.started - self._started_at, (delta.first_at or at) - delta.started
+            self._metrics.prompt_done(queued, prefill, self._trace.exemplar())
+        if later:
+            self._metrics.next_tokens((at - sequence.last_at) / later, later)
+        sequence.last_at = at
+
+    def _finish(self, sequence: _Sequence, reason: FinishReason, delta: SequenceDelta) -> None:
+        request_id = delta.request_id
+        sequence.finished = True
+        tokens = sequence.text.tokens
+        self._spans.finished(request_id, sequence.choice % self._n, reason)
+        self._metrics.finished(
+            reason,
+            sequence.last_at - self._started_at,
+            self._trace.exemplar(),
+            per_token=(sequence.last_at - sequence.first_at) / (tokens - 1) if tokens > 1 else None,
+            tokens=tokens,
+            decode=sequence.last_at - sequence.first_at if sequence.started else None,
+        )
+        self._most_tokens[request_id] = max(self._most_tokens.get(request_id, 0), tokens)
+        self._unfinished[request_id] -= 1
+        if not self._unfinished[request_id]:
+            del self._unfinished[request_id]
+            self._metrics.request_done(self._most_tokens[request_id])
+            self._engine.close(request_id, abort=False)
+        if reason == "error":
+            if delta.form_failed:
+                # Which forms cost too much shows on the way alone; the engine is well.
+                said = f"the form of the answer cannot be followed to its end: {in_our_words(delta.error)}"
+                raise InvalidRequest(said, code="invalid_output_grammar")
+            raise InternalError(delta.error or "the engine failed while it generated this answer; try again")

@@ -1,0 +1,1 @@
+"""The link to the engine process: its client, its process, its state."""

@@ -1,0 +1,1 @@
+"""Forms of answers: grammars, schemas and calls that an answer must follow."""

@@ -1,0 +1,1 @@
+"""Metrics and spans of the API process and of the engine behind it."""

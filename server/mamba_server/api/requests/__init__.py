@@ -1,0 +1,1 @@
+"""Requests as clients send them: bodies, limits, sampling parameters, prompts, errors."""

@@ -1,0 +1,125 @@
+"""Routes whose body is read by our rules: checked before, limited while it arrives, parsed strictly.
+
+FastAPI would read a body before it solves any dependency, whatever its size and whoever sends it. A route of
+this kind asks the guard and enters the drain first, reads within the limits, and parses in a way that refuses
+NaN, broken UTF-8 and endless nesting; validation against the typed body is FastAPI's.
+"""
+
+import itertools
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mamba_api.openai_fields import NOT_SUPPORTED
+from mamba_edge.app.application import Guard
+from mamba_edge.errors import UnsupportedMediaType
+from mamba_edge.exchange.content_coding import require_plain
+from mamba_edge.exchange.request_body import BODY_SECONDS, read_body
+from mamba_server.api.requests.json_fields import JsonFields
+from mamba_telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+MAX_WARNED = 256
+"""Number of names of unknown fields that are remembered."""
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class JsonRequest(Request):
+    """A request whose body has arrived and is a JSON object."""
+
+    def __init__(self, request: Request, body: bytes, fields: dict[str, Any]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._bytes = body
+        self.fields = fields
+
+    async def body(self) -> bytes:
+        """The bytes that came."""
+        return self._bytes
+
+    async def json(self) -> dict[str, Any]:
+        """The parsed object."""
+        return self.fields
+
+
+def limited_route(
+    limit: int,
+    guard: Guard,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    seconds: float = BODY_SECONDS,
+) -> type[APIRoute]:
+    """The class of routes whose bodies have at most `limit` bytes and come within `seconds`.
+
+    They are read only for whom `guard` lets pass, and within `around`, which stays open until the answer is
+    out.
+    """
+
+    class LimitedRoute(APIRoute):
+        async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if self.body_field is None or scope["method"] not in (self.methods or ()):
+                await super().handle(scope, receive, send)
+                return
+            await guard(HTTPConnection(scope))
+            with around():
+                await super().handle(scope, receive, send)
+
+        def get_route_handler(self) -> Handler:
+            handler = super().get_route_handler()
+            if self.body_field is None:
+                return handler
+            model = self.body_field.field_info.annotation
+            assert isinstance(model, type)
+            assert issubclass(model, BaseModel)
+            known = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED)
+            unknown, reader = UnknownFields(known), JsonFields(known)
+
+            async def handle(request: Request) -> Response:
+                require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
+                body = await read_body(
+                    request.scope["headers"],
+                    request.receive,
+                    limit,
+                    seconds,
+                    share=request.scope["body_share"],
+                )
+                request.scope["body_bytes"] = len(body)
+                fields = await reader.read(body)
+                unknown.warn(fields)
+                return await handler(JsonRequest(request, body, fields))
+
+            return handle
+
+    return LimitedRoute
+
+
+def require_json(content_type: str | None, encoding: str | None = None) -> None:
+    """Raises UnsupportedMediaType unless the type is JSON or missing, and the body as it is."""
+    require_plain(encoding)
+    kind = ("application/json" if content_type is None else content_type).partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise UnsupportedMediaType(f"the body must be application/json, not {kind[:80]!r}")
+
+
+class UnknownFields:
+    """Logs a warning for unknown fields of requests, once for each name, since clients repeat them."""
+
+    def __init__(self, known: frozenset[str]) -> None:
+        self._known = known
+        self._warned: set[str] = set()
+
+    def warn(self, fields: dict[str, Any]) -> None:
+        """Log those unknown fields that have not been logged yet."""
+        if len(fields) > len(self._known) + MAX_WARNED:
+            fields = dict.fromkeys(itertools.islice(fields, len(self._known) + MAX_WARNED))
+        unknown = [name[:64] for name in fields if name not in self._known]
+        fresh = [name for name in unknown if name not in self._warned]
+        if fresh and len(self._warned) < MAX_WARNED:
+            self._warned.update(fresh)
+            log.warning("unknown_fields_ignored", fields=fresh[:16], count=len(unknown))

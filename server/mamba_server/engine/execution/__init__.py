@@ -1,0 +1,1 @@
+"""Steps on the device: inputs, forward pass, captured graphs, sampling, results."""

@@ -1,0 +1,59 @@
+"""The forward stream on a CUDA device: work is issued at once, its results come back behind an event.
+
+Issuing is asynchronous by nature, so there is no thread: the loop issues step n+1 while the device runs n.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from mamba_server.engine.stepping.forward_stream import Ticket
+
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
+
+class CudaStream:
+    """One CUDA stream on `device`; every state write of the engine happens on it, in order (O1)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self._events: dict[int, torch.cuda.Event] = {}
+        self._begun = False
+
+    def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
+        """Issue `work` now. Whatever fails is the ticket's: on a lost device each call of torch does."""
+        ticket = Ticket(work)
+        try:
+            self._issue(ticket)
+        except Exception as error:
+            # What the work itself failed with comes first: it is the cause.
+            ticket.error = ticket.error or error
+            ticket.done.set()
+        return ticket
+
+    def wait(self, ticket: Ticket[Result]) -> Result:
+        event = self._events.pop(id(ticket), None)
+        if event is not None:
+            event.synchronize()
+        return ticket.get()
+
+    def close(self) -> None:
+        """Wait for what was issued. On a lost device that fails, which its requests know already."""
+        try:
+            self.stream.synchronize()
+        except RuntimeError as error:
+            log.warning("what was issued to the device did not end: %s", error)
+
+    def _issue(self, ticket: Ticket[Result]) -> None:
+        if not self._begun:
+            # Weights were converted, and arena and tables zeroed, on the stream of those who made them.
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+            self._begun = True
+        with torch.cuda.stream(self.stream):
+            ticket.run()
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        self._events[id(ticket)] = event

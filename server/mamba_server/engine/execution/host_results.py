@@ -1,0 +1,97 @@
+"""A step's numbers on the host: copied behind the step, read after its fence."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mamba_server.cache import Ints
+from mamba_server.engine.execution.sampler import SampledTokens
+from mamba_server.engine.execution.token_scores import TokenScores
+from mamba_server.engine.stepping.core import StepResult
+from mamba_server.wire import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Tokens of a prompt whose log-probabilities a step finds."""
+
+    piece: int
+    first: int
+    stop: int
+    """Rows of the hidden states."""
+    follow: Ints
+    """The tokens after those rows."""
+    top: int
+
+
+def to_host(tensor: torch.Tensor, *, reused: bool = False) -> torch.Tensor:
+    """Start the copy; it is complete when the step's fence has passed. `reused`: later steps overwrite it."""
+    if tensor.device.type != "cuda":
+        return tensor.clone() if reused else tensor
+    out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return out.copy_(tensor, non_blocking=True)
+
+
+def on_host(sampled: SampledTokens, *, reused: bool = False) -> SampledTokens:
+    """All of it, each as `to_host`."""
+
+    def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else to_host(tensor, reused=reused)
+
+    return SampledTokens(
+        to_host(sampled.ids, reused=reused),
+        to_host(sampled.finite, reused=reused),
+        copy(sampled.logprob),
+        copy(sampled.top_ids),
+        copy(sampled.top_logprobs),
+    )
+
+
+def in_schedule_order(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:
+    """From the order of the logits to that of the schedule."""
+    out = np.ones(len(checked), np.bool_)
+    out[checked] = finite.numpy()
+    return out
+
+
+def host_result(
+    sampled: SampledTokens | None,
+    spans: list[PromptSpan],
+    scores: list[TokenScores],
+    tops: list[int],
+    finite: npt.NDArray[np.bool_],
+) -> StepResult:
+    """The step's numbers on the host. Runs after the fence."""
+    tokens = np.empty(0, np.int32) if sampled is None else sampled.ids.numpy()
+    prompt: dict[int, list[TokenLogprobs]] = {}
+    for span, score in zip(spans, scores, strict=True):
+        follow = span.follow.tolist()
+        prompt[span.piece] = [
+            TokenLogprobs(token, logprob, tuple(ids[: span.top]), tuple(values[: span.top]), rank)
+            for token, logprob, rank, ids, values in zip(
+                follow,
+                score.logprob.tolist(),
+                score.rank.tolist(),
+                score.top_ids.tolist(),
+                score.top_logprobs.tolist(),
+                strict=True,
+            )
+        ]
+    return StepResult(tokens, _row_logprobs(sampled, tops), prompt, finite)
+
+
+def _row_logprobs(sampled: SampledTokens | None, tops: list[int]) -> dict[int, TokenLogprobs]:
+    if sampled is None or sampled.logprob is None:
+        return {}
+    out = {}
+    logprobs, ids = sampled.logprob.tolist(), sampled.ids.tolist()
+    top_ids = sampled.top_ids.tolist() if sampled.top_ids is not None else None
+    top_logprobs = sampled.top_logprobs.tolist() if sampled.top_logprobs is not None else None
+    for index, top in enumerate(tops):
+        if top < 0:
+            continue
+        best = (top_ids[index][:top], top_logprobs[index][:top]) if top_ids and top_logprobs else ([], [])
+        out[index] = TokenLogprobs(ids[index], logprobs[index], tuple(best[0]), tuple(best[1]))
+    return out

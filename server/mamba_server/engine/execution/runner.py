@@ -1,0 +1,349 @@
+"""The device side of a step: moves its integers over, runs the model, samples, keeps the sampled tokens.
+
+`prepare` runs on the loop's side and copies everything out of the persistent batch; the work it returns runs
+on the forward stream, where alone sampler and model are touched; what that returns reads the results after
+the step's fence.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+
+from mamba_kernels.dispatch.backend import TRITON
+from mamba_kernels.dispatch.signatures import Sample
+from mamba_kernels.precision import accumulator
+from mamba_kernels.sample.reference import is_finite
+from mamba_kernels.stochastic_rounding import noise_words
+from mamba_kernels.transfer import to_device
+from mamba_planner.workspace import LOGIT_ROWS
+from mamba_server.cache import NO_TOKENS, Ints, PersistentBatch
+from mamba_server.engine.execution.decode_step import DecodeStep
+from mamba_server.engine.execution.decode_steps import DecodeSteps, Progress
+from mamba_server.engine.execution.host_results import (
+    PromptSpan,
+    host_result,
+    in_schedule_order,
+    on_host,
+    to_host,
+)
+from mamba_server.engine.execution.prepared_steps import PreparedSteps
+from mamba_server.engine.execution.sampler import SampledTokens, Sampler, joined
+from mamba_server.engine.execution.sampling_batch import SamplingBatch, SamplingRow, penalized
+from mamba_server.engine.execution.step_arrays import StepArrays, build
+from mamba_server.engine.execution.step_graphs import StepGraphs
+from mamba_server.engine.execution.token_scores import TokenScores, score_blocks
+from mamba_server.engine.sequences.output_grammar import TokenMasks, token_masks
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.stepping.core import StepResult
+from mamba_server.model.cache_views import CacheViews
+from mamba_server.model.forward_batch import ForwardBatch, HostBatch
+from mamba_server.model.layers.hybrid import HybridModel
+from mamba_server.model.layers.step_decoder import step_decoder
+from mamba_server.model.page_table import PageTable
+from mamba_server.model.trial_batch import trial_batch
+from mamba_server.wire import SamplingParams
+
+_FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "state_noise")
+
+
+@dataclass(frozen=True, slots=True)
+class _NewRow:
+    """A row that samples for the first time in this step (or for the first time after a preemption)."""
+
+    row: int
+    params: SamplingParams
+    seed: int
+    prompt_len: int
+    token_ids: Ints
+    """Prompt and output so far; empty unless a penalty asks for them."""
+
+
+COUNTED = LOGIT_ROWS
+"""Sequences with penalties, running and leaving, whose counts are at one place from the start: as many as the
+planner sets memory aside for."""
+
+
+class ModelRunner:
+    """One model on one device. `last_token[row]`: the token each row sampled last, for its next decode."""
+
+    def __init__(
+        self,
+        model: HybridModel,
+        cache: CacheViews,
+        persistent: PersistentBatch,
+        *,
+        chunk: int,
+        page_size: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device,
+        sample: Sample | None = None,
+        graphs: StepGraphs | None = None,
+        longest_piece: int = 0,
+        step_tokens: int = 0,
+    ) -> None:
+        """`sample`: as of `Sampler`; `graphs`: captures decode steps where kernels alone compute;
+        `longest_piece`, `step_tokens`: tokens of a prompt, and of all, that a step takes at most."""
+        self._model = model
+        self._cache = cache
+        self._persistent = persistent
+        self._chunk = chunk
+        self._page_size = page_size
+        self._prepared_steps = PreparedSteps(chunk, longest_piece, max(longest_piece, step_tokens))
+        self._device = device
+        # One row more than there are sequences: that of padding.
+        self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
+        self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
+        library = model.backend.library
+        self._sampler = Sampler(vocab_size, device, eos_token_ids, sample, library)
+        # Not widened for nothing: the kernels find the best token of rows as the head gives them.
+        self._logits = model.logits if library is None else model.head
+        self._sampling: dict[int, SamplingRow] = {}
+        self._batch_key = b""
+        self._batch: list[SamplingBatch] | None = None
+        self._segments: set[int] = set()
+        """Into how many segments layers cut a long piece at most, as they have asked: so they travel with the
+        step from then on."""
+        self._decode_steps: DecodeSteps | None = None
+        self._step_decoder = step_decoder(
+            model,
+            cache,
+            page_table=self._page_table.entries,
+            last_token=self._last_token,
+            most_rows=persistent.rows,
+        )
+        if sample is not None and model.decodes_resident:
+            self._sampler.reserve(2 * min(persistent.max_running, COUNTED))
+            self._decode_steps = DecodeSteps(self._decode_step, persistent.max_running, graphs)
+
+    def warm_up(self, report: Progress) -> bool:
+        """Compile and capture now what kernels alone compute, so that nothing of it is done while serving.
+
+        On the forward stream, before the first step. False where there is nothing to prepare. Once a kernel
+        that failed in it is left out, it runs again.
+        """
+        if self._model.backend.name != TRITON:
+            return False
+        if self._decode_steps is not None:
+            self._decode_steps.warm_up(report)
+        limits = self._prepared_steps
+        counts = self._model.token_counts(limits.step_tokens)
+        steps = [*limits.kinds(counts, self._model.alignments)]
+        for done, (decodes, pieces) in enumerate(steps):
+            report("preparing prompts", done, len(steps))
+            self.try_out(trial_batch(decodes, pieces, chunk=self._chunk, spare_row=self._persistent.rows))
+        report("preparing prompts", len(steps), len(steps))
+        return True
+
+    @property
+    def decode_step_counts(self) -> dict[str, int]:
+        """As of `DecodeSteps.counts`; nothing where no decode step is prepared."""
+        return {} if self._decode_steps is None else self._decode_steps.counts
+
+    def try_out(self, host: HostBatch, *, scored: bool = False) -> None:
+        """Compute a step that is nobody's: its rows are scored as a prompt's, or chosen from with all that
+        sampling can do. On the forward stream, or before there is one."""
+        if self._rounds:
+            noise = noise_words(np.zeros(len(host.positions), np.int32), host.positions + 1)
+            host = replace(host, state_noise=noise)
+        with torch.inference_mode():
+            ids = self._last_token.new_zeros(len(host.positions))
+            hidden = self._hidden(self._batch_of(host, ids))
+            if scored:
+                follow = np.zeros(len(hidden), np.int32)
+                self._score(hidden, PromptSpan(0, 0, len(hidden), follow, top=1))
+            else:
+                # No more than run at once: counts of penalties are at one place for so many.
+                rows = hidden[: min(LOGIT_ROWS, self._persistent.max_running)]
+                positions = _to(host.context_len[: len(rows)], self._device)
+                self._sampler.try_out(self._model.logits(rows), positions)
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether states are rounded stochastically."""
+        return bool(self._cache.ssm) and self._cache.ssm[0].dtype == torch.float16
+
+    def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
+        """Everything the step needs, taken now; the work to launch."""
+        arrays = build(schedule, self._persistent, self._chunk, self._page_size)
+        newcomers = [
+            _NewRow(
+                sequence.row,
+                sequence.params,
+                sequence.seed,
+                sequence.prompt_len,
+                sequence.known_token_ids().copy() if penalized(sequence.params) else NO_TOKENS,
+            )
+            for sequence in (piece.sequence for piece in schedule.pieces if piece.final)
+        ]
+        spans = [
+            PromptSpan(piece, first, stop, follow, schedule.pieces[piece].sequence.params.prompt_logprobs)
+            for piece, (first, stop, follow) in arrays.prompt_spans.items()
+        ]
+        pages = self._persistent.unsent_pages(arrays.table_row)
+        noise = self._state_noise(arrays)
+        grammars = (sequence.grammar for sequence in schedule.sampling)
+        masks = token_masks(grammars, self._sampler.vocab_size)
+        return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans, masks)
+
+    def _state_noise(self, arrays: StepArrays) -> Ints:
+        """As of `HostBatch`."""
+        if not self._rounds:
+            return NO_TOKENS
+        rows = arrays.table_row[arrays.token_sequence]
+        return noise_words(self._persistent.state_seed[rows], arrays.positions + 1)
+
+    def _run(
+        self,
+        arrays: StepArrays,
+        noise: Ints,
+        pages: tuple[Ints, Ints],
+        decodes: int,
+        newcomers: list[_NewRow],
+        spans: list[PromptSpan],
+        masks: TokenMasks | None,
+    ) -> Callable[[], StepResult]:
+        with torch.inference_mode():
+            # First of all: the next step names them too, whatever becomes of this one.
+            self._page_table.write(*pages)
+            self._admit(newcomers)
+            sampling_rows = arrays.table_row[arrays.sampling]
+            host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
+            if (step := self._prepared(host)) is not None:
+                return self._decode(step, host, masks)
+            beside = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
+            if self._step_decoder is not None and decodes == len(host.context_len):
+                hidden = self._step_decoder(host)
+                rows, positions = (_to(each, self._device) for each in beside.values())
+            else:
+                batch = self._batch_of(host, arrays.token_ids, beside)
+                rows, positions = batch.beside["rows"], batch.beside["positions"]
+                if decodes:
+                    batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
+                hidden = self._hidden(batch)
+            scores = [self._score(hidden, span) for span in spans]
+            wanted = len(arrays.sampling)
+            probes = hidden[wanted : len(arrays.checked)]
+            if not wanted:
+                finite = to_host(is_finite(probes))
+                return lambda: host_result(None, spans, scores, [], in_schedule_order(finite, arrays.checked))
+            sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions, masks)
+            checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
+            finite = to_host(checked)
+            self._last_token.index_copy_(0, rows.long(), sampled.ids)
+            tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
+            landed = on_host(sampled)
+            return lambda: host_result(landed, spans, scores, tops, in_schedule_order(finite, arrays.checked))
+
+    def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        """Run the layers: normed hidden states of the rows `batch.logits_rows`."""
+        hidden = self._model.hidden(batch, self._cache)
+        if batch.pieces is not None:
+            # All layers ask for the same in every step.
+            self._segments.update(batch.pieces.cuts)
+        return hidden
+
+    def _batch_of(
+        self, host: HostBatch, token_ids: torch.Tensor | Ints, beside: Mapping[str, Ints] | None = None
+    ) -> ForwardBatch:
+        return ForwardBatch.from_host(
+            host,
+            token_ids=token_ids,
+            page_table=self._page_table.entries,
+            chunk_size=self._chunk,
+            page_size=self._page_size,
+            device=self._device,
+            segments=self._segments,
+            beside=beside,
+        )
+
+    def _decode_step(self, rows: int) -> DecodeStep:
+        return DecodeStep(
+            rows, self._model, self._cache, self._sampler, self._page_table.entries, self._last_token,
+            self._page_size,
+        )  # fmt: skip
+
+    def _prepared(self, host: HostBatch) -> DecodeStep | None:
+        """What does the step again and again, if it only decodes."""
+        sequences = len(host.context_len)
+        if self._decode_steps is None or len(host.decode_track) < sequences:
+            return None
+        return self._decode_steps.step_for(sequences)
+
+    def _decode(
+        self, step: DecodeStep, host: HostBatch, masks: TokenMasks | None
+    ) -> Callable[[], StepResult]:
+        hidden = step.forward(host)
+        rows = [self._sampling[row] for row in host.table_row.tolist()]
+        if masks is None and all(row.plain for row in rows):
+            self._sampler.meet([row for row in rows if row.counts_row >= 0])
+            choice = step.choose(rows)
+            sampled = SampledTokens(choice.ids, choice.finite, None, None, None)
+        else:
+            positions = _to(host.context_len, self._device)
+            batches = self._sampling_batch(host.table_row)
+            sampled = self._sample(hidden, batches, positions, masks)
+            self._last_token[_to(host.table_row.astype(np.int64), self._device)] = sampled.ids
+        landed = on_host(sampled, reused=True)
+        tops = [row.params.logprobs for row in rows]
+        return lambda: host_result(landed, [], [], tops, landed.finite.numpy())
+
+    def _sample(
+        self,
+        hidden: torch.Tensor,
+        batches: list[SamplingBatch],
+        positions: torch.Tensor,
+        masks: TokenMasks | None,
+    ) -> SampledTokens:
+        """Tokens of the rows of `hidden`; at most `LOGIT_ROWS` at a time."""
+        parts, first = [], 0
+        together = max(1, LOGIT_ROWS // max(batch.size for batch in batches))
+        for number in range(0, len(batches), together):
+            some = batches[number : number + together]
+            rows = slice(first, first + sum(batch.size for batch in some))
+            of_rows = masks.of_rows(rows) if masks is not None else None
+            parts.append(self._sampler.sample(self._logits(hidden[rows]), some, positions[rows], of_rows))
+            first = rows.stop
+        return joined(parts)
+
+    def _admit(self, newcomers: list[_NewRow]) -> None:
+        if newcomers:
+            self._batch = None
+        for each in newcomers:
+            before = self._sampling.pop(each.row, None)
+            if before is not None:
+                self._sampler.release(before)
+            self._sampling[each.row] = self._sampler.admit(
+                each.params, each.seed, each.prompt_len, each.token_ids
+            )
+
+    def _sampling_batch(self, rows: Ints) -> list[SamplingBatch]:
+        """Parameters of the sampling rows; the same object while the rows stay the same."""
+        key = rows.tobytes()
+        if key != self._batch_key or self._batch is None:
+            self._batch = self._sampler.batch([self._sampling[row] for row in rows.tolist()])
+            self._batch_key = key
+        return self._batch
+
+    def _score(self, hidden: torch.Tensor, span: PromptSpan) -> TokenScores:
+        """Block by block: the logits of all rows of a prompt may be larger than the model."""
+        rows = hidden[span.first : span.stop]
+        scores = score_blocks(
+            lambda block: self._model.logits(rows[block]),
+            _to(span.follow.astype(np.int64), self._device),
+            max(1, span.top),
+            self._sampler.vocab_size,
+            accumulator(hidden.dtype),
+        )
+        return TokenScores(
+            to_host(scores.logprob),
+            to_host(scores.rank),
+            to_host(scores.top_ids),
+            to_host(scores.top_logprobs),
+        )
+
+
+def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)

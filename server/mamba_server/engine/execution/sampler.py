@@ -1,0 +1,341 @@
+"""Turns logits into tokens on the device, without a host sync: penalties, truncation, choice, logprobs.
+
+Called by the engine loop after each forward. A row's result depends on its own logits, parameters and
+position alone. Owns the token counts that penalties need: the engine runs one step ahead and does not know
+the sampled token yet, so the sampler counts it.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.row_argmax import RowArgmax
+from mamba_kernels.dispatch.signatures import Sample
+from mamba_kernels.precision import accumulator
+from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
+from mamba_kernels.sample.noise import gumbel, scatter_tokens
+from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
+from mamba_kernels.transfer import to_device
+from mamba_planner.workspace import LOGIT_ROWS
+from mamba_server.cache import NO_TOKENS, Tokens
+from mamba_server.engine.execution.sampling_batch import (
+    Filter,
+    Penalties,
+    SamplingBatch,
+    SamplingRow,
+    TokenEntries,
+    penalized,
+)
+from mamba_server.engine.execution.token_scores import block_rows, score_tokens
+from mamba_server.engine.sequences.output_grammar import TokenMasks
+from mamba_server.grammar_matcher import WORD
+from mamba_server.wire import SamplingParams
+
+Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits [r, vocab], parameter [r, 1]) -> mask of the tokens that stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Result of one step, on the device. Log-probabilities are those of the model, before any processing."""
+
+    ids: torch.Tensor
+    """[L] int32"""
+    finite: torch.Tensor
+    """[L] bool: the logits were neither NaN nor plus infinity; the token of another row means nothing."""
+    logprob: torch.Tensor | None
+    """[L] of the sampled token; NaN in rows that did not ask; None when no row asks."""
+    top_ids: torch.Tensor | None
+    """[L, k] int32, best first, k = the most any row asks for; None when k is 0."""
+    top_logprobs: torch.Tensor | None
+    """[L, k]"""
+
+
+class Sampler:
+    """One per engine. `admit` and `release` bracket a sequence; `sample` runs once per step.
+
+    `admit`, `release` and `batch` belong to the thread that plans, `sample` to the forward stream. A row of
+    the count tables may be handed on while a step that still counts for its last owner is in flight;
+    therefore tables are only touched by `sample`, which sets a row up when it first meets its new owner.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: Sequence[int] = (),
+        operator: Sample | None = None,
+        library: Library | None = None,
+    ) -> None:
+        """`operator`: chooses for all rows of a block, as `mamba_kernels.sample`; None = by the features that
+        rows ask for, with torch, or where they ask for none with the C++ kernels of `library`."""
+        self.vocab_size, self.device = vocab_size, device
+        self._operator = operator
+        self._largest = None if library is None else RowArgmax(library)
+        self._eos = tuple(eos_token_ids)
+        self._scattered = scatter_tokens(vocab_size, device)
+        self._serial = itertools.count()
+        self._rows = 0
+        self._free: list[int] = []
+        self._output_counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._owners: list[int] = []
+        """Serial of the sequence whose counts are in each row."""
+
+    def admit(
+        self, params: SamplingParams, seed: int, prompt_len: int, token_ids: Tokens = NO_TOKENS
+    ) -> SamplingRow:
+        """Row of a sequence. `token_ids`: its prompt and what it has generated already (if it was preempted
+        and comes back); looked at with penalties alone, and must not change afterwards.
+        """
+        eos = () if params.ignore_eos else self._eos
+        return SamplingRow(
+            params=params,
+            seed=seed,
+            prompt_len=prompt_len,
+            serial=next(self._serial),
+            counts_row=self._take_row() if penalized(params) else -1,
+            token_ids=token_ids,
+            blocked=tuple(sorted({t for t in (*eos, *params.stop_token_ids) if 0 <= t < self.vocab_size})),
+        )
+
+    @property
+    def tables(self) -> int:
+        """Changes when the counts of penalties move to other memory."""
+        return self._output_counts.data_ptr()
+
+    def reserve(self, rows: int) -> None:
+        """Counts for `rows` sequences with penalties: as long as that is enough, `tables` does not change."""
+        missing = rows - len(self._owners)
+        for name in ("_output_counts", "_in_prompt"):
+            table: torch.Tensor = getattr(self, name)
+            setattr(self, name, torch.cat([table, table.new_zeros(missing, self.vocab_size)]))
+        self._owners += [-1] * missing
+
+    def choose(
+        self, logits: torch.Tensor, parameters: SampleParameters, positions: torch.Tensor
+    ) -> TokenChoice:
+        """The operator's choice for rows that want a token and no more; those with penalties have been met.
+
+        logits: [r, vocab] float32, overwritten; parameters of r rows; positions: [r] as of `sample`.
+        """
+        assert self._operator is not None
+        choice: TokenChoice = self._operator(
+            logits, parameters, PenaltyCounts(self._output_counts, self._in_prompt), positions
+        )
+        return choice
+
+    def try_out(self, logits: torch.Tensor, positions: torch.Tensor) -> None:
+        """Compute what sampling can be asked for with rows of nobody; arguments as of `sample`."""
+        asked = SamplingParams(
+            max_tokens=1, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1, logit_bias={0: 0.0},
+            repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+        )  # fmt: skip
+        rows = [self.admit(asked, 0, 0) for _ in range(len(logits))]
+        self.sample(logits, self.batch(rows), positions)
+        for row in rows:
+            self.release(row)
+
+    def release(self, row: SamplingRow) -> None:
+        """The sequence ended or was preempted. Its counts may be reused from the next `admit` on."""
+        if row.counts_row >= 0:
+            self._free.append(row.counts_row)
+
+    def batch(self, rows: Sequence[SamplingRow]) -> list[SamplingBatch]:
+        """Group the rows of a step, block by block; keep the result while the rows stay the same.
+
+        An operator chooses in place, so its blocks are as large as those that the head is multiplied for.
+        Log-probabilities keep logits as they were before the choice: where some row wants them, blocks are
+        those that are scored together.
+        """
+        in_place = self._operator is not None and all(row.params.logprobs < 0 for row in rows)
+        size = LOGIT_ROWS if in_place else block_rows(self.vocab_size)
+        return [
+            SamplingBatch.build(
+                rows[first : first + size],
+                self.vocab_size,
+                self.device,
+                together=self._operator is not None,
+            )
+            for first in range(0, len(rows), size)
+        ]
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        batches: Sequence[SamplingBatch],
+        positions: torch.Tensor,
+        masks: TokenMasks | None = None,
+    ) -> SampledTokens:
+        """Choose one token per row, in the rows of `masks` of those that they allow.
+
+        logits: [L, vocab] float32 or as the head gives them, overwritten; positions: [L] int32, absolute
+        position in its sequence of the token to be chosen (that of the row's last token plus one). A row that
+        holds NaN gets some token.
+        """
+        sizes = [batch.size for batch in batches]
+        ends = list(itertools.accumulate(sizes))
+        of_parts = [
+            masks and masks.of_rows(slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)
+        ]
+        parts = zip(logits.split(sizes), batches, positions.split(sizes), of_parts, strict=True)
+        return joined([self._sample(*part) for part in parts])
+
+    def _sample(
+        self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor, masks: TokenMasks | None
+    ) -> SampledTokens:
+        with torch.inference_mode():
+            if batch.greedy and self._largest is not None and masks is None:
+                ids, finite = self._largest(logits)
+                return SampledTokens(ids.to(torch.int32), finite, None, None, None)
+            logits = logits.to(accumulator(logits.dtype))
+            raw = None if batch.logprobs is None else logits[batch.logprobs]
+            if batch.bias is not None:
+                logits.index_put_((batch.bias.rows, batch.bias.tokens), batch.bias.values, accumulate=True)
+            if batch.minimum is not None:
+                _block(logits, batch.minimum, positions)
+            if masks is not None:
+                _mask(logits, masks)
+            ids, finite = self._choose(logits, batch, positions)
+            if raw is None or batch.logprobs is None:
+                return SampledTokens(ids.to(torch.int32), finite, None, None, None)
+            return _with_logprobs(ids, finite, raw, batch.logprobs, batch.logprobs_max)
+
+    def _choose(
+        self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and whether the logits are finite, both [L]; the ids are counted."""
+        self.meet(batch.counted)
+        if batch.parameters is not None:
+            choice = self.choose(logits, batch.parameters, positions)
+            return choice.ids, choice.finite
+        if batch.penalties is None:
+            # One pass over what fills no cache; `argmax` alone takes three times as long on a CPU.
+            best = logits.max(-1)
+            finite, ids = best.values.isfinite(), best.indices
+        else:
+            finite = is_finite(logits)
+            self._penalize(logits, batch.penalties)
+            ids = logits.argmax(-1)
+        if batch.random is not None:
+            ids[batch.random] = self._draw(logits[batch.random], batch, positions[batch.random])
+        if batch.penalties is not None:
+            where = (batch.penalties.counts_rows, ids[batch.penalties.rows])
+            self._output_counts[where] += 1
+        return ids, finite
+
+    def _draw(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> torch.Tensor:
+        """logits: [R, vocab] of the random rows, a copy. Returns ids [R]."""
+        assert batch.temperature is not None
+        assert batch.words is not None
+        # Shifted by the maximum first: a tiny temperature then sharpens instead of overflowing.
+        logits.sub_(logits.amax(-1, keepdim=True)).div_(batch.temperature)
+        if batch.min_p is not None:
+            _apply(logits, batch.min_p, min_p)
+        if batch.top_k is not None:
+            _apply(logits, batch.top_k, lambda part, k: top_k(part, k, batch.top_k_max))
+        if batch.top_p is not None:
+            _apply(logits, batch.top_p, top_p)
+        return logits.add_(gumbel(batch.words, positions, self._scattered)).argmax(-1)
+
+    def _penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
+        logits[penalties.rows] = penalize(
+            logits[penalties.rows],
+            self._output_counts[penalties.counts_rows],
+            self._in_prompt[penalties.counts_rows],
+            penalties.repetition,
+            penalties.presence,
+            penalties.frequency,
+        )
+
+    def _histogram(self, token_ids: Tokens) -> torch.Tensor:
+        kept = token_ids[(token_ids >= 0) & (token_ids < self.vocab_size)]
+        counts = np.bincount(kept, minlength=self.vocab_size).astype(np.int32)
+        return to_device(torch.from_numpy(counts), self.device)
+
+    def _take_row(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._rows += 1
+        return self._rows - 1
+
+    def meet(self, owners: Sequence[SamplingRow]) -> None:
+        """Set up the counts of sequences with penalties that are here for the first time."""
+        for row in owners:
+            if (missing := row.counts_row + 1 - len(self._owners)) > 0:
+                self.reserve(len(self._owners) + max(missing, len(self._owners), 4))
+            if self._owners[row.counts_row] != row.serial:
+                self._owners[row.counts_row] = row.serial
+                self._in_prompt[row.counts_row] = self._histogram(row.token_ids[: row.prompt_len]) > 0
+                self._output_counts[row.counts_row] = self._histogram(row.token_ids[row.prompt_len :])
+
+
+def joined(parts: list[SampledTokens]) -> SampledTokens:
+    """The blocks of a step as one, each as wide as the widest."""
+    if len(parts) == 1:
+        return parts[0]
+    ids, finite = (torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "finite"))
+    if all(part.logprob is None for part in parts):
+        return SampledTokens(ids, finite, None, None, None)
+    none = ids.new_zeros(0, dtype=torch.float32)
+    logprobs = [none.new_full((len(p.ids),), torch.nan) if p.logprob is None else p.logprob for p in parts]
+    width = max(0 if part.top_ids is None else part.top_ids.shape[1] for part in parts)
+    if not width:
+        return SampledTokens(ids, finite, torch.cat(logprobs), None, None)
+    top_ids = ids.new_zeros(len(ids), width)
+    top_logprobs = none.new_full((len(ids), width), torch.nan)
+    first = 0
+    for part in parts:
+        if part.top_ids is not None and part.top_logprobs is not None:
+            where = slice(first, first + len(part.ids)), slice(part.top_ids.shape[1])
+            top_ids[where], top_logprobs[where] = part.top_ids, part.top_logprobs
+        first += len(part.ids)
+    return SampledTokens(ids, finite, torch.cat(logprobs), top_ids, top_logprobs)
+
+
+def _with_logprobs(
+    ids: torch.Tensor, finite: torch.Tensor, raw: torch.Tensor, rows: torch.Tensor, top: int
+) -> SampledTokens:
+    scores = score_tokens(raw, ids[rows], top)
+    logprob = raw.new_full((len(ids),), torch.nan)
+    logprob[rows] = scores.logprob
+    if top == 0:
+        return SampledTokens(ids.to(torch.int32), finite, logprob, None, None)
+    width = scores.top_ids.shape[1]
+    top_ids = torch.zeros(len(ids), width, dtype=torch.int32, device=ids.device)
+    top_logprobs = raw.new_full((len(ids), width), torch.nan)
+    top_ids[rows], top_logprobs[rows] = scores.top_ids, scores.top_logprobs
+    return SampledTokens(ids.to(torch.int32), finite, logprob, top_ids, top_logprobs)
+
+
+def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor) -> None:
+    where = (minimum.rows, minimum.tokens)
+    early = positions[minimum.rows] < minimum.values
+    logits[where] = logits[where].masked_fill(early, -torch.inf)
+
+
+def _mask(logits: torch.Tensor, masks: TokenMasks) -> None:
+    """Only tokens that `masks` allow stay in their rows. Where none of them is left, since something else has
+    blocked them, all of them may come: the form wins."""
+    rows = to_device(torch.from_numpy(masks.rows), logits.device)
+    words = to_device(torch.from_numpy(masks.words), logits.device)
+    bits = torch.arange(WORD, dtype=torch.int32, device=logits.device)
+    size = block_rows(logits.shape[1])
+    for some, of_some in zip(rows.split(size), words.split(size), strict=True):
+        allowed = (of_some[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+        masked = logits[some].masked_fill_(~allowed, -torch.inf)
+        blocked = masked.amax(-1, keepdim=True) == -torch.inf
+        logits[some] = masked.masked_fill_(blocked & allowed, 0.0)
+
+
+def _apply(logits: torch.Tensor, users: Filter, keep: Truncation) -> None:
+    """Truncate the rows that ask for it to their `keep` mask."""
+    if len(users.rows) == len(logits):
+        logits.masked_fill_(~keep(logits, users.values), -torch.inf)
+        return
+    part = logits[users.rows]
+    logits[users.rows] = part.masked_fill_(~keep(part, users.values), -torch.inf)

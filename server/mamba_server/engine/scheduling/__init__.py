@@ -1,0 +1,1 @@
+"""Which sequences run in the next step, and with how many tokens."""

@@ -1,0 +1,360 @@
+"""`Admission`: which waiting sequences start in a step, limited by memory and planning time.
+
+A sequence starts if memory for its first piece is available now and if it and all running sequences are
+expected to fit until they end. Part of the scheduler, and pure like it.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from mamba_server.cache import Match, SequenceAllocation, StateCache, aligned_piece
+from mamba_server.engine.scheduling.answer_lengths import AnswerLengths
+from mamba_server.engine.scheduling.decode_set import DecodeSet
+from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.memory_forecast import MemoryForecast, SequenceGrowth
+from mamba_server.engine.scheduling.queue_policy import Turn, WaitingQueue
+from mamba_server.engine.scheduling.shared_prefix import common_depth, deepest
+from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.sequences.sequence import Phase, Sequence
+
+MAX_DEFERRED = 64
+"""Waiting sequences that one step may defer until another one has computed their shared prefix."""
+MAX_STARTED = 8
+"""Sequences that start in one step, whatever time they take."""
+HALF_A_PAGE = 0.5
+"""Average unused share of the last page of a sequence, in pages."""
+FORECAST_STEPS = 16
+"""Steps after which a refused forecast is repeated although no sequence has ended."""
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Counters of the scheduler, for metrics; they only grow."""
+
+    preemptions: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    shared_tokens: int = 0
+    """Prompt tokens that an earlier prompt or answer had too; counted where the cache remembers these."""
+    misses: Counter[str] = field(default_factory=Counter)
+    """Admitted sequences for which something was not resumed, by the cause that the cache named."""
+
+
+@dataclass(slots=True)
+class Admission:
+    """Shares `waiting`, `prefilling` and `decoding` with the scheduler."""
+
+    cache: StateCache
+    limits: SchedulerLimits
+    waiting: WaitingQueue
+    prefilling: list[Sequence]
+    decoding: DecodeSet
+    answers: AnswerLengths
+    budget: StartBudget | None = None
+    """Bounds the time that the starts of a step take; None = their number alone is bounded."""
+    counters: SchedulerCounters = field(default_factory=SchedulerCounters)
+    leading: list[Sequence] = field(default_factory=list)
+    """Running sequences whose prefill may still leave checkpoints."""
+    _arrived: deque[Sequence] = field(default_factory=deque)
+    """New sequences that have not been compared with the leading prefills."""
+    _departures: int = 0
+    """Number of sequences that have ended or been preempted."""
+    _refused_memory: tuple[int, ...] | None = None
+    """`_memory()` at the last admission that the arena refused; retried only when it differs."""
+    _refused_by_forecast: tuple[int, ...] | None = None
+    """`_membership()` at the last admission that the forecast refused; retried only when it differs."""
+    _open: bool = False
+    _step: int = 0
+    _started: int = 0
+    _deferred: int = 0
+    _matches: dict[tuple[str, int], Match] = field(default_factory=dict)
+    """Cache matches of waiting sequences in this step."""
+    _forecast: MemoryForecast | None = None
+    _page_size: int = field(init=False)
+    _prefix_caching: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._page_size = self.cache.capacity.page_size
+        self._prefix_caching = self.cache.settings.prefix_caching
+
+    @property
+    def running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def begin(self, step: int) -> None:
+        """Prepare the admissions of `step`."""
+        if self.waiting.release():
+            self._refused_by_forecast = None
+        self._step, self._started, self._deferred, self._forecast = step, 0, 0, None
+        if self.budget is not None:
+            self.budget.begin(answering=bool(self.decoding))
+        self._matches.clear()
+        self.leading = [
+            each for each in self.leading if each.allocation is not None and each.allocation.coming_depths()
+        ]
+        self._open = len(self.waiting) > 0 and not (self.running and self._still_refused())
+        if self._open:
+            self._refused_memory = self._refused_by_forecast = None
+            self._defer_arrived()
+            # Each comparison costs time, so a step makes so many and no more.
+            self._open = self._deferred < MAX_DEFERRED
+
+    def next(
+        self, budget: int, *, before: Turn | None = None, short: Sequence | None = None
+    ) -> tuple[Sequence, int] | None:
+        """Start the next sequence: (sequence with its memory, tokens of its first piece, at most `budget`),
+        or None if none can start.
+
+        `before`: only flows that come before that turn. `short`: a prefill that waits for memory; no sequence
+        that ranks after it starts.
+        """
+        while self._may_start():
+            sequence = self.waiting.pick(self._resumable, before)
+            if sequence is None:
+                return None
+            match = self._match(sequence)
+            if self._defers_to_leader(sequence, match):
+                self._open = self._deferred < MAX_DEFERRED
+                continue
+            if short is not None and sequence.rank() > short.rank():
+                return None
+            # Not earlier: the prompt that takes the budget may be the one to wait for.
+            tokens = aligned_piece(
+                match.resumable, sequence.known - match.resumable, budget, self.limits.chunk
+            )
+            if budget <= 0 or tokens <= 0:
+                return None
+            return self._start(sequence, match, tokens, budget)
+        return None
+
+    def _may_start(self) -> bool:
+        """Return whether memory, places and the time to plan this step allow one more start."""
+        if not self._open or self._started >= MAX_STARTED:
+            return False
+        # Not `running`: a sequence whose last token is on its way does not decode any more, and is not over.
+        if self.cache.capacity.admitted >= self.limits.max_running:
+            return False
+        return self.budget is None or self.budget.allows()
+
+    def _start(
+        self, sequence: Sequence, match: Match, tokens: int, budget: int
+    ) -> tuple[Sequence, int] | None:
+        """Start `sequence` if its memory allows, now and as forecast; if not, none starts in this step."""
+        if not self._fits_forecast(sequence, match):
+            self._refused_by_forecast = self._membership()
+            self._open = False
+            return None
+        first_piece = self._try_admit(sequence, match, tokens, budget)
+        if not first_piece:
+            self._refused_memory = self._memory()
+            self._open = False
+            return None
+        self._started += 1
+        if self.budget is not None:
+            self.budget.started()
+        return sequence, first_piece
+
+    def arrived(self, sequence: Sequence) -> None:
+        """`sequence` waits from now on."""
+        self._arrived.append(sequence)
+
+    def departed(self, sequence: Sequence) -> None:
+        """`sequence`, which was running, ended or was preempted."""
+        self._departures += 1
+        if sequence in self.leading:
+            self.leading.remove(sequence)
+
+    # --- prefixes ------------------------------------------------------------------------------------
+
+    def _resumable(self, sequence: Sequence) -> int:
+        match = self._matches.get(sequence.key)
+        # Admissions of this step may have evicted the checkpoint; they gave the tree none.
+        if match is None or match.evicted:
+            match = self._matches[sequence.key] = self._match(sequence)
+        return match.resumable
+
+    def _match(self, sequence: Sequence) -> Match:
+        match = self.cache.match(sequence.known_token_ids(), sequence.salt, self._step)
+        if self._needs_whole_prompt(sequence):
+            return match.without("prompt_logprobs")
+        return match
+
+    @staticmethod
+    def _needs_whole_prompt(sequence: Sequence) -> bool:
+        """Log-probabilities of the prompt need all of it computed."""
+        return sequence.prompt_logprobs is not None and not sequence.prompt_done
+
+    def _defer_arrived(self) -> None:
+        """Compare new sequences with running prefills before these pass the end of the shared prefix."""
+        if not self.leading:
+            self._arrived.clear()
+        while self._arrived and self._deferred < MAX_DEFERRED:
+            sequence = self._arrived.popleft()
+            if sequence.phase is Phase.WAITING and sequence.leader is None:
+                self._defers_to_leader(sequence)
+
+    def _defers_to_leader(self, sequence: Sequence, match: Match | None = None) -> bool:
+        """Defer the sequence if a running prefill is computing at least a chunk of its prompt; whether it
+        did."""
+        if sequence.deferred or not self._prefix_caching or self._needs_whole_prompt(sequence):
+            return False
+        if not self.leading:
+            return False
+        accepts_checkpoints = self.cache.capacity.accepts_checkpoints
+        awaited = deepest(sequence, self.leading, self._page_size, new_checkpoints=accepts_checkpoints)
+        if awaited is None:
+            return False
+        match = match or self._match(sequence)
+        if awaited.depth - match.resumable < self.limits.chunk:
+            return False
+        self._deferred += 1
+        self.cache.keep_checkpoint_at(awaited.allocation, awaited.depth)
+        self.waiting.defer(sequence, awaited)
+        return True
+
+    def _branches(self, sequence: Sequence, match: Match) -> list[int]:
+        """Depths at which prompts that wait beside `sequence` part from it, most shared first."""
+        if not self._prefix_caching:
+            return []
+        others = self.waiting.beside(sequence)
+        depths = {common_depth(other, sequence, self._page_size) for other in others}
+        return sorted((d for d in depths if d - match.resumable >= self.limits.chunk), reverse=True)
+
+    # --- memory --------------------------------------------------------------------------------------
+
+    def _still_refused(self) -> bool:
+        """Return whether nothing has changed on which the last refusal depends."""
+        if self._refused_memory is not None and self._refused_memory == self._memory():
+            return True
+        return self._refused_by_forecast is not None and self._refused_by_forecast == self._membership()
+
+    def _memory(self) -> tuple[int, ...]:
+        """Return the state on which an admission depends that the arena refused."""
+        capacity = self.cache.capacity
+        return (
+            capacity.free_slots,
+            capacity.free_pages,
+            capacity.evictable_slots,
+            capacity.evictable_pages,
+            len(self.waiting),
+            self.running,
+            capacity.retiring,
+            capacity.slots_per_sequence,
+        )
+
+    def _membership(self) -> tuple[int, ...]:
+        """Return the state on which an admission depends that the forecast refused."""
+        capacity = self.cache.capacity
+        return (
+            self._departures,
+            len(self.waiting),
+            capacity.retiring,
+            capacity.slots_per_sequence,
+            self._step // FORECAST_STEPS,
+        )
+
+    def prompt_room(self) -> int:
+        """Return the prompt tokens that there is memory for with everything evicted that can be; 0 when as
+        many run as may.
+
+        Without attention a sequence takes slots alone, so each counts as the longest prompt.
+        """
+        capacity, limits = self.cache.capacity, self.limits
+        slots, per_slab = capacity.slots_per_sequence, capacity.pages_per_slab
+        if capacity.admitted >= limits.max_running:
+            return 0
+        if not per_slab:
+            return (capacity.free_slots + capacity.evictable_slots) // slots * limits.max_model_len
+        return max(0, capacity.available_pages - slots * per_slab) * capacity.page_size
+
+    def _fits_forecast(self, sequence: Sequence, match: Match) -> bool:
+        """Return whether `sequence` and all that run are expected to fit until they end."""
+        if not self.running:
+            # Alone it fits, or it would have been rejected when it came.
+            return True
+        capacity = self.cache.capacity
+        per_slab, page_size = capacity.pages_per_slab, capacity.page_size
+        if not per_slab:
+            # Without pages no sequence grows.
+            return True
+        if self._forecast is None:
+            running = [self._growth(other, per_slab) for other in (*self.decoding, *self.prefilling)]
+            self._forecast = MemoryForecast(capacity.available_pages, page_size, running)
+        pages = capacity.pages_for(sequence.known) - match.pages_in_use(page_size)
+        pages += capacity.slots_per_sequence * per_slab
+        return self._forecast.admits(SequenceGrowth(self._tokens_left(sequence), pages + HALF_A_PAGE, 0))
+
+    def _growth(self, sequence: Sequence, pages_per_slab: int) -> SequenceGrowth:
+        """Return the forecast of a running sequence; its slots count as the pages of their slabs."""
+        allocation, page_size = sequence.allocation, self._page_size
+        assert allocation is not None
+        context = max(sequence.target, sequence.known)
+        return SequenceGrowth(
+            self._tokens_left(sequence),
+            context / page_size - allocation.page_count + HALF_A_PAGE,
+            allocation.own_pages(page_size) + (1 + allocation.reserved) * pages_per_slab,
+        )
+
+    def _tokens_left(self, sequence: Sequence) -> int:
+        """Return the tokens until the expected end of `sequence`."""
+        outputs = sequence.outputs
+        return max(self.answers.expected(outputs, sequence.params.max_tokens) - outputs, 1)
+
+    # --- start ---------------------------------------------------------------------------------------
+
+    def _try_admit(self, sequence: Sequence, match: Match, tokens: int, budget: int) -> int:
+        """Take the memory of the first piece, of `tokens` tokens; return its tokens, 0 = not now."""
+        branches = self._branches(sequence, match)
+        allocation = self._allocate(sequence, match, match.resumable + tokens, branches)
+        if allocation is None and match.resumable and not self.running and not self.cache.capacity.retiring:
+            # The checkpoint itself is in the way: alone, the sequence must run without it.
+            match = match.without("no_memory")
+            tokens = aligned_piece(0, sequence.known, budget, self.limits.chunk)
+            allocation = self._allocate(sequence, match, tokens, branches)
+        if allocation is None:
+            return 0
+        self.waiting.remove(sequence)
+        sequence.make_room()
+        sequence.allocation = allocation
+        sequence.target = sequence.known
+        sequence.phase = Phase.PREFILL
+        self.prefilling.append(sequence)
+        if self._prefix_caching:
+            self.leading.append(sequence)
+        self._count(sequence, match)
+        self.waiting.started(sequence, tokens)
+        return tokens
+
+    def _allocate(
+        self, sequence: Sequence, match: Match, context: int, branches: list[int]
+    ) -> SequenceAllocation | None:
+        return self.cache.admit(
+            sequence.known_token_ids(),
+            sequence.salt,
+            match,
+            context,
+            sequence.turn_boundary,
+            branches,
+            longest=sequence.longest,
+        )
+
+    def _count(self, sequence: Sequence, match: Match) -> None:
+        resumed, cause = match.resumable, match.cause
+        if sequence.preemptions:
+            self.counters.recomputed_tokens += sequence.known - resumed
+            sequence.recomputed_tokens += sequence.known - resumed
+            return
+        sequence.cached_tokens = resumed
+        sequence.miss_cause = cause
+        self.counters.prompt_tokens += sequence.prompt_len
+        self.counters.cached_tokens += resumed
+        self.counters.shared_tokens += min(self._seen_before(sequence, match), sequence.prompt_len)
+        if cause:
+            self.counters.misses[cause] += 1
+
+    def _seen_before(self, sequence: Sequence, match: Match) -> int:
+        """Return the prompt tokens that an earlier sequence had, whether or not they are still cached."""
+        allocation = sequence.allocation
+        assert allocation is not None
+        return max(match.kv_depth, match.resumable, allocation.seen_pages * self._page_size)

@@ -1,0 +1,483 @@
+"""`EngineCore`: admit, schedule, run, commit; one iteration per call of `step`.
+
+Owns the sequences and the two launched steps that may be in flight; knows nothing of processes, sockets or
+text. The runner does the device work behind `StepRunner`; the clock is a parameter.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_kernels.device_errors import ends_the_device
+from mamba_planner.strategy import reservation
+from mamba_server.cache import ManagedStateCache, Refusal, SequenceAllocation
+from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.sequences.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.sequences.sequence import Phase, Sequence
+from mamba_server.engine.sequences.timeline import Timeline
+from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
+from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
+from mamba_server.engine.stepping.step_pace import StepPace
+from mamba_server.engine.stepping.tree_changes import TreeChanges
+from mamba_server.wire import (
+    AbortRequest,
+    AddRequest,
+    FinishReason,
+    RequestRejected,
+    SequenceDelta,
+    StopSequence,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of one step. Row i belongs to the i-th sampling sequence of the schedule.
+
+    `tokens`: int32[L]; `logprobs[i]`: of sampled token i, or None; `prompt_logprobs[k]`: of the tokens after
+    the rows of piece k, or nothing.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    finite: npt.NDArray[np.bool_] | None = None
+    """bool[members]: false where a member of the schedule came to NaN or infinity; None = nowhere."""
+
+
+class StepRunner(Protocol):
+    """The device side, in three beats: `prepare` on the loop's side before the launch; the work it returns
+    on the stream; what that returns on the loop's side again, once the step's fence has passed.
+    """
+
+    def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]: ...
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds of the last steps, split; drained by the process for metrics."""
+
+    seconds: list[tuple[float, float, float]] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _LaunchedStep:
+    schedule: Schedule
+    ticket: Ticket[Callable[[], StepResult]]
+    schedule_seconds: float
+    started: float
+    allocations: list[SequenceAllocation | None]
+    """Of the members of the schedule, as they were at launch: a member may have lost its own since (O5)."""
+
+
+FAILURES_IN_A_ROW = 3
+"""Consecutive failed steps after which the device counts as lost."""
+
+
+class EngineCore:
+    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6).
+
+    `pace`: keeps steps near a time; None = as large as the limits allow. `attention_ratio`: of the model, for
+    the speed of its prompts.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cache: ManagedStateCache,
+        stream: ForwardStream,
+        runner: StepRunner,
+        *,
+        overlap: bool,
+        eos_token_ids: frozenset[int],
+        seed: int = 0,
+        max_waiting: int = 4096,
+        pace: StepPace | None = None,
+        attention_ratio: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.cache = cache
+        self.tree_changes = TreeChanges(cache.capacity.page_size, cache.settings.fingerprint)
+        cache.listen(self.tree_changes)
+        self.overlap = overlap
+        self.step_number = 0
+        self.sequences: dict[str, list[Sequence]] = {}
+        self.times = StepTimes()
+        self.speed = PrefillSpeed(attention_ratio)
+        self.finished: Counter[str] = Counter()
+        self.generated_tokens = 0
+        self.failed_steps = 0
+        self.last_error = ""
+        self.device_error = ""
+        """Why the device can run no further step, "" = it can. Then all requests have ended and the process
+        must."""
+        self._failures = 0
+        self._stream = stream
+        self._runner = runner
+        self._eos = eos_token_ids
+        self.seed = seed
+        """Of requests that bring none."""
+        self._max_waiting = max_waiting
+        self.clock = clock
+        self._pace = pace
+        self._last_step_end = 0.0
+        """End of the step that was committed last, by `clock`."""
+        self._next_order = 0
+        self._launched: deque[_LaunchedStep] = deque()
+        self._deltas: list[SequenceDelta] = []
+        """Deltas that the next `step` returns."""
+
+    # --- what comes in -------------------------------------------------------------------------------
+
+    def add(self, request: AddRequest, grammar: OutputGrammar | None = None) -> RequestRejected | None:
+        """Queue the sequences of `request`, or say why it can never run here. `grammar`: its own, at its
+        beginning."""
+        rejected = self._rejection(request)
+        if rejected is not None:
+            return rejected
+        group = self._sequences_of(request, grammar)
+        for sequence in group:
+            self.scheduler.add(sequence)
+        self.sequences[request.request_id] = group
+        return None
+
+    def _rejection(self, request: AddRequest) -> RequestRejected | None:
+        """Return why `request` cannot be queued, if it cannot."""
+        prompt_len, most_tokens = len(request.token_ids), request.params.max_tokens
+        limit, total = self.scheduler.limits.max_model_len, prompt_len + most_tokens
+        capacity, waiting = self.cache.capacity, len(self.scheduler.waiting)
+        if request.request_id in self.sequences:
+            return RequestRejected(
+                request.request_id, 409, "invalid_request_error", "duplicate_request_id",
+                f"request {request.request_id} is running already: choose another id",
+            )  # fmt: skip
+        if not prompt_len:
+            return RequestRejected(
+                request.request_id, 400, "invalid_request_error", "empty_prompt",
+                "the prompt has no tokens: send at least one",
+            )  # fmt: skip
+        if total > limit:
+            return RequestRejected(
+                request.request_id, 400, "invalid_request_error", "context_length_exceeded",
+                f"prompt ({prompt_len}) and max_tokens ({most_tokens}) exceed the model's "
+                f"{limit} tokens: shorten the prompt or lower max_tokens",
+            )  # fmt: skip
+        if capacity.never_fits(total):
+            return RequestRejected(
+                request.request_id, 400, "invalid_request_error", "context_length_exceeded",
+                f"a sequence of {total} tokens does not fit this engine's arena of "
+                f"{capacity.slabs} slabs: lower max_tokens or give the engine more memory",
+            )  # fmt: skip
+        if waiting + request.n > self._max_waiting:
+            return RequestRejected(
+                request.request_id, 429, "rate_limit_error", "overloaded",
+                f"{waiting} sequences are waiting already: retry later", 1.0,
+            )  # fmt: skip
+        return None
+
+    def _sequences_of(self, request: AddRequest, grammar: OutputGrammar | None) -> list[Sequence]:
+        """Return the `n` sequences of `request`, of which the others resume from the prompt of the first."""
+        params = request.params
+        token_ids = np.array(request.token_ids, np.int32)
+        shares_prompt = self.cache.settings.prefix_caching or params.prompt_logprobs >= 0
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        base = params.seed if params.seed is not None else self.seed * 1_000_003 + self._next_order
+        group: list[Sequence] = []
+        for index in range(request.n):
+            sequence = Sequence(
+                request.request_id, index, token_ids, params,
+                order=self._next_order, priority=request.priority, salt=request.cache_salt,
+                client=request.client,
+                turn_boundary=request.turn_boundary, arrival=request.arrival,
+                seed=base + index, stop_token_ids=stops,
+                leader=group[0] if group and shares_prompt else None,
+                timeline=Timeline(request.traceparent) if request.traceparent else None,
+                grammar=grammar.fork(stops) if grammar is not None else None,
+                # One of them scores the prompt, and the others take its states.
+                scores_prompt=index == 0,
+            )  # fmt: skip
+            self._next_order += 1
+            group.append(sequence)
+        return group
+
+    def stop(self, message: StopSequence) -> None:
+        """A stop string ended the sequence after `keep` output tokens."""
+        self._deltas = [
+            delta
+            for delta in self._deltas
+            if (delta.request_id, delta.index) != (message.request_id, message.index)
+        ]
+        for sequence in self.sequences.get(message.request_id, ()):
+            if sequence.index == message.index and sequence.phase is not Phase.FINISHED:
+                self._finish(sequence, "stop", keep=sequence.prompt_len + message.keep)
+
+    def abort(self, message: AbortRequest) -> None:
+        """The client is gone; what was computed may still serve others."""
+        self._deltas = [delta for delta in self._deltas if delta.request_id != message.request_id]
+        for sequence in self.sequences.get(message.request_id, ()):
+            if sequence.phase is not Phase.FINISHED:
+                self._finish(sequence, "abort")
+
+    def flush_cache(self) -> int:
+        """Forget every checkpoint that no sequence is reading; return their number."""
+        return self.cache.flush()
+
+    def change_strategy(self, name: str) -> Refusal | None:
+        """Run under strategy `name` from the next step on, or say why not.
+
+        Running sequences give way if memory is too short for all of them: the youngest are recomputed.
+        """
+        strategy, capacity = reservation(name, overlap=self.overlap), self.cache.capacity
+        for group in self.sequences.values():
+            longest = group[0].longest
+            if capacity.never_fits(longest, strategy.slots_per_sequence):
+                return Refusal(
+                    f"request {group[0].request_id} may grow to {longest} tokens, which with "
+                    f"{strategy.slots_per_sequence} slots a sequence do not fit {capacity.slabs} slabs"
+                )
+        refusal = self.cache.change_strategy(strategy)
+        if refusal is not None:
+            self._commit_launched(0)
+            while (refusal := self.cache.change_strategy(strategy)) and self.scheduler.preempt_youngest():
+                pass
+        return refusal
+
+    # --- one beat ------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """No sequence runs or waits, no step is in flight, and no delta is pending."""
+        return (
+            self.scheduler.idle
+            and not self._launched
+            and not self.cache.capacity.retiring
+            and not self._deltas
+        )
+
+    def step(self) -> list[SequenceDelta]:
+        """Launch the next step if there is one, then commit what is due; the deltas in order."""
+        began = self.clock()
+        tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
+        schedule = self.scheduler.schedule(self.step_number + 1, tokens)
+        for piece in schedule.pieces:
+            piece.sequence.started = piece.sequence.started or began
+        if not schedule.empty:
+            self.step_number += 1
+            work = self._runner.prepare(schedule)
+            planned = self.clock()
+            ticket = self._stream.launch(work)
+            allocations = [sequence.allocation for sequence in schedule.members]
+            self._launched.append(_LaunchedStep(schedule, ticket, planned - began, planned, allocations))
+        self._commit_launched(1 if self.overlap and not schedule.empty else 0)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _commit_launched(self, keep: int) -> None:
+        """Commit all launched steps but the last `keep`."""
+        while len(self._launched) > keep:
+            self._commit(self._launched.popleft())
+        if self.device_error:
+            self._end_all()
+
+    def _commit(self, launched: _LaunchedStep) -> None:
+        schedule = launched.schedule
+        try:
+            result = self._stream.wait(launched.ticket)()
+        except Exception as error:
+            self._fail(schedule, error)
+            return
+        step_end = self.clock()
+        self._failures = 0
+        seconds = self._observe_duration(launched, step_end)
+        if result.finite is not None and not result.finite.all():
+            self._end_nonfinite(launched, result.finite)
+        self.cache.advance(schedule.step)
+        tokens = result.tokens.tolist()
+        for index, sequence in enumerate(schedule.decodes):
+            sequence.in_flight -= 1
+            self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
+        self._commit_pieces(schedule, result, tokens, step_end - seconds, step_end)
+        self.cache.settle()
+        self.times.seconds.append(
+            (launched.schedule_seconds, step_end - launched.started, self.clock() - step_end)
+        )
+        self.times.batch_sizes.append(len(schedule.decodes) + len(schedule.pieces))
+
+    def _observe_duration(self, launched: _LaunchedStep, step_end: float) -> float:
+        """Return the seconds of the step that ended at `step_end`, and let speed and pace learn from them."""
+        schedule = launched.schedule
+        # Under overlap the step was launched while the one before it ran.
+        seconds = step_end - max(launched.started, self._last_step_end)
+        self.speed.observe(schedule, seconds, step_end)
+        if self._pace is not None:
+            self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
+        self._last_step_end = step_end
+        return seconds
+
+    def _commit_pieces(
+        self, schedule: Schedule, result: StepResult, tokens: list[int], began: float, ended: float
+    ) -> None:
+        """Commit the prompts of a step; `tokens`: all that the step sampled, the decodes' first."""
+        sampled = len(schedule.decodes)
+        for number, piece in enumerate(schedule.pieces):
+            sequence = piece.sequence
+            sequence.in_flight -= 1
+            if sequence.timeline is not None:
+                sequence.timeline.piece(schedule.timing(number, began, ended))
+            if number in result.prompt_logprobs:
+                self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
+            if piece.final:
+                sequence.prompt_done = True
+                self._take_token(sequence, tokens[sampled], result.logprobs.get(sampled), schedule.step)
+                sampled += 1
+            else:
+                self._commit_cache(sequence, schedule.step)
+
+    @staticmethod
+    def _take_prompt_logprobs(sequence: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
+        # After a preemption the prompt is computed anew, perhaps in other pieces: each adds what is missing.
+        known = sequence.prompt_logprobs
+        if known is not None and start < len(known):
+            known.extend(logprobs[len(known) - start - 1 :])
+
+    def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, step: int) -> None:
+        """Append a sampled token to `sequence`, report it, and end the sequence where it is the last."""
+        if sequence.phase is Phase.FINISHED:
+            # The end was seen one step late: the extra token is discarded.
+            return
+        if not sequence.params.max_tokens:
+            # The step that ends a prompt samples a token, which nobody asked for and nothing has room for.
+            self._commit_cache(sequence, step)
+            self._emit(sequence, [], None, "length")
+            self._finish(sequence, "length")
+            return
+        grammar = sequence.grammar
+        if grammar is not None:
+            grammar.consume(token)
+            if grammar.error:
+                self._end_with_error(sequence, grammar.error, form_failed=True)
+                return
+        sequence.token_ids[sequence.known] = token
+        sequence.known += 1
+        self.generated_tokens += 1
+        self._commit_cache(sequence, step)
+        outputs = sequence.known - sequence.prompt_len
+        reason: FinishReason | None = None
+        stop_token: int | None = None
+        if token in sequence.stop_token_ids and outputs >= sequence.params.min_tokens:
+            reason, stop_token = "stop", token
+        elif grammar is not None and grammar.complete:
+            reason = "stop"
+        elif outputs >= sequence.params.max_tokens:
+            reason = "length"
+        self._emit(sequence, [token], logprobs, reason, stop_token)
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _commit_cache(self, sequence: Sequence, step: int) -> None:
+        allocation = sequence.allocation
+        if allocation is not None and allocation.awaits_commit:
+            self.cache.commit(allocation, sequence.known_token_ids(), step)
+
+    def _emit(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: TokenLogprobs | None,
+        reason: FinishReason | None,
+        stop_token: int | None = None,
+    ) -> None:
+        first = not sequence.reported
+        sequence.reported = True
+        self._deltas.append(
+            SequenceDelta(
+                sequence.request_id,
+                sequence.index,
+                tokens,
+                logprobs=[logprobs] if logprobs is not None else None,
+                finish_reason=reason,
+                stop_token_id=stop_token,
+                cached_tokens=sequence.cached_tokens if first else 0,
+                prompt_logprobs=sequence.prompt_logprobs if first else None,
+                at=self._last_step_end,
+                started=sequence.started if first else 0.0,
+                first_at=self._last_step_end if first else 0.0,
+                timeline=sequence.timeline.take() if sequence.timeline is not None else None,
+            )
+        )
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, keep: int | None = None) -> None:
+        self.scheduler.finish(sequence, keep)
+        sequence.finish_reason = reason
+        self.finished[reason] += 1
+        group = self.sequences.get(sequence.request_id, [])
+        if all(each.phase is Phase.FINISHED for each in group):
+            self.sequences.pop(sequence.request_id, None)
+
+    def _fail(self, schedule: Schedule, error: BaseException) -> None:
+        """End the sequences of a step whose device work failed; nothing of them is cached."""
+        self.failed_steps += 1
+        self._failures += 1
+        self.last_error = f"{type(error).__name__}: {error}"
+        if ends_the_device(error):
+            self.device_error = f"the device failed for good: {self.last_error}"
+        elif self._failures >= FAILURES_IN_A_ROW:
+            self.device_error = (
+                f"the device failed {self._failures} steps in a row, at last with {self.last_error}"
+            )
+        for sequence in schedule.members:
+            sequence.in_flight -= 1
+            self._end_with_error(sequence, "the engine failed while it generated this answer; try again")
+        self.cache.advance(schedule.step, failed=True)
+        self.cache.settle()
+
+    def _end_nonfinite(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
+        """End the sequences that came to NaN or infinity, and them alone, before anything of this step, or of
+        the next one that may be in flight, is donated.
+        """
+        members = launched.schedule.members
+        for index in np.flatnonzero(~finite).tolist():
+            allocation = launched.allocations[index]
+            if allocation is not None:
+                self.cache.discard_results(allocation)
+            self._end_with_error(
+                members[index],
+                "the model computed NaN or infinity for this request: it was ended and nothing of it was "
+                "cached; if it happens again, serve with --dtype float32 and --state-dtype float32",
+            )
+
+    def _end_with_error(self, sequence: Sequence, message: str, *, form_failed: bool = False) -> None:
+        if sequence.phase is not Phase.FINISHED:
+            self._deltas.append(
+                SequenceDelta(
+                    sequence.request_id,
+                    sequence.index,
+                    [],
+                    finish_reason="error",
+                    error=message,
+                    form_failed=form_failed,
+                    timeline=sequence.timeline.take() if sequence.timeline is not None else None,
+                )
+            )
+            self._finish(sequence, "error", keep=0)
+
+    def _end_all(self) -> None:
+        """Every request gets its error before the process ends."""
+        for group in list(self.sequences.values()):
+            for sequence in group:
+                self._end_with_error(
+                    sequence, f"{self.device_error}; the engine is being restarted, try again"
+                )
+
+    def drain_step_times(self) -> StepTimes:
+        """The times since the last call."""
+        times, self.times = self.times, StepTimes()
+        return times

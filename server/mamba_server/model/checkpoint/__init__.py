@@ -1,0 +1,1 @@
+"""Published checkpoints: where they lie, their files, the names and types of their tensors."""

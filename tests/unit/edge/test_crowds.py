@@ -1,0 +1,109 @@
+"""Crowds of connections at the server: who asks for a probe, and what is given up, beside many requests."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvloop
+
+from eventually import until
+from mamba_edge.connection.http_server import HttpServer
+from mamba_edge.listener import listen
+
+CROWD = 200
+REQUEST = b"POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Application:
+    """Answers probes, and counts other requests, which it holds until it may go on."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        if scope["path"] != "/livez":
+            self.begun += 1
+            await self.go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def serving(app: Application) -> AsyncIterator[tuple[HttpServer, int]]:
+    listener = listen("127.0.0.1", 0)
+    server = HttpServer(app, last_bytes_seconds=1)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    await until(lambda: server.started)
+    try:
+        yield server, listener.getsockname()[1]
+    finally:
+        app.go.set()
+        server.should_exit = True
+        await running
+        listener.close()
+
+
+def crowd(port: int, sent: bytes, count: int) -> list[socket.socket]:
+    """Clients that have sent it, of which the server knows nothing yet."""
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    for client in clients:
+        client.sendall(sent)
+    return clients
+
+
+async def answered(client: socket.socket) -> None:
+    client.setblocking(False)
+    answer = b""
+    while not answer.endswith(b"ok"):
+        answer += await asyncio.get_running_loop().sock_recv(client, 1000)
+    client.close()
+
+
+async def test_a_probe_is_answered_before_the_requests_of_a_crowd_have_begun() -> None:
+    app = Application()
+    async with serving(app) as (_, port):
+        clients = crowd(port, REQUEST, CROWD)
+        await answered(*crowd(port, PROBE, 1))
+        assert app.begun < CROWD / 2
+        app.go.set()
+        await asyncio.gather(*map(answered, clients))
+        assert app.begun == CROWD
+
+
+async def test_what_a_crowd_gives_up_at_once_does_not_begin() -> None:
+    app = Application()
+    async with serving(app) as (server, port):
+        for client in crowd(port, REQUEST, CROWD):
+            client.close()
+        await until(lambda: server.server_state.connections)
+        await until(lambda: not server.server_state.connections)
+        assert app.begun < CROWD / 2
+
+
+async def iterations_until_a_probe_is_answered() -> int:
+    """Of uvloop's, beside connections that were opened before."""
+    iterations = 0
+
+    async def count() -> None:
+        nonlocal iterations
+        while True:
+            iterations += 1
+            await asyncio.sleep(0)
+
+    async with serving(Application()) as (_, port):
+        clients = crowd(port, b"", CROWD)
+        [probe] = crowd(port, PROBE, 1)
+        counting = asyncio.create_task(count())
+        await answered(probe)
+        counting.cancel()
+        for client in clients:
+            client.close()
+    return iterations
+
+
+def test_a_probe_does_not_wait_for_an_iteration_of_the_loop_for_each_connection_before_it() -> None:
+    assert uvloop.run(iterations_until_a_probe_is_answered()) < CROWD / 2
