@@ -7,21 +7,19 @@ keys again. Compared in constant time; never logged.
 
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.requests import HTTPConnection
-
-from mamba_edge.client_name import SCOPE_KEY
 from mamba_edge.errors import Unauthorized
-from mamba_edge.key_name import KEY_NAME
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
 
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Allowed names of API keys. A name appears in metrics and logs, where the key itself never does."""
 GRACE_SECONDS = 1.0
 """How long the keys of a file that is empty, unreadable or gone are still accepted."""
 
@@ -141,18 +139,3 @@ class KeyFile:
         self._keys, self._names = tuple(key for key, *_ in words), names
         self._digests = tuple(_digest(key) for key in self._keys)
         self._stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-
-
-class KeyGuard(HTTPBearer):
-    """The security scheme of routes that need a key. Without a key file it lets everybody pass."""
-
-    def __init__(self, keys: KeyFile | None, description: str) -> None:
-        super().__init__(scheme_name="bearer", description=description, auto_error=False)
-        self._keys = keys
-
-    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
-        """Raises Unauthorized. A route that takes a body asks before it reads; FastAPI asks again."""
-        if self._keys is not None and "authorized" not in request.scope:
-            request.scope[SCOPE_KEY] = self._keys.check(request.headers.get("authorization"))
-            request.scope["authorized"] = True
-        return None

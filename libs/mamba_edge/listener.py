@@ -3,8 +3,12 @@
 import errno
 import ipaddress
 import socket
+from typing import TextIO
 
 from mamba_api.authority import authority
+from mamba_telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class CannotListen(OSError):
@@ -73,3 +77,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def tell_ready(line: str, stream: TextIO) -> None:
+    """Write `line` to `stream`, alone and at once. Lost, and said to be so in the log, where that does not
+    take it: a full disk, a pipe that nobody reads."""
+    try:
+        stream.write(line + "\n")
+        stream.flush()
+    except OSError as error:
+        log.warning("ready_line_lost", line=line, reason=error.strerror)

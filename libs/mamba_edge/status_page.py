@@ -5,15 +5,21 @@ relative, so the page works behind a prefix of a proxy's. The page is open to ev
 what it shows it asks for with the key that its reader types in.
 """
 
+import asyncio
 import importlib.resources
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 
 from mamba_edge.errors import NotFound
 
+Value = TypeVar("Value")
+KEPT_SECONDS = 0.5
+"""How old an answer may be: below the pace at which pages poll."""
 _FOLDER = Path(str(importlib.resources.files("mamba_edge"))) / "ui"
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
 _POLICY = (
@@ -53,3 +59,26 @@ def add_status_page(app: FastAPI) -> None:
     app.add_api_route("/ui/", leads_to("../ui"), include_in_schema=False)
     app.add_api_route("/ui", page, include_in_schema=False)
     app.add_api_route("/ui/{name}", file, include_in_schema=False)
+
+
+class CachedValue(Generic[Value]):
+    """`make` is run for the first who asks; those who come meanwhile and shortly after get the same."""
+
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[Value]],
+        *,
+        seconds: float = KEPT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make, self._seconds, self._clock = make, seconds, clock
+        self._lock = asyncio.Lock()
+        self._cached: tuple[Value, float] | None = None
+
+    async def get(self) -> Value:
+        """The answer, at most `seconds` old. Raises what `make` raises, and then keeps nothing."""
+        async with self._lock:
+            if self._cached is None or self._clock() >= self._cached[1]:
+                self._cached = None
+                self._cached = (await self._make(), self._clock() + self._seconds)
+            return self._cached[0]

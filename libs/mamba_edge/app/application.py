@@ -10,32 +10,29 @@ import importlib.metadata
 import importlib.resources
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from copy import copy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ErrorEnvelope
 from mamba_api.openai_examples import Examples
-from mamba_edge.app.document_tags import tag_operations
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.openapi_document import Document, openapi_document
 from mamba_edge.app.validation import invalid
 from mamba_edge.errors import ApiError, InvalidRequest, NotFound, as_api_error
 from mamba_edge.exchange.request_body import ClientGone
+from mamba_edge.exchange.request_context import context_of
 
-Document = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]
 Guard = Callable[[HTTPConnection], Awaitable[object]]
 
@@ -58,6 +55,24 @@ class _NoAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         return
+
+
+class KeyGuard(HTTPBearer):
+    """The security scheme of routes that need a key. Without a key file it lets everybody pass."""
+
+    def __init__(self, keys: KeyFile | None, description: str) -> None:
+        super().__init__(scheme_name="bearer", description=description, auto_error=False)
+        self._keys = keys
+
+    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
+        """Raise Unauthorized unless the request has an accepted key, and record the name of its key.
+
+        A route that takes a body calls the guard before it reads, and FastAPI calls it again: the key is
+        checked once.
+        """
+        if self._keys is not None and (context := context_of(request.scope)).key_name is None:
+            context.key_name = self._keys.check(request.headers.get("authorization"))
+        return None
 
 
 def error_response(error: ApiError) -> Response:
@@ -170,79 +185,6 @@ def _route_labels(app: FastAPI) -> Callable[[str], str]:
         return next((route for prefix, route in below if path.startswith(prefix)), "other")
 
     return label
-
-
-def openapi_document(
-    app: FastAPI,
-    events: dict[str, type[BaseModel]],
-    bodies: dict[str, type[BaseModel]],
-    examples: Mapping[str, Examples],
-    *,
-    key_needed: bool,
-) -> Document:
-    """What is served. FastAPI's 422 is left out with its models: wrong requests get 400 here. HEAD goes
-    without saying where GET is.
-    """
-    document = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=app.description,
-        license_info=app.license_info,
-        routes=[_without_head(route) for route in app.routes],
-    )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for path in document["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
-            if not key_needed:
-                operation.pop("security", None)
-    schemas.pop("HTTPValidationError", None)
-    schemas.pop("ValidationError", None)
-    if not key_needed:
-        # A page that shows the document would ask for a key that nobody has.
-        document["components"].pop("securitySchemes", None)
-    tag_operations(document)
-    for path, model in events.items():
-        _add_schemas(schemas, model, "serialization")
-        for operation in document["paths"][path].values():
-            operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(model)
-    for path, model in bodies.items():
-        _add_schemas(schemas, model, "validation")
-        body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
-        for operation in document["paths"][path].values():
-            operation["requestBody"] = {"required": True, "content": {"application/json": body}}
-    for path, named in examples.items():
-        for operation in document["paths"][path].values():
-            operation["requestBody"]["content"]["application/json"]["examples"] = dict(named)
-    return document
-
-
-def _without_head(route: BaseRoute) -> BaseRoute:
-    if isinstance(route, APIRoute):
-        route = copy(route)
-        route.methods = (route.methods or set()) - {"HEAD"}
-    return route
-
-
-def _add_schemas(
-    schemas: Document, model: type[BaseModel], mode: Literal["validation", "serialization"]
-) -> None:
-    (_, more) = models_json_schema([(model, mode)], ref_template="#/components/schemas/{model}")
-    for name, schema in more.get("$defs", {}).items():
-        schemas.setdefault(name, schema)
-
-
-def _event_of(model: type[BaseModel]) -> Document:
-    refs: list[Document] = [
-        {"$ref": f"#/components/schemas/{name}"} for name in (model.__name__, "ErrorEnvelope")
-    ]
-    data = {
-        "type": "string",
-        "description": f"JSON of a {model.__name__}, or of an ErrorEnvelope; of the last event: `[DONE]`",
-        "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [*refs, {"const": "[DONE]"}]},
-    }
-    return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
 def add_docs_page(app: FastAPI) -> None:

@@ -7,6 +7,7 @@ was done here, and go on from there.
 
 from collections.abc import Callable, Sequence
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     HEADER_RE,
     HEADER_VALUE_RE,
@@ -15,10 +16,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 DIRECT = "mambaserve.direct"
-"""In the scope of each request to our server: its `DirectExchange`."""
-BEGIN = "mambaserve.begin"
-"""In the scope below the request middleware: `DirectExchange.begin` with its headers added."""
+"""Key under which our server's connection puts the `DirectExchange` into the scope, for the request
+middleware and the applications around it. Below the middleware it is in the `RequestContext`."""
 Begin = Callable[[int, Sequence[tuple[bytes, bytes]], bytes, bool], bool]
+"""Status, headers, first part of the body, whether more follows; see `DirectExchange.begin`."""
 _FRAMING = (b"connection", b"transfer-encoding")
 _BODILESS = (204, 304)
 
@@ -106,3 +107,24 @@ class DirectExchange:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+
+
+class CloseDelimitedResponses:
+    """Around the application for a client of HTTP/1.0, which knows no chunks: a body of unknown length ends
+    where the connection does."""
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app, self._cycle = app, cycle
+        self._unknown_length = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def unchunked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._unknown_length = all(name != b"content-length" for name, _ in message["headers"])
+                if self._unknown_length:
+                    self._cycle.chunked_encoding = False
+            elif self._unknown_length:
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, unchunked)

@@ -20,13 +20,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from mamba_edge.connection.close_delimited import CloseDelimitedResponses
 from mamba_edge.connection.connection_room import PROBES, ConnectionRoom
-from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
+from mamba_edge.connection.direct_exchange import DIRECT, CloseDelimitedResponses, DirectExchange
 from mamba_edge.connection.pipelined_requests import HeldRequests, HoldingFlow, end_of_part
-from mamba_edge.connection.request_target import targets
+from mamba_edge.connection.request_head import head_without_offer, targets
 from mamba_edge.connection.request_turns import RequestTurns
-from mamba_edge.connection.upgrade_offer import head_without_offer
 from mamba_edge.errors import (
     ApiError,
     HeadersTooLarge,

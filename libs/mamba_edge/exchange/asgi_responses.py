@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
+from mamba_edge.connection.direct_exchange import DirectExchange
 from mamba_edge.errors import ApiError
 from mamba_edge.exchange.request_body import ClientGone, RawHeaders
 
@@ -89,8 +89,8 @@ class DisconnectWatch:
 
     __slots__ = ("_direct", "_leave", "_receive", "_task")
 
-    def __init__(self, scope: Scope, receive: Receive, leave: Callable[[], None]) -> None:
-        self._direct: DirectExchange | None = scope.get(DIRECT)
+    def __init__(self, direct: DirectExchange | None, receive: Receive, leave: Callable[[], None]) -> None:
+        self._direct = direct
         self._receive, self._leave = receive, leave
         self._task: asyncio.Task[None] | None = None
 

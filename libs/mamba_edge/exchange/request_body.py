@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from starlette.types import Receive
 
 from mamba_edge.connection.direct_exchange import DirectExchange
-from mamba_edge.errors import BodyTooLarge, RequestTimeout, TooManyBodies
+from mamba_edge.errors import BodyTooLarge, RequestTimeout, TooManyBodies, UnsupportedMediaType
 from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -39,6 +39,14 @@ def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """The first value of each header, for who asks for several of them; names in lower case, as ASGI has
     them."""
     return dict(reversed(headers))
+
+
+def require_plain(encoding: str | None) -> None:
+    """Raise UnsupportedMediaType if a Content-Encoding says that the body is coded, for example with gzip."""
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType(
+            f"a body with Content-Encoding {encoding[:80]!r} is not read; send it plain"
+        )
 
 
 def whole_body(limit: int, share: BodyShare, direct: DirectExchange) -> bytes | None:

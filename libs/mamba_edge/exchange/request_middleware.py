@@ -17,11 +17,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mamba_edge.connection.connection_room import PROBES
-from mamba_edge.connection.direct_exchange import BEGIN, DIRECT, DirectExchange
+from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import send_error
 from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
 from mamba_edge.exchange.request_body import ClientGone, first_values
+from mamba_edge.exchange.request_context import CONTEXT, RequestContext
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import LogContext, get_logger, log_request
 from mamba_telemetry.request_trace import RequestTrace, error_code
@@ -127,17 +128,10 @@ class RequestMiddleware:
         )
         context = {"request_id": request_id, "trace_id": trace.id}
         with LogContext(context):
-            scope.update(
-                request_id=request_id,
-                header_values=values,
-                log_fields=fields,
-                answer_headers=more_headers,
-                arrival=arrival,
-                trace=trace,
-                body_share=share,
-            )
-            if direct is not None:
-                scope[BEGIN] = begin
+            scope[CONTEXT] = RequestContext(
+                request_id, arrival, values, trace, share, fields, more_headers, direct,
+                None if direct is None else begin,
+            )  # fmt: skip
             try:
                 await self._app(scope, receive, send_marked)
             except ClientGone:
@@ -154,21 +148,21 @@ class RequestMiddleware:
             finally:
                 share.release()
                 seconds = time.monotonic() - arrival
-                self._end(trace, scope, route, status)
+                self._end(trace, scope, route, status, request_id)
                 self._answered(route, status)
                 level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
                 if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
                     line = {"route": route, "status": status, **fields}
                     log_request(log, __name__, level, line, round(seconds, 4), context)
 
-    def _end(self, trace: RequestTrace, scope: Scope, route: str, status: int) -> None:
+    def _end(self, trace: RequestTrace, scope: Scope, route: str, status: int, request_id: str) -> None:
         if not trace.recording:
             return
         span = trace.root
         span.set(names.HTTP_METHOD, scope["method"])
         span.set(names.HTTP_ROUTE, route)
         span.set(names.HTTP_STATUS, status)
-        span.set(names.REQUEST_ID, scope["request_id"])
+        span.set(names.REQUEST_ID, request_id)
         if trace.answered_at is not None:
             span.event(names.FIRST_BYTE, trace.answered_at)
             span.set(names.TIME_TO_FIRST_CHUNK, trace.answered_at - span.begin)

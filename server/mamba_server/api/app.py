@@ -17,8 +17,8 @@ from mamba_api.openai_responses import (
     Readiness,
 )
 from mamba_api.serving_status import ServingStatus
-from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.app.application import Responses, error_responses, make_application, publish
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.application import KeyGuard, Responses, error_responses, make_application, publish
 from mamba_edge.app.cors import with_cors
 from mamba_edge.exchange.body_budget import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
