@@ -36,6 +36,8 @@ from mamba_edge.exchange.request_context import context_of
 Responses = dict[int | str, dict[str, Any]]
 Guard = Callable[[HTTPConnection], Awaitable[object]]
 
+UNAUTHORIZED_TEXT = "No or a wrong API key"
+NO_MODEL_TEXT = "No such model"
 _ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}
 # The browser itself refuses whatever a page of ours would ask of another machine.
 _OWN_ORIGIN_ALONE = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"  # noqa: E501
@@ -85,6 +87,38 @@ def error_responses(**descriptions: str) -> Responses:
     return {
         int(name[1:]): {"model": ErrorEnvelope, "description": text} for name, text in descriptions.items()
     }
+
+
+def generation_errors(*, e500: str, e503: str, **more: str) -> Responses:
+    """Return the error answers of the endpoints that generate, for the document.
+
+    Args:
+        e500: description of a defect.
+        e503: description of a server that takes no requests now.
+        more: further answers, named as those of `error_responses`.
+    """
+    return error_responses(
+        e400="The request is wrong; `param` names the field",
+        e401=UNAUTHORIZED_TEXT,
+        e404=NO_MODEL_TEXT,
+        e408="The body did not arrive in time",
+        e413="The body is too large",
+        e415="The body is not JSON",
+        e429="Too many requests wait; see Retry-After",
+        e500=e500,
+        e503=e503,
+        **more,
+    )
+
+
+UNAUTHORIZED = error_responses(e401=UNAUTHORIZED_TEXT)
+"""Error answer of routes that need a key."""
+BAD_QUERY = error_responses(e400="A parameter is wrong")
+"""Error answer of routes with parameters in the query."""
+NO_MODEL = error_responses(e404=NO_MODEL_TEXT)
+"""Error answer of routes that name a model."""
+TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+"""Answer of routes that serve plain text."""
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
