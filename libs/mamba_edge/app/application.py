@@ -1,8 +1,8 @@
-"""A FastAPI application as all our servers have it: errors as OpenAI envelopes, a document of what is served,
-a docs page that needs nothing from outside this machine.
+"""The FastAPI application of our servers: errors as OpenAI envelopes, a document and a docs page.
 
-A server makes one, adds its routes, and publishes it last. FastAPI's own telemetry is off: it records what
-exceptions say, and the request middleware tells of every request already.
+The docs page needs nothing from outside this machine. A server makes an application, adds its routes, and
+publishes it last. FastAPI's own telemetry is off: it records the texts of exceptions, and the request
+middleware records every request already.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ Guard = Callable[[HTTPConnection], Awaitable[object]]
 UNAUTHORIZED_TEXT = "No or a wrong API key"
 NO_MODEL_TEXT = "No such model"
 _ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}
-# The browser itself refuses whatever a page of ours would ask of another machine.
-_OWN_ORIGIN_ALONE = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"  # noqa: E501
+# With this policy the browser refuses requests of the docs page to other machines.
+_DOCS_POLICY = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"  # noqa: E501
 
 
 class JsonResponse(Response):
-    """JSON that is encoded already, or that msgspec encodes."""
+    """A JSON response whose content is encoded already, or is encoded by msgspec."""
 
     media_type = "application/json"
 
@@ -53,7 +53,7 @@ class JsonResponse(Response):
 
 
 class _NoAnswer(Response):
-    """In the place of an answer to a client that has gone."""
+    """The response for a client that has left: nothing is sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         return
@@ -78,12 +78,12 @@ class KeyGuard(HTTPBearer):
 
 
 def error_response(error: ApiError) -> Response:
-    """The envelope, as a response."""
+    """Return the response that carries the envelope of an error."""
     return JsonResponse(error.envelope(), error.status, headers=error.headers())
 
 
 def error_responses(**descriptions: str) -> Responses:
-    """Error answers for the document; the names are `e` and the status."""
+    """Return error answers for the document, by status; each name is `e` and the status."""
     return {
         int(name[1:]): {"model": ErrorEnvelope, "description": text} for name, text in descriptions.items()
     }
@@ -125,23 +125,24 @@ async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return _NoAnswer()
     if isinstance(error, RequestValidationError):
-        # Its frames have all that was parsed, and one has the error: a cycle that only a search would free.
+        # The frames hold everything that was parsed, and one holds the error: a cycle that only the garbage
+        # collector would free.
         error.__traceback__ = None
-        # Ours are models of bodies, whose fields are named as the client wrote them.
-        return error_response(invalid([{**one, "loc": tuple(one["loc"])[1:]} for one in error.errors()]))
+        # All models are of bodies, whose fields have the names that the client wrote.
+        return error_response(invalid([{**item, "loc": tuple(item["loc"])[1:]} for item in error.errors()]))
     if isinstance(error, RecursionError):
         return error_response(InvalidRequest("the body is nested too deeply", code="invalid_json"))
     return error_response(as_api_error(error, f"{request.scope['method']} {request.scope['path']}: "))
 
 
 def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> FastAPI:
-    """An application without routes; `more` goes to FastAPI.
+    """Make an application without routes; `more` goes to FastAPI.
 
-    `guard` is asked about paths below `guarded` where nothing is: what is there is nobody's business who may
-    not call. Routes ask it themselves, as a dependency.
+    `guard` is called for unknown paths below `guarded`, so that a client without a key cannot find out which
+    paths exist. Routes call it themselves, as a dependency.
     """
 
-    async def nothing_here(request: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         try:
             if request.scope["path"].startswith(guarded):
                 await guard(request)
@@ -154,12 +155,12 @@ def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> 
         title=title,
         version=importlib.metadata.version("mambaserve"),
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        openapi_url=None,  # `publish` serves the document as it has mended it
+        openapi_url=None,  # `publish` serves the corrected document
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         strict_content_type=False,
-        exception_handlers={**dict.fromkeys(handled, _on_error), HTTPException: nothing_here},
+        exception_handlers={**dict.fromkeys(handled, _on_error), HTTPException: on_http_exception},
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
         **more,
     )
@@ -173,24 +174,31 @@ def publish(
     bodies: dict[str, type[BaseModel]] | None = None,
     examples: Mapping[str, Examples] | None = None,
 ) -> Callable[[str], str]:
-    """Serve `/openapi.json` and `/docs`, and HEAD wherever GET is. Call it when all routes are there.
+    """Serve `/openapi.json` and `/docs`, and HEAD for every GET. Call it after all routes were added.
 
-    `key_needed`: whether the guarded routes let nobody pass without a key. `events`: of paths that can answer
-    with server-sent events, the model of an event's data. `bodies`: of paths whose route leaves the body to
-    another, the model of the body. `examples`: of paths that take a body, bodies to try. Returns the label of
-    a path for counts: its route, or "other" for what a client made up. The document is made when it is first
-    asked for, beside the event loop: it takes a quarter of a second, and few ask.
+    The document is made at the first request for it, in a thread: it takes a quarter of a second, and few
+    clients need it.
+
+    Args:
+        app: the application with all its routes.
+        key_needed: whether the guarded routes refuse clients without a key.
+        events: for paths that can answer with server-sent events, the model of an event's data.
+        bodies: for paths whose route does not read the body itself, the model of the body.
+        examples: for paths that take a body, example bodies.
+
+    Returns:
+        A function from a path to its label in counters: its route, or "other" for a path that does not exist.
     """
     encoded: list[bytes] = []
-    one = threading.Lock()
+    lock = threading.Lock()
 
     def document() -> bytes:
-        with one:
+        with lock:
             if not encoded:
-                made = openapi_document(
+                described = openapi_document(
                     app, events or {}, bodies or {}, examples or {}, key_needed=key_needed
                 )
-                encoded.append(msgspec.json.encode(made))
+                encoded.append(msgspec.json.encode(described))
         return encoded[0]
 
     async def openapi() -> Response:
@@ -222,7 +230,7 @@ def _route_labels(app: FastAPI) -> Callable[[str], str]:
 
 
 def add_docs_page(app: FastAPI) -> None:
-    """`/docs`: Swagger UI over `/openapi.json`, with the assets of an installed package."""
+    """Serve `/docs`: Swagger UI over `/openapi.json`, with the assets of an installed package."""
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title=f"{app.title}: API",
@@ -231,7 +239,7 @@ def add_docs_page(app: FastAPI) -> None:
         swagger_favicon_url="data:,",
         swagger_ui_parameters={"validatorUrl": None},  # it would send the document away
     )
-    page.headers["content-security-policy"] = _OWN_ORIGIN_ALONE
+    page.headers["content-security-policy"] = _DOCS_POLICY
     folder = Path(str(importlib.resources.files("fastapi_offline"))) / "static"
 
     async def docs() -> Response:

@@ -1,7 +1,8 @@
 """The OpenAPI document of an application, as our servers publish it.
 
-FastAPI describes the routes; `openapi_document` mends what does not hold at our servers, and adds the models
-of events and of bodies that FastAPI does not read itself. `publish` in `application` serves the document.
+FastAPI describes the routes. `openapi_document` corrects what does not hold for our servers and adds the
+models of events and of bodies that FastAPI does not read itself. `publish` in `application` serves the
+document.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ _GROUPS = (
     ("Administration", "For operators of the server.", ("/admin/",)),
     ("Process", "Probes, version and this document.", ("/",)),
 )
-"""Name, description and prefixes of paths; the first group with a prefix of a path has it."""
+"""Name, description and path prefixes of each group. A path belongs to the first group with a matching
+prefix."""
 
 
 def openapi_document(
@@ -36,8 +38,10 @@ def openapi_document(
     *,
     key_needed: bool,
 ) -> Document:
-    """What is served. FastAPI's 422 is left out with its models: wrong requests get 400 here. HEAD goes
-    without saying where GET is.
+    """Return the document of the routes of `app`.
+
+    FastAPI's 422 and its models are removed: invalid requests get 400 here. HEAD is left out, since every GET
+    implies it.
     """
     document = get_openapi(
         title=app.title,
@@ -55,7 +59,7 @@ def openapi_document(
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     if not key_needed:
-        # A page that shows the document would ask for a key that nobody has.
+        # A page that shows the document would ask for a key that does not exist.
         document["components"].pop("securitySchemes", None)
     _tag_operations(document)
     for path, model in events.items():
@@ -102,7 +106,7 @@ def _event_of(model: type[BaseModel]) -> Document:
 
 
 def _tag_operations(document: Document) -> None:
-    """Give each operation of `document` the tag of its group, and list the groups that have any."""
+    """Give each operation of `document` the tag of its group, and list the groups that are used."""
     used: set[str] = set()
     for path, operations in document["paths"].items():
         name = next(name for name, _, prefixes in _GROUPS if path.startswith(prefixes))

@@ -1,7 +1,7 @@
 """`RequestContext`: the facts that the request middleware hands down with each request.
 
 The middleware puts one into the scope of every HTTP request; endpoints, guards and routes below it read it
-with `context_of`. Nothing else travels from the middleware to them.
+with `context_of`. Nothing else passes from the middleware to them.
 """
 
 import re
@@ -17,8 +17,8 @@ from mamba_telemetry.request_trace import RequestTrace
 CONTEXT = "mambaserve.request"
 """Key of the scope that holds the `RequestContext`."""
 CLIENT_HEADER = b"x-mambaserve-client"
-"""Header from a gateway to an engine with the name of the client's key: an engine itself sees only the key of
-the gateway."""
+"""Header from a gateway to an engine with the name of the client's key: the engine itself only sees the key
+of the gateway."""
 _CLIENT_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -49,7 +49,7 @@ class RequestContext:
 
     @property
     def client(self) -> str:
-        """Name by which the client takes its turn at an engine; "" = unknown.
+        """Return the name by which the client takes its turn at an engine; "" = unknown.
 
         An engine without keys believes the client header of everybody, an engine with keys that of the
         gateway's key alone.
