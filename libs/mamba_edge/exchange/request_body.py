@@ -99,27 +99,9 @@ async def read_body(
     except (BodyTooLarge, TooManyBodies) as refusal:
         await _refuse(refusal, receive, discard, more=find_header(headers, b"expect") is None)
         raise
-    body = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                more = message.get("more_body", False)
-                part = message.get("body", b"")
-                try:
-                    if len(body) + len(part) > limit:
-                        raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
-                    share.take(len(part))
-                except (BodyTooLarge, TooManyBodies) as refusal:
-                    body.clear()
-                    share.release()
-                    await _refuse(refusal, receive, discard, more=more)
-                    raise
-                body += part
-                if not more:
-                    return bytes(body)
+            return await _all_parts(receive, limit, share, discard)
     except TimeoutError as error:
         raise RequestTimeout(f"the body did not arrive within {seconds:g} s") from error
 
@@ -129,7 +111,30 @@ def _announced(headers: RawHeaders) -> int:
     return int(declared[:18]) if declared is not None and declared.isdigit() else 0
 
 
-async def _refuse(refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:
+async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        more = message.get("more_body", False)
+        part = message.get("body", b"")
+        try:
+            if len(body) + len(part) > limit:
+                raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
+            share.take(len(part))
+        except (BodyTooLarge, TooManyBodies) as refusal:
+            body.clear()
+            share.release()
+            await _refuse(refusal, receive, discard, more=more)
+            raise
+        body += part
+        if not more:
+            return bytes(body)
+
+
+async def _refuse(
+refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:
     """Prepare the refusal of a body; `more`: the client still writes."""
     refusal.close = discard > 0
     if discard and more:

@@ -10,7 +10,7 @@ import pytest
 from mamba_prefix.change_log import MAX_CHANGES, ChangeLog
 from mamba_prefix.errors import ForeignMessage
 from mamba_prefix.messages import VERSION, Change, Feed, Snapshot, pack, pack_entries, pack_hashes, unpack
-from mamba_prefix.packed_arrays import entries_of, hashes_of
+from mamba_prefix.prefix_index import entries_of, hashes_of
 from virtual_time import in_virtual_time
 
 PAGES = {Change: ("pages_gained", "pages_lost"), Snapshot: ("pages",)}
