@@ -20,12 +20,12 @@ class Backoff:
         self.failures = 0
         """Number of failures since the last success."""
 
-    def failed(self) -> float:
+    def record_failure(self) -> float:
         """Record a failure and return seconds until the next attempt: half to all of a pause that doubles."""
         pause: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures, _MANY))
         self.failures += 1
         return pause * (0.5 + 0.5 * self._jitter())
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         """Record a success."""
         self.failures = 0

@@ -127,7 +127,7 @@ class ChangeLog:
 
     # --- reading --------------------------------------------------------------------------------------
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Return after the next change."""
         if not self.closed:
             await self._changed.wait()

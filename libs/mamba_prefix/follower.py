@@ -73,7 +73,7 @@ class Follower:
         while True:
             try:
                 await self._start()
-                self._backoff.worked()
+                self._backoff.record_success()
                 self._on_outcome(None)
                 while True:
                     await self._follow(RECONCILE_SECONDS)
@@ -82,7 +82,7 @@ class Follower:
                 if not self._backoff.failures:
                     log.warning("prefix index not followed", reason=str(error))
                 self._fail(str(error))
-                await asyncio.sleep(self._backoff.failed())
+                await asyncio.sleep(self._backoff.record_failure())
             except Exception as error:
                 log.exception("prefix index not followed")
                 self._fail(type(error).__name__)
@@ -247,8 +247,8 @@ class Follower:
         return out
 
     def _unpack(self, raw: bytes, kind: RefusedKind, where: str) -> Message | None:
-        most = MOST_HEARTBEAT_BYTES if kind == "heartbeat" else MOST_MESSAGE_BYTES
-        if len(raw) > most:
+        limit = MOST_HEARTBEAT_BYTES if kind == "heartbeat" else MOST_MESSAGE_BYTES
+        if len(raw) > limit:
             if kind != "snapshot":
                 self._refuse(kind, where, len(raw))
             return None

@@ -87,7 +87,7 @@ class PageChain:
 
     def extend(self, running: int, pages: int, token_ids: Tokens) -> int:
         """Return the running sum after the whole pages of `token_ids`, which follow `pages` summed pages."""
-        return (running + int(self._placed(token_ids, pages).sum(dtype=np.uint64))) & _MASK
+        return (running + int(self._terms(token_ids, pages).sum(dtype=np.uint64))) & _MASK
 
     def hash_of(self, running: int) -> int:
         """Return the hash of the prefix with this running sum; never 0."""
@@ -106,7 +106,7 @@ class PageChain:
 
     def sums_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
         """Return the running sums behind `hashes_after`: uint64[whole pages of `token_ids`]."""
-        sums = np.add.accumulate(self._placed(token_ids, pages))
+        sums = np.add.accumulate(self._terms(token_ids, pages))
         sums += np.uint64(running)
         return sums
 
@@ -115,7 +115,7 @@ class PageChain:
         """Turn running sums into the hashes of their prefixes, in place."""
         return _final(sums)
 
-    def _placed(self, token_ids: Tokens, first: int) -> Hashes:
+    def _terms(self, token_ids: Tokens, first: int) -> Hashes:
         """Return the term of each page at its position: the same page elsewhere has another term."""
         pages = self._mixer.pages(token_ids)
         end = first + len(pages)

@@ -81,17 +81,17 @@ class PrefixTable:
 
     def depths(self, hashes: Hashes) -> dict[int, int]:
         """Return, for each engine that has any of `hashes`, the position after the last one it has."""
-        perhaps = self._perhaps(hashes) if len(hashes) > self.few else None
-        if perhaps is not None:
-            hashes = hashes[perhaps]
-        rows, bits = self._found(self._keys, self._bits, hashes)
+        candidates = self._candidates(hashes) if len(hashes) > self.few else None
+        if candidates is not None:
+            hashes = hashes[candidates]
+        rows, bits = self._lookup(self._keys, self._bits, hashes)
         if len(self._old_keys):
-            old_rows, old_bits = self._found(self._old_keys, self._old_bits, hashes)
+            old_rows, old_bits = self._lookup(self._old_keys, self._old_bits, hashes)
             rows, bits = np.concatenate((rows, old_rows)), np.concatenate((bits, old_bits))
             order = rows.argsort(kind="stable")
             rows, bits = rows[order], bits[order]
-        if perhaps is not None:
-            rows = perhaps[rows]
+        if candidates is not None:
+            rows = candidates[rows]
         out: dict[int, int] = {}
         seen = 0
         # The deepest hash first.
@@ -104,7 +104,7 @@ class PrefixTable:
                 new ^= lowest
         return out
 
-    def _perhaps(self, hashes: Hashes) -> npt.NDArray[np.int64]:
+    def _candidates(self, hashes: Hashes) -> npt.NDArray[np.int64]:
         """Return the positions of the hashes that the sieves do not rule out."""
         byte, bit = self._in_sieve(self._sieve, hashes)
         maybe = (self._sieve[byte] & bit) != 0
@@ -115,7 +115,7 @@ class PrefixTable:
         return candidates
 
     @staticmethod
-    def _found(keys: Hashes, bits: Bits, hashes: Hashes) -> tuple[npt.NDArray[np.int64], Bits]:
+    def _lookup(keys: Hashes, bits: Bits, hashes: Hashes) -> tuple[npt.NDArray[np.int64], Bits]:
         """Return the positions of the hashes that are in the table, ascending, and their bits."""
         mask, which, window = np.int64(len(keys) - 1), None, _NEAR
         places = (hashes & np.uint64(len(keys) - 1)).view(np.int64)
@@ -149,57 +149,57 @@ class PrefixTable:
     def add(self, engine: int, hashes: Hashes) -> int:
         """Add hashes of `engine`, without duplicates, and return how many of them did not fit."""
         if len(self._old_keys):
-            self._take_along(self._old_places(hashes))
-        at = self._find(self._keys, hashes)
-        placed = self._keys[at] == hashes
-        alive = placed & (self._bits[at] != 0)
+            self._move(self._old_places(hashes))
+        places = self._find(self._keys, hashes)
+        placed = self._keys[places] == hashes
+        alive = placed & (self._bits[places] != 0)
         # Hashes that other engines have already need no room.
         new = hashes[~alive]
         refused = max(0, len(new) - max(0, self.most - self.entries))
         new = new[: len(new) - refused]
-        self._mark(engine, at[alive])
+        self._mark(engine, places[alive])
         if self._used + self._left + len(new) > LOAD_LIMIT * len(self._keys):
             self._lay_out(self.entries + len(new))
-        self._sift(new)
+        self._add_to_sieve(new)
         self._mark(engine, self._claim(new))
         self.entries += len(new)
-        self._step(STEP + STEPS_A_HASH * len(new))
+        self._advance(STEP + STEPS_A_HASH * len(new))
         return refused
 
-    def _mark(self, engine: int, at: npt.NDArray[np.int64]) -> None:
+    def _mark(self, engine: int, places: npt.NDArray[np.int64]) -> None:
         bit = _ONE << np.uint64(engine)
-        before = self._bits[at]
+        before = self._bits[places]
         self._counts[engine] += int(np.count_nonzero(before & bit == 0))
-        self._bits[at] = before | bit
+        self._bits[places] = before | bit
 
     def _claim(self, hashes: Hashes) -> npt.NDArray[np.int64]:
         """Return a place for each hash, and put the hash there."""
-        keys, at, left = self._keys, self._start(self._keys, hashes), hashes
+        keys, places, left = self._keys, self._start(self._keys, hashes), hashes
         out = np.empty(len(hashes), np.int64)
-        which = np.arange(len(hashes))
+        positions = np.arange(len(hashes))
         while len(left):
-            free = keys[at] == 0
+            free = keys[places] == 0
             # Of several hashes for one place, the last one written gets it, and the others continue.
-            keys[at[free]] = left[free]
-            mine = keys[at] == left
+            keys[places[free]] = left[free]
+            mine = keys[places] == left
             self._used += int(np.count_nonzero(free & mine))
-            out[which[mine]] = at[mine]
+            out[positions[mine]] = places[mine]
             rest = ~mine
-            at, left, which = (at[rest] + 1) & (len(keys) - 1), left[rest], which[rest]
+            places, left, positions = (places[rest] + 1) & (len(keys) - 1), left[rest], positions[rest]
         return out
 
     def remove(self, engine: int, hashes: Hashes) -> None:
         """Remove hashes of `engine`, without duplicates."""
         if len(self._old_keys):
-            self._take_along(self._old_places(hashes))
-        at = self._find(self._keys, hashes)
-        at = at[self._keys[at] == hashes]
-        before = self._bits[at]
+            self._move(self._old_places(hashes))
+        places = self._find(self._keys, hashes)
+        places = places[self._keys[places] == hashes]
+        before = self._bits[places]
         after = before & ~(_ONE << np.uint64(engine))
-        self._bits[at] = after
+        self._bits[places] = after
         self._counts[engine] -= int(np.count_nonzero(before != after))
         self.entries -= int(np.count_nonzero((before != 0) & (after == 0)))
-        self._step(STEP)
+        self._advance(STEP)
 
     def clear(self, engine: int) -> None:
         """Remove all hashes of `engine`."""
@@ -210,7 +210,7 @@ class PrefixTable:
         orphans = self._clear(self._old_bits, engine)
         self.entries -= orphans
         self._left -= orphans
-        self._step(STEP)
+        self._advance(STEP)
 
     @staticmethod
     def _clear(bits: Bits, engine: int) -> int:
@@ -231,7 +231,7 @@ class PrefixTable:
     def _lay_out(self, entries: int) -> None:
         """Begin a new layout with room for twice `entries`."""
         # Each added hash moves more places than it takes, so little of the old layout is left.
-        self._step(len(self._old_keys))
+        self._advance(len(self._old_keys))
         size = self._smallest
         while entries * 2 > size:
             size *= 2
@@ -241,33 +241,33 @@ class PrefixTable:
         self._sieve = np.zeros(size // 2, np.uint8)
         self._used = 0
 
-    def _step(self, places: int) -> None:
+    def _advance(self, places: int) -> None:
         """Move `places` places of the old layout, and drop the layout with its last place."""
         if not len(self._old_keys):
             return
         until = min(len(self._old_keys), self._moved + places)
-        self._take_along(np.arange(self._moved, until))
+        self._move(np.arange(self._moved, until))
         self._moved = until
         if until == len(self._old_keys):
             self._old_keys, self._old_bits = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
             self._old_sieve = np.zeros(0, np.uint8)
 
-    def _take_along(self, at: npt.NDArray[np.int64]) -> None:
+    def _move(self, places: npt.NDArray[np.int64]) -> None:
         """Move the hashes at these places of the old layout into the new one."""
-        at = at[self._old_bits[at] != 0]
-        hashes = self._old_keys[at]
+        places = places[self._old_bits[places] != 0]
+        hashes = self._old_keys[places]
         # The key keeps its old place, so that hashes behind it are still found.
-        self._bits[self._claim(hashes)] = self._old_bits[at]
-        self._old_bits[at] = 0
-        self._left -= len(at)
-        self._sift(hashes)
+        self._bits[self._claim(hashes)] = self._old_bits[places]
+        self._old_bits[places] = 0
+        self._left -= len(places)
+        self._add_to_sieve(hashes)
 
     def _old_places(self, hashes: Hashes) -> npt.NDArray[np.int64]:
-        at = self._find(self._old_keys, hashes)
-        live_places: npt.NDArray[np.int64] = at[self._old_keys[at] == hashes]
+        places = self._find(self._old_keys, hashes)
+        live_places: npt.NDArray[np.int64] = places[self._old_keys[places] == hashes]
         return live_places
 
-    def _sift(self, hashes: Hashes) -> None:
+    def _add_to_sieve(self, hashes: Hashes) -> None:
         byte, bit = self._in_sieve(self._sieve, hashes)
         np.bitwise_or.at(self._sieve, byte, bit)
 
@@ -285,17 +285,17 @@ class PrefixTable:
 
     def _find(self, keys: Hashes, hashes: Hashes) -> npt.NDArray[np.int64]:
         """Return the place of each hash, or the free place where it would be."""
-        at = self._start(keys, hashes)
-        keys_at = keys[at]
+        places = self._start(keys, hashes)
+        keys_at = keys[places]
         left = np.flatnonzero((keys_at != hashes) & (keys_at != 0))
         while len(left):
-            near = (at[left, None] + 1 + _NEAR) & (len(keys) - 1)
+            near = (places[left, None] + 1 + _NEAR) & (len(keys) - 1)
             keys_at = keys[near]
             ends = (keys_at == hashes[left, None]) | (keys_at == 0)
-            which = ends.argmax(axis=1)
+            first_end = ends.argmax(axis=1)
             rows = np.arange(len(left))
-            at[left] = near[rows, which]
-            going = ~ends[rows, which]
-            at[left[going]] = near[going, -1]
+            places[left] = near[rows, first_end]
+            going = ~ends[rows, first_end]
+            places[left[going]] = near[going, -1]
             left = left[going]
-        return at
+        return places

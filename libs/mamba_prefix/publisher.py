@@ -57,7 +57,7 @@ class Publisher:
                     log.warning("prefix index not published", reason=str(error))
                 self.connected = False
                 self.failures += 1
-                await asyncio.sleep(self._backoff.failed())
+                await asyncio.sleep(self._backoff.record_failure())
             except Exception:
                 # A defect here must not end the engine, which works without the index.
                 log.exception("prefix index not published")
@@ -65,7 +65,7 @@ class Publisher:
                 self.failures += 1
                 await asyncio.sleep(LONGEST_PAUSE)
             else:
-                self._backoff.worked()
+                self._backoff.record_success()
 
     async def _publish(self) -> None:
         """Publish for one heartbeat interval: changes, then the heartbeat. Raises RedisAway."""
@@ -84,7 +84,7 @@ class Publisher:
         with contextlib.suppress(TimeoutError):
             # `wait_for` of Python 3.11 may swallow a cancellation that comes together with its result.
             async with asyncio.timeout(seconds):
-                await self._log.changed()
+                await self._log.wait_for_change()
 
     async def _send(self) -> None:
         if self._incarnation != self._log.incarnation:

@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         name="equal pages at different places have the same hash",
         keeps="A page's hash names the whole prefix that ends with it.",
-        where="mamba_prefix.page_chain:PageChain._placed",
+        where="mamba_prefix.page_chain:PageChain._terms",
         old="pages += _PLACES[first:end] if end <= len(_PLACES) else _places(first, end)",
         new="pass",
         tests=("tests/unit/prefix/test_page_chain.py",),

@@ -58,7 +58,11 @@ class HttpServer(uvicorn.Server):
                 http=cast(
                     "Any",
                     functools.partial(
-                        LimitedProtocol, limits=limits, room=room, turns=RequestTurns(), opened=self._opened
+                        LimitedProtocol,
+                        limits=limits,
+                        room=room,
+                        turns=RequestTurns(),
+                        opened=self._on_opened,
                     ),
                 ),
                 lifespan="off",
@@ -83,7 +87,7 @@ class HttpServer(uvicorn.Server):
             self._queue.close()
         await super().shutdown(sockets)
 
-    def _opened(self) -> None:
+    def _on_opened(self) -> None:
         if self._queue is not None:
             self._queue.accept()
 

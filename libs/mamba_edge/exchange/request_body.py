@@ -133,8 +133,7 @@ async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: in
             return bytes(body)
 
 
-async def _refuse(
-refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:
+async def _refuse(refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:
     """Prepare the refusal of a body; `more`: the client still writes."""
     refusal.close = discard > 0
     if discard and more:

@@ -74,16 +74,16 @@ def test_the_first_batch_of_an_incarnation_voids_all_before_it() -> None:
 @in_virtual_time
 async def test_who_waits_is_woken_by_a_change_and_by_the_end() -> None:
     log = make()
-    waiting = asyncio.create_task(log.changed())
+    waiting = asyncio.create_task(log.wait_for_change())
     await asyncio.sleep(1)
     assert not waiting.done()
     gain(log, 1)
     await asyncio.wait_for(waiting, 1)
-    waiting = asyncio.create_task(log.changed())
+    waiting = asyncio.create_task(log.wait_for_change())
     await asyncio.sleep(0)
     log.close()
     await asyncio.wait_for(waiting, 1)
-    await asyncio.wait_for(log.changed(), 1)
+    await asyncio.wait_for(log.wait_for_change(), 1)
 
 
 def test_every_message_comes_back_as_it_was() -> None:
