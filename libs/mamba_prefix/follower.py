@@ -80,11 +80,11 @@ class Follower:
                     await self._reconcile()
             except RedisAway as error:
                 if not self._backoff.failures:
-                    log.warning("prefix index not followed", reason=str(error))
+                    log.warning("prefix_index_not_followed", reason=str(error))
                 self._fail(str(error))
                 await asyncio.sleep(self._backoff.record_failure())
             except Exception as error:
-                log.exception("prefix index not followed")
+                log.exception("prefix_index_not_followed")
                 self._fail(type(error).__name__)
                 await asyncio.sleep(LONGEST_PAUSE)
 
@@ -103,7 +103,7 @@ class Follower:
         afters = await self._read_snapshots([name for name, beat in beats.items() if beat], beats)
         self._position = min(afters, key=_order) if afters else START
         await self._reconcile(beats)
-        log.info("prefix index followed", engines=len(self._index.engines()), entries=self._index.entries)
+        log.info("prefix_index_followed", engines=len(self._index.engines()), entries=self._index.entries)
 
     async def _follow(self, seconds: float) -> None:
         """Apply changes from the stream for `seconds`. Raises RedisAway."""
@@ -263,7 +263,7 @@ class Follower:
         self._index.refused_messages[kind] += 1
         if (kind, where) not in self._named and len(self._named) < MOST_NAMES:
             self._named.add((kind, where))
-            log.warning("prefix index refuses", kind=kind, where=where, bytes=size)
+            log.warning("prefix_index_message_refused", kind=kind, where=where, bytes=size)
 
 
 def _order(entry_id: str) -> tuple[int, int]:

@@ -54,13 +54,13 @@ class Publisher:
                 await self._publish()
             except RedisAway as error:
                 if self.connected or not self._backoff.failures:
-                    log.warning("prefix index not published", reason=str(error))
+                    log.warning("prefix_index_not_published", reason=str(error))
                 self.connected = False
                 self.failures += 1
                 await asyncio.sleep(self._backoff.record_failure())
             except Exception:
                 # A defect here must not end the engine, which works without the index.
-                log.exception("prefix index not published")
+                log.exception("prefix_index_not_published")
                 self.connected = False
                 self.failures += 1
                 await asyncio.sleep(LONGEST_PAUSE)
@@ -113,7 +113,7 @@ class Publisher:
         )
         before, is_requested = await self._store.beat(published.engine, pack(published))
         if not self.connected:
-            log.info("prefix index published", engine=published.engine)
+            log.info("prefix_index_published", engine=published.engine)
         self.connected = True
         if not self._is_last_beat(before):
             # Redis was emptied, or failed over to a replica that lacks the end of the stream, which restarts.
