@@ -21,10 +21,9 @@ from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate
 from mamba_gateway.routing.router import Router
 from mamba_prefix.messages import Change, Snapshot
-from mamba_prefix.packed_arrays import ENTRY
 from mamba_prefix.page_chain import Hashes, PageChain
 from mamba_prefix.page_rungs import rungs
-from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.prefix_index import ENTRY, PrefixIndex
 
 PAGE = 16
 """Tokens."""

@@ -1,1 +1,1 @@
-"""What every HTTP server of the platform does alike: keys, limits, identifiers, errors, listeners, docs."""
+"""Parts that every HTTP server of the platform shares: keys, limits, identifiers, errors, listeners, docs."""

@@ -1,29 +1,27 @@
-"""Who may call: API keys and admin tokens, from files that may change under us (rotated secrets).
+"""API keys and admin tokens, read from files that may change at any time (rotated secrets).
 
-Read at the start and again when the file's time stamp, size or inode moves. A file that is empty or gone may
-be half of a rotation, so the keys that were read last stay for a moment; then nobody is let in until it holds
-keys again. Compared in constant time; never logged.
+A file is read at the start and again when its time stamp, size or inode changes. A file that is empty or
+missing may be in the middle of a rotation, so the previous keys stay valid for a moment; after that every
+request is refused until the file holds keys again. Keys are compared in constant time and never logged.
 """
 
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.requests import HTTPConnection
-
-from mamba_edge.client_name import SCOPE_KEY
 from mamba_edge.errors import Unauthorized
-from mamba_edge.key_name import KEY_NAME
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
 
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Allowed names of API keys. A name appears in metrics and logs, where the key itself never does."""
 GRACE_SECONDS = 1.0
-"""How long the keys of a file that is empty, unreadable or gone are still accepted."""
+"""Seconds for which the previous keys stay valid while their file is empty, unreadable or missing."""
 
 
 class KeyFileError(ValueError):
@@ -31,7 +29,7 @@ class KeyFileError(ValueError):
 
 
 def _digest(key: bytes) -> bytes:
-    # Digests have one length, so comparing them tells nothing about the length of a key.
+    # All digests have one length, so comparing them reveals nothing about the length of a key.
     return hashlib.sha256(key).digest()
 
 
@@ -40,18 +38,21 @@ def _name(place: int, *words: bytes) -> str:
         return f"key-{place}"
     name = words[0].decode("ascii", "replace")
     if len(words) > 1 or not KEY_NAME.fullmatch(name):
-        # Not a word of the line itself: it may be a part of a key.
+        # The message quotes nothing of the line, which may be a part of a key.
         raise ValueError(
-            f"key {place} is followed by what is no name; a line is KEY or KEY NAME, the name of at most 64 "
-            "letters, digits and ._-"
+            f"key {place} is followed by an invalid name; a line is KEY or KEY NAME, and a name has at most "
+            "64 letters, digits and ._-"
         )
     return name
 
 
 class KeyFile:
-    """One accepted key a line, behind it, after a blank, its name if it has one; blank lines and # comments
-    are skipped. Keys of one name are one to whoever counts: the old and the new one of a rotation. A key
-    without a name is called by its place, `key-1` for the first. Raises KeyFileError."""
+    """The accepted keys of one file: one key a line, optionally followed by a blank and the key's name.
+
+    Blank lines and # comments are skipped. Keys with the same name count as one client: the old and the new
+    key of a rotation. A key without a name is named after its position, `key-1` for the first. The
+    constructor raises KeyFileError.
+    """
 
     def __init__(self, path: str | Path, option: str, clock: Callable[[], float] = time.time) -> None:
         self._path = Path(path)
@@ -72,27 +73,27 @@ class KeyFile:
 
     @property
     def first(self) -> bytes:
-        """The key that this process itself shows to a server which asks for one; empty when there is none."""
+        """Return the key that this process sends to servers that need one; empty if there is none."""
         self._refresh()
         return self._keys[0] if self._keys else b""
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the keys that are accepted."""
+        """Return the names of all accepted keys."""
         self._refresh()
         return frozenset(self._names)
 
     def check(self, authorization: str | bytes | None) -> str:
-        """The name of the key in the value of an Authorization header. Raises Unauthorized."""
+        """Return the name of the key in the value of an Authorization header, or raise Unauthorized."""
         if isinstance(authorization, str):
-            authorization = authorization.encode("latin-1", errors="replace")  # the bytes that came
+            authorization = authorization.encode("latin-1", errors="replace")  # the original bytes
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key.strip():
             raise Unauthorized("no API key was given; send the header 'Authorization: Bearer KEY'")
         self._refresh()
-        given = _digest(key.strip())
-        # Every key is compared, so that timing says nothing about which one came close.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        digest = _digest(key.strip())
+        # Every key is compared, so that timing does not reveal which one is similar.
+        matches = [hmac.compare_digest(digest, accepted) for accepted in self._digests]
         if not any(matches):
             raise Unauthorized("the API key is not accepted")
         return self._names[matches.index(True)]
@@ -109,15 +110,15 @@ class KeyFile:
     def _on_broken(self, complaint: str) -> None:
         now = self._clock()
         if self._broken_since is None:
-            # No request may have come since: then the moment was long ago.
+            # The file may have broken long before this request, if none has come since.
             self._broken_since = min(now, self._changed_at())
-        if complaint != self._complaint:  # once, not with every request
+        if complaint != self._complaint:  # logged once, not with every request
             self._complaint = complaint
             log.error(
                 "key_file_unreadable",
                 option=self._option,
                 reason=complaint,
-                remedy=f"put the keys back: after {GRACE_SECONDS:g} s everybody is refused",
+                remedy=f"restore the keys: after {GRACE_SECONDS:g} s every request is refused",
             )
         if now - self._broken_since >= GRACE_SECONDS and self._keys:
             log.error("keys_revoked", option=self._option, reason=complaint)
@@ -136,23 +137,8 @@ class KeyFile:
         lines = (line.strip() for line in self._path.read_bytes().splitlines())
         words = tuple(line.split() for line in lines if line and not line.startswith(b"#"))
         if not words:
-            raise ValueError("holds no key; put one a line")
-        names = tuple(_name(place, *named) for place, (_, *named) in enumerate(words, 1))
+            raise ValueError("holds no key; write one key per line")
+        names = tuple(_name(place, *rest) for place, (_, *rest) in enumerate(words, 1))
         self._keys, self._names = tuple(key for key, *_ in words), names
         self._digests = tuple(_digest(key) for key in self._keys)
         self._stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-
-
-class KeyGuard(HTTPBearer):
-    """The security scheme of routes that need a key. Without a key file it lets everybody pass."""
-
-    def __init__(self, keys: KeyFile | None, description: str) -> None:
-        super().__init__(scheme_name="bearer", description=description, auto_error=False)
-        self._keys = keys
-
-    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
-        """Raises Unauthorized. A route that takes a body asks before it reads; FastAPI asks again."""
-        if self._keys is not None and "authorized" not in request.scope:
-            request.scope[SCOPE_KEY] = self._keys.check(request.headers.get("authorization"))
-            request.scope["authorized"] = True
-        return None

@@ -1,5 +1,8 @@
-"""What a request can fail with at any of our servers, as the OpenAI envelope says it. Raised below the
-request middleware, which turns it into an answer; engine API and gateway add errors of their own to the tree.
+"""Errors of requests at any of our servers, with their OpenAI envelope.
+
+Raised below the request middleware, which turns each into an answer; engine API and gateway add errors of
+their own to the tree.
+
 
 ApiError
 ├── InvalidRequest        400 invalid_value
@@ -27,18 +30,18 @@ from starlette.exceptions import HTTPException
 from mamba_api.bounded_text import LONGEST_WORD, bounded
 
 MOST_MESSAGE = 2000
-"""Characters of what a client is told, whatever of its request stands in there."""
+"""Characters of an error message at most, however long the quoted part of the request is."""
 
 
 class ApiError(Exception):
-    """Base: status, OpenAI `type`, `code`, `param`, and seconds after which a retry makes sense."""
+    """The base of all errors: status, OpenAI `type`, `code`, `param`, and seconds until a retry is useful."""
 
     status = 500
     kind = "server_error"
     code: str | None = "internal_error"
     retry_after: float | None = None
     close = False
-    """The connection cannot be used for another request, or should not be."""
+    """Whether the connection cannot, or should not, be used for another request."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -48,17 +51,17 @@ class ApiError(Exception):
             self.retry_after = retry_after
 
     def envelope(self) -> bytes:
-        """The JSON body `{"error": {"message", "type", "param", "code"}}`."""
+        """Return the JSON body `{"error": {"message", "type", "param", "code"}}`."""
         return msgspec.json.encode(
             {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
         )
 
     def event(self) -> bytes:
-        """The server-sent event that ends a stream which can no longer have a status."""
+        """Return the server-sent event that ends a stream whose status was sent already."""
         return b"data: " + self.envelope() + b"\n\n"
 
     def headers(self) -> dict[str, str]:
-        """Headers of the answer besides the content type."""
+        """Return headers of the answer besides the content type."""
         headers = {"connection": "close"} if self.close else {}
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
@@ -69,7 +72,7 @@ NO_BODY = "the body is empty: send a JSON object"
 
 
 class InvalidRequest(ApiError):
-    """The request is wrong; `param` names the field."""
+    """An invalid request; `param` names the field."""
 
     status, kind = 400, "invalid_request_error"
 
@@ -79,7 +82,7 @@ class InvalidRequest(ApiError):
 
 
 class Unauthorized(ApiError):
-    """No or a wrong API key."""
+    """A request without an API key, or with a wrong one."""
 
     status, kind, code = 401, "authentication_error", "invalid_api_key"
 
@@ -88,19 +91,19 @@ class Unauthorized(ApiError):
 
 
 class NotFound(ApiError):
-    """No such path."""
+    """A request for a path that does not exist."""
 
     status, kind, code = 404, "invalid_request_error", "not_found"
 
 
 class ModelNotFound(NotFound):
-    """No such model."""
+    """A request for a model that is not served."""
 
     code = "model_not_found"
 
 
 class MethodNotAllowed(ApiError):
-    """The path exists, the method does not; `allow` lists those that do."""
+    """A request with a method that its path does not have; `allow` lists the allowed ones."""
 
     status, kind, code = 405, "invalid_request_error", "method_not_allowed"
 
@@ -113,31 +116,31 @@ class MethodNotAllowed(ApiError):
 
 
 class RequestTimeout(ApiError):
-    """Head or body did not arrive in time."""
+    """A request whose head or body did not arrive in time."""
 
     status, kind, code, close = 408, "invalid_request_error", "request_timeout", True
 
 
 class BodyTooLarge(ApiError):
-    """The body is over the limit. With `close` its rest is not read, so nothing can follow it."""
+    """A body above the limit. With `close` its rest is not read, so that no request can follow it."""
 
     status, kind, code = 413, "invalid_request_error", "request_too_large"
 
 
 class UnsupportedMediaType(ApiError):
-    """The body is not declared as JSON, or is coded."""
+    """A body that is not declared as JSON, or is coded."""
 
     status, kind, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
 class TooManyRequests(ApiError):
-    """Enough requests are waiting already."""
+    """A request that arrived while enough requests were waiting."""
 
     status, kind, code, retry_after = 429, "rate_limit_error", "rate_limit_exceeded", 1.0
 
 
 class HeadersTooLarge(ApiError):
-    """The request line and headers are over the limit."""
+    """A request line with headers above the limit."""
 
     status, kind, code, close = 431, "invalid_request_error", "headers_too_large", True
 
@@ -147,32 +150,32 @@ class InternalError(ApiError):
 
 
 class NotReady(ApiError):
-    """Loading or restarting."""
+    """A server that is loading or restarting."""
 
     status, kind, code, retry_after = 503, "service_unavailable_error", "not_ready", 2.0
 
 
 class ServerDraining(NotReady):
-    """The server is about to stop. Only a new connection can lead a retry to another one."""
+    """A server that is about to stop. Only a new connection can lead a retry to another server."""
 
     close = True
 
 
 class TooManyBodies(ApiError):
-    """The bodies of the requests under way take all the memory there is for them."""
+    """The bodies of the requests under way take all the memory for bodies."""
 
     status, kind, code, retry_after = 503, "service_unavailable_error", "overloaded", 2.0
 
 
 class TooManyConnections(ApiError):
-    """As many connections are open as may be."""
+    """The largest number of connections has requests under way."""
 
     status, kind, code, close = 503, "service_unavailable_error", "overloaded", True
     retry_after = 2.0
 
 
 def as_api_error(error: Exception, location: str = "") -> ApiError:
-    """What the client is told about any exception; `location`: method and path for what is not served."""
+    """Return the error that the client gets for an exception; `location`: method and path of the request."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -180,7 +183,7 @@ def as_api_error(error: Exception, location: str = "") -> ApiError:
             return NotFound(f"{location}there is nothing at this path; see /openapi.json")
         if error.status_code == 405:
             allow = (error.headers or {}).get("Allow", "")
-            said = f"{location}the method is not allowed here; use {allow or 'another'}"
-            return MethodNotAllowed(said, allow=allow)
+            message = f"{location}the method is not allowed here; use {allow or 'another'}"
+            return MethodNotAllowed(message, allow=allow)
         return InvalidRequest(error.detail)
     return InternalError("an unexpected error occurred; the server's log has the details")

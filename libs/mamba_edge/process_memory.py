@@ -1,5 +1,4 @@
-"""Memory of a serving process: what was there at the start is never searched for garbage, and what is free
-goes back to the system.
+"""Memory of a serving process: excludes startup objects from garbage collection and returns free pages.
 
 Called by the commands that serve, once for each process; in-process servers leave their process alone.
 """
@@ -14,34 +13,34 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 TRIM_SECONDS = 10.0
-"""Time between two looks for pages that can go back."""
-LOOK_AFTER = 10_000
-"""Objects more than before after which the young ones are searched for garbage. The interpreter's own 700 are
-those of two requests: nearly all of them live still."""
+"""Seconds between two attempts to return free pages to the system."""
+YOUNG_OBJECTS = 10_000
+"""Number of new objects after which the youngest generation is searched for garbage. The interpreter's own
+700 are the objects of two requests, nearly all of which are still in use."""
 
 
 def freeze() -> None:
-    """Take all that is there out of the collector's sight, and what is garbage out of memory.
+    """Free all garbage and exclude the remaining objects from later collections.
 
-    Modules and models of a server are hundreds of thousands of objects: one full collection over them holds
-    the event loop up for 80 ms, now and then and for nothing.
+    Modules and models of a server are hundreds of thousands of objects: one full collection over them would
+    block the event loop for 80 ms, and would free nothing.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(LOOK_AFTER, *gc.get_threshold()[1:])
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def trim() -> None:
-    """Give free pages in the middle of the heap back; the allocator itself only ever gives back its end.
+    """Return free pages in the middle of the heap to the system; the allocator itself only returns its end.
 
-    A burst of requests would otherwise stay in the process's size for good. Without glibc nothing happens.
+    Otherwise the process would keep the size that a burst of requests caused. Without glibc nothing happens.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 async def with_trimming(work: Coroutine[Any, Any, Result], seconds: float = TRIM_SECONDS) -> Result:
-    """The result of `work`, and `trim` every so many seconds while it runs, in a thread."""
+    """Return the result of `work`, and call `trim` in a thread every `seconds` while it runs."""
 
     async def trim_now_and_then() -> None:
         while True:

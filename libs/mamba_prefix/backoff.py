@@ -1,28 +1,31 @@
-"""Growing pauses between tries of what is away: a publisher's, a follower's, and a feed's of one engine."""
+"""Growing pauses between attempts to reach a server that is away, for publisher, follower and direct feed."""
 
 import random
 from collections.abc import Callable
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds."""
+"""Shortest and longest pause in seconds."""
 _MANY = 16
-"""Failures after which no pause is longer than the one before, whatever the two are."""
+"""Number of failures after which the pause does not grow any more."""
 
 
 class Backoff:
-    """Of one thing that is tried. `jitter`: 0 to 1, so that not all come back at the same time."""
+    """The pauses of one repeated attempt.
+
+    `jitter`: 0 to 1, so that not all clients return at the same time.
+    """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
         self._jitter = jitter
         self.failures = 0
-        """In a row."""
+        """Number of failures since the last success."""
 
-    def failed(self) -> float:
-        """It failed again; seconds until the next try: half to all of a pause that doubles."""
+    def record_failure(self) -> float:
+        """Record a failure and return seconds until the next attempt: half to all of a pause that doubles."""
         pause: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures, _MANY))
         self.failures += 1
         return pause * (0.5 + 0.5 * self._jitter())
 
-    def worked(self) -> None:
-        """It did not fail."""
+    def record_success(self) -> None:
+        """Record a success."""
         self.failures = 0

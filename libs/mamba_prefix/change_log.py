@@ -1,8 +1,8 @@
 """`ChangeLog`: the engine's side of the prefix index: its checkpoints and pages, and their recent changes.
 
-Lives in the API process and is filled from the messages of the engine process. The publisher to Redis and the
-gateways that poll directly read it, each from its own position; a reader that is too far behind takes a
-snapshot, so the log does not grow with slow readers.
+The log is in the API process and is filled from the messages of the engine process. The publisher to Redis
+and the gateways that poll directly read it, each from its own position. A reader that is too far behind takes
+a snapshot, so the log does not grow with slow readers.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ MAX_CHANGES_BYTES = 4 << 20
 
 
 class ChangeLog:
-    """Of one engine. `engine`: the name by which gateways know it."""
+    """The log of one engine. `engine`: the name by which gateways know it."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class ChangeLog:
         self._changes_bytes = 0
         self._changed = asyncio.Event()
 
-    # --- what the engine says ------------------------------------------------------------------------
+    # --- changes of the engine -----------------------------------------------------------------------
 
     def start(self, fingerprint: str, page_size: int) -> None:
-        """An engine process is ready, with nothing cached."""
+        """Begin the log of an engine process that is ready, with an empty cache."""
         self.fingerprint, self.page_size = fingerprint, page_size
         self._begin()
 
     def lose(self) -> None:
-        """The engine process ended: nothing it had can be resumed any more."""
+        """Record the end of the engine process: nothing of its cache can be resumed any more."""
         if self.depths or self.pages:
             self._begin()
 
@@ -90,8 +90,8 @@ class ChangeLog:
         if cleared:
             self.depths.clear()
             self.pages.clear()
-        for each in unpack_hashes(lost):
-            self.depths.pop(each, None)
+        for lost_hash in unpack_hashes(lost):
+            self.depths.pop(lost_hash, None)
         self.depths.update(unpack_entries(gained))
         self.pages.difference_update(unpack_hashes(pages_lost))
         self.pages.update(unpack_hashes(pages_gained))
@@ -112,8 +112,8 @@ class ChangeLog:
         while len(self._changes) > MAX_CHANGES or (
             self._changes_bytes > MAX_CHANGES_BYTES and len(self._changes) > 1
         ):
-            gone = self._changes.popleft()
-            self._changes_bytes -= gone.payload
+            oldest = self._changes.popleft()
+            self._changes_bytes -= oldest.payload
         self._wake()
 
     def close(self) -> None:
@@ -125,9 +125,9 @@ class ChangeLog:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # --- what readers get ----------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Return after the next change."""
         if not self.closed:
             await self._changed.wait()
@@ -143,13 +143,13 @@ class ChangeLog:
         return [self._changes[index] for index in range(skip, min(len(self._changes), skip + most))]
 
     def heartbeat(self) -> Heartbeat:
-        """A heartbeat with the current position."""
+        """Return a heartbeat with the current position."""
         return Heartbeat(
             self.engine, self.incarnation, self.epoch, self.seq, self.fingerprint, self.page_size
         )
 
     def snapshot(self, after: str = "") -> Snapshot:
-        """Everything, as of now."""
+        """Return all checkpoints and pages as of now."""
         return Snapshot(
             self.engine, self.incarnation, self.epoch, self.seq, self.fingerprint, self.page_size,
             pack_entries(self.depths), after, pages=pack_hashes(self.pages),

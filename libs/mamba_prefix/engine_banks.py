@@ -1,20 +1,19 @@
-"""`EngineBanks`: prefix tables for any number of engines, each table with the bits of 64.
+"""`EngineBanks`: prefix tables for any number of engines, each table with the bits of 64 engines.
 
-A fleet of up to 64 engines has one table and pays for no other; a larger one is looked up once for each 64. A
-hash that engines of two tables have is an entry of both, and all share one bound. Called by `prefix_index`.
+A fleet of up to 64 engines has one table; a larger one is looked up once for each 64 engines. A hash that
+engines of two tables have is an entry of both, and all tables share one bound. Called by `prefix_index`.
 """
 
 import numpy as np
 
 from mamba_prefix.page_chain import Hashes
-from mamba_prefix.prefix_table import MOST_ENGINES as BANK
-from mamba_prefix.prefix_table import PrefixTable
+from mamba_prefix.prefix_table import ENGINES_PER_TABLE, PrefixTable
 
-MOST_ENGINES = 16 * BANK
+MAX_ENGINES = 16 * ENGINES_PER_TABLE
 
 
 class EngineBanks:
-    """Hashes and their engines, engines as numbers below `MOST_ENGINES`. `most`: entries of all tables."""
+    """Hashes and their engines, engines as numbers below `MAX_ENGINES`; `most` bounds all entries."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -27,21 +26,23 @@ class EngineBanks:
 
     @property
     def bytes(self) -> int:
-        """Add up what the arrays take."""
+        """Return the size of all arrays."""
         return sum(table.bytes for table in self._tables.values())
 
     def depths(self, hashes: Hashes) -> dict[int, int]:
-        """For each engine that has any of `hashes`: how many of them lead up to the last one that it has."""
-        found = self._tables[0].depths(hashes)
+        """Return, for each engine that has any of `hashes`, the position after the last one it has."""
+        depths_by_engine = self._tables[0].depths(hashes)
         if len(self._tables) > 1:
             for bank, table in self._tables.items():
                 if bank and table.entries:
-                    found |= {bank * BANK + bit: depth for bit, depth in table.depths(hashes).items()}
-        return found
+                    depths_by_engine |= {
+                        bank * ENGINES_PER_TABLE + bit: depth for bit, depth in table.depths(hashes).items()
+                    }
+        return depths_by_engine
 
     def add(self, engine: int, hashes: Hashes) -> int:
-        """`engine` has these (none twice in `hashes`). Returns how many of them there was no room for."""
-        bank, bit = divmod(engine, BANK)
+        """Add hashes of `engine`, without duplicates, and return how many of them did not fit."""
+        bank, bit = divmod(engine, ENGINES_PER_TABLE)
         table = self._tables.get(bank)
         if table is None:
             table = self._tables[bank] = PrefixTable(self._most)
@@ -49,25 +50,25 @@ class EngineBanks:
         return table.add(bit, hashes)
 
     def remove(self, engine: int, hashes: Hashes) -> None:
-        """`engine` has these no more (none twice in `hashes`)."""
-        bank, bit = divmod(engine, BANK)
+        """Remove hashes of `engine`, without duplicates."""
+        bank, bit = divmod(engine, ENGINES_PER_TABLE)
         if (table := self._tables.get(bank)) is not None:
             table.remove(bit, hashes)
 
     def clear(self, engine: int) -> None:
-        """`engine` has nothing any more; a table of which no engine has anything is gone."""
-        bank, bit = divmod(engine, BANK)
+        """Remove all hashes of `engine`, and a table that becomes empty."""
+        bank, bit = divmod(engine, ENGINES_PER_TABLE)
         if (table := self._tables.get(bank)) is not None:
             table.clear(bit)
             if bank and not table.entries:
                 del self._tables[bank]
 
     def of(self, engine: int) -> Hashes:
-        """Return what `engine` has, in no order."""
-        bank, bit = divmod(engine, BANK)
+        """Return the hashes of `engine`, in no order."""
+        bank, bit = divmod(engine, ENGINES_PER_TABLE)
         return self._tables[bank].of(bit) if bank in self._tables else np.empty(0, np.uint64)
 
     def count(self, engine: int) -> int:
-        """Count what `engine` has."""
-        bank, bit = divmod(engine, BANK)
+        """Count the hashes of `engine`."""
+        bank, bit = divmod(engine, ENGINES_PER_TABLE)
         return self._tables[bank].count(bit) if bank in self._tables else 0

@@ -1,14 +1,14 @@
 """Errors of the prefix index.
 
 PrefixIndexError
-├── ForeignMessage    something else wrote there
-├── BadRedisUrl       an address that cannot be used; a ValueError
-└── RedisAway         Redis does not answer, or not as it should
+├── ForeignMessage    bytes that another program or version wrote
+├── BadRedisUrl       an unusable address; a ValueError
+└── RedisAway         Redis does not answer, or answers wrongly
 """
 
 
 class PrefixIndexError(Exception):
-    """Says what to do."""
+    """The base of all errors. The message says what to do."""
 
 
 class ForeignMessage(PrefixIndexError):
@@ -16,8 +16,8 @@ class ForeignMessage(PrefixIndexError):
 
 
 class BadRedisUrl(PrefixIndexError, ValueError):
-    """The address of a Redis is wrong. Never shows a password."""
+    """An invalid address of a Redis. The message never contains a password."""
 
 
 class RedisAway(PrefixIndexError):
-    """Redis is down, slow, full, or refuses: try again later."""
+    """A Redis that is down, slow, full, or refuses commands: try again later."""

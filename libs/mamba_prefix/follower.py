@@ -1,8 +1,8 @@
 """`Follower`: keeps a gateway's prefix index up to date from Redis. No request waits for it or fails by it.
 
-Reads the snapshots once, then the stream of changes, and every second the heartbeats, which show dead engines
-and missed batches; an engine with missed batches is asked for a new snapshot. While Redis is unreachable the
-index stays as it is; afterwards it is read anew.
+The follower reads the snapshots once, then the stream of changes, and every second the heartbeats, which
+reveal dead engines and missed batches; it requests a new snapshot from an engine with missed batches. While
+Redis is unreachable the index stays as it is; afterwards it is read again from the start.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ log = structlog.get_logger("mambaserve.prefix")
 BLOCK_SECONDS = 0.5
 SHORTEST_BLOCK = 0.001
 RECONCILE_SECONDS = 1.0
-MOST = 512
-"""Batches in one answer."""
+BATCHES_PER_READ = 512
+"""Largest number of batches in one answer."""
 SILENT_SECONDS = 3.0
 """Seconds without a heartbeat after which an engine counts as dead: Redis may just have been flushed."""
 RETURN_SECONDS = LONGEST_PAUSE + 1.0
@@ -38,7 +38,10 @@ RETURN_SECONDS = LONGEST_PAUSE + 1.0
 
 
 class Follower:
-    """Follows one scope. `on_outcome`: called with the reason of each failure, and with None on success."""
+    """The follower of one scope.
+
+    `on_outcome`: called with the reason of each failure, and with None on success.
+    """
 
     def __init__(
         self,
@@ -53,9 +56,10 @@ class Follower:
         self._backoff = Backoff(jitter)
         self._on_outcome = on_outcome
         self.foreign = 0
-        """Number of messages that could not be read: not written by this version."""
+        """Number of messages that could not be read because another version wrote them."""
         self._too_large: set[str] = set()
-        """Engines whose snapshot is refused: nothing is known of them, and what is of others is no worse."""
+        """Engines whose snapshot is refused. Nothing is known about them; the entries of other engines stay
+        valid."""
         self._named: set[tuple[str, str]] = set()
         self._position = START
         self._silent: dict[str, float] = {}
@@ -65,22 +69,22 @@ class Follower:
         """Time of the loop until which no engine counts as dead."""
 
     async def run(self) -> None:
-        """Follow for ever; only cancelling ends it."""
+        """Follow until cancelled."""
         while True:
             try:
                 await self._start()
-                self._backoff.worked()
+                self._backoff.record_success()
                 self._on_outcome(None)
                 while True:
                     await self._follow(RECONCILE_SECONDS)
                     await self._reconcile()
             except RedisAway as error:
                 if not self._backoff.failures:
-                    log.warning("prefix index not followed", reason=str(error))
+                    log.warning("prefix_index_not_followed", reason=str(error))
                 self._fail(str(error))
-                await asyncio.sleep(self._backoff.failed())
+                await asyncio.sleep(self._backoff.record_failure())
             except Exception as error:
-                log.exception("prefix index not followed")
+                log.exception("prefix_index_not_followed")
                 self._fail(type(error).__name__)
                 await asyncio.sleep(LONGEST_PAUSE)
 
@@ -90,28 +94,30 @@ class Follower:
         self._on_outcome(reason)
 
     async def _start(self) -> None:
-        """Read every snapshot and what the stream has had since. Raises RedisAway."""
+        """Read every snapshot and the stream since then. Raises RedisAway."""
         self._unsynced, self._silent = set(), {}
-        # Where engines cannot write either, all of them would seem to have died.
+        # If engines cannot write either, all of them would seem to have died.
         await self._store.check_writes()
         self._grace_until = asyncio.get_running_loop().time() + RETURN_SECONDS
         beats = await self._heartbeats()
         afters = await self._read_snapshots([name for name, beat in beats.items() if beat], beats)
         self._position = min(afters, key=_order) if afters else START
         await self._reconcile(beats)
-        log.info("prefix index followed", engines=len(self._index.engines()), entries=self._index.entries)
+        log.info("prefix_index_followed", engines=len(self._index.engines()), entries=self._index.entries)
 
     async def _follow(self, seconds: float) -> None:
-        """Apply changes from the stream for so many seconds. Raises RedisAway."""
+        """Apply changes from the stream for `seconds`. Raises RedisAway."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > SHORTEST_BLOCK:
             await self._read(min(left, BLOCK_SECONDS))
 
     async def _read(self, block: float) -> int:
-        """Apply the next batches, at most `MOST`, waiting up to `block` seconds for the first; returns their
-        number."""
-        batches = await self._store.read(self._position, MOST, block)
+        """Apply the next batches and return their number, at most `BATCHES_PER_READ`.
+
+        Waits up to `block` seconds for the first batch.
+        """
+        batches = await self._store.read(self._position, BATCHES_PER_READ, block)
         for where, raw in batches:
             self._position = where
             message = self._unpack(raw, "batch", where)
@@ -121,26 +127,28 @@ class Follower:
 
     def _apply(self, message: Change) -> None:
         if message.engine in self._unsynced and not message.cleared:
-            return  # the snapshot that is due tells more
+            return  # the snapshot that is due contains more
         if self._index.take_change(message) == "gap":
             self._unsynced.add(message.engine)
         else:
             self._unsynced.discard(message.engine)
 
     async def _reconcile(self, beats: dict[str, Heartbeat | None] | None = None) -> None:
-        """Compare the index with the heartbeats: drop dead engines, resync those with gaps. Raises
-        RedisAway."""
+        """Compare the index with the heartbeats: drop dead engines, read those with gaps again.
+
+        Raises RedisAway.
+        """
         now = asyncio.get_running_loop().time()
         if beats is None:
             beats = await self._heartbeats()
-        # Batches are written before the heartbeat that counts them: what is missing now was lost.
-        while await self._read(SHORTEST_BLOCK) == MOST:
+        # Batches are written before the heartbeat that counts them: a batch that is missing now was lost.
+        while await self._read(SHORTEST_BLOCK) == BATCHES_PER_READ:
             pass
-        known = {*beats, *self._index.engines()}
-        if any(beats.get(engine) is None for engine in known):
-            # An engine that is silent, or a Redis that takes no heartbeat? Then this raises.
+        engines = {*beats, *self._index.engines()}
+        if any(beats.get(engine) is None for engine in engines):
+            # Tell a silent engine from a Redis that takes no heartbeats, for which this raises.
             await self._store.check_writes()
-        for engine in known:
+        for engine in engines:
             beat = beats.get(engine)
             if beat is None:
                 silent = now - self._silent.setdefault(engine, now)
@@ -151,13 +159,13 @@ class Follower:
             if not self._index.matches(beat):
                 self._unsynced.add(engine)
         await self._resync(beats)
-        # Names that others put in and took out again are not kept for ever.
+        # Names that another program added and removed are forgotten.
         self._index.refused_engines.intersection_update(beats)
-        self._unsynced.intersection_update(known)
-        self._too_large.intersection_update(known)
-        # One engine more than the index has places for makes what is known of the others no worse.
+        self._unsynced.intersection_update(engines)
+        self._too_large.intersection_update(engines)
+        # An engine without a place in the index does not affect the entries of the others.
         unsynced = any(self._index.admits(engine) for engine in self._unsynced - self._too_large)
-        whole = not unsynced and all(each.fresh for each in self._index.engines().values())
+        whole = not unsynced and all(view.fresh for view in self._index.engines().values())
         self._index.state = "following" if whole else "stale"
 
     async def _forget(self, engine: str) -> None:
@@ -168,22 +176,22 @@ class Follower:
 
     async def _resync(self, beats: dict[str, Heartbeat | None]) -> None:
         """Read the engines with gaps again: snapshot, then the stream from there. Raises RedisAway."""
-        wanted = {name for name in self._unsynced if self._index.admits(name)}
-        for engine in wanted:
+        engines = {name for name in self._unsynced if self._index.admits(name)}
+        for engine in engines:
             self._index.doubt(engine)
-        if not wanted:
+        if not engines:
             return
-        afters = await self._read_snapshots(wanted, beats)
+        afters = await self._read_snapshots(engines, beats)
         start = min((*afters, self._position), key=_order)
         if start != self._position:
             for where, raw in await self._store.between(start, self._position):
                 start = where
                 message = self._unpack(raw, "batch", where)
-                if isinstance(message, Change) and message.engine in wanted:
+                if isinstance(message, Change) and message.engine in engines:
                     self._apply(message)
-            # The last that is there: a stream that was begun anew may be far behind where we were.
+            # The last entry of the stream: a stream that began again may be far behind our position.
             self._position = start
-        for engine in wanted:
+        for engine in engines:
             beat = beats.get(engine)
             if beat is not None and not self._index.matches(beat):
                 self._unsynced.add(engine)
@@ -194,21 +202,21 @@ class Follower:
     async def _read_snapshots(
         self, engines: Iterable[str], beats: Mapping[str, Heartbeat | None]
     ) -> list[str]:
-        """Apply the snapshots of these engines; returns the stream positions after which each continues."""
+        """Apply the snapshots of these engines; return the stream positions after which each continues."""
         out: list[str] = []
         names = sorted(engines)
-        for at in range(0, len(names), SNAPSHOTS_AT_ONCE):
-            # Applied before the next are read, so that few are held at once; and none without a place.
-            those = [name for name in names[at : at + SNAPSHOTS_AT_ONCE] if self._index.admits(name)]
-            if those:
-                out += self._take_snapshots(await self._store.snapshots(those), beats)
+        for first in range(0, len(names), SNAPSHOTS_AT_ONCE):
+            # Apply each group before the next is read, to hold few at once, and skip engines without a place.
+            batch = [name for name in names[first : first + SNAPSHOTS_AT_ONCE] if self._index.admits(name)]
+            if batch:
+                out += self._take_snapshots(await self._store.snapshots(batch), beats)
         return out
 
     def _take_snapshots(
-        self, found: Mapping[str, bytes | int | None], beats: Mapping[str, Heartbeat | None]
+        self, snapshots: Mapping[str, bytes | int | None], beats: Mapping[str, Heartbeat | None]
     ) -> list[str]:
         out = []
-        for engine, raw in found.items():
+        for engine, raw in snapshots.items():
             beat = beats.get(engine)
             size = raw if isinstance(raw, int) else len(raw or b"")
             self._too_large.discard(engine)
@@ -230,18 +238,17 @@ class Follower:
 
     async def _heartbeats(self) -> dict[str, Heartbeat | None]:
         out: dict[str, Heartbeat | None] = {}
-        known = self._index.engines().keys()
-        found = await self._store.heartbeats(known)
-        if len(found) > MOST_NAMES:
-            self._refuse("engine", f"any but {MOST_NAMES} of them and those that are known", 0)
-        for engine, raw in found.items():
+        beats = await self._store.heartbeats(self._index.engines().keys())
+        if len(beats) > MOST_NAMES:
+            self._refuse("engine", f"more than {MOST_NAMES} engines", 0)
+        for engine, raw in beats.items():
             message = self._unpack(raw, "heartbeat", engine) if raw is not None else None
             out[engine] = message if isinstance(message, Heartbeat) and message.engine == engine else None
         return out
 
     def _unpack(self, raw: bytes, kind: RefusedKind, where: str) -> Message | None:
-        most = MOST_HEARTBEAT_BYTES if kind == "heartbeat" else MOST_MESSAGE_BYTES
-        if len(raw) > most:
+        limit = MOST_HEARTBEAT_BYTES if kind == "heartbeat" else MOST_MESSAGE_BYTES
+        if len(raw) > limit:
             if kind != "snapshot":
                 self._refuse(kind, where, len(raw))
             return None
@@ -252,14 +259,14 @@ class Follower:
             return None
 
     def _refuse(self, kind: RefusedKind, where: str, size: int) -> None:
-        """Count what is too large or one too many, and name the first of each kind and place."""
+        """Count a message that is too large, or an engine too many; log the first of each kind and place."""
         self._index.refused_messages[kind] += 1
         if (kind, where) not in self._named and len(self._named) < MOST_NAMES:
             self._named.add((kind, where))
-            log.warning("prefix index refuses", kind=kind, where=where, bytes=size)
+            log.warning("prefix_index_message_refused", kind=kind, where=where, bytes=size)
 
 
 def _order(entry_id: str) -> tuple[int, int]:
-    """Sort key of a stream entry id: (milliseconds, sequence number)."""
+    """Return the sort key of a stream entry id: (milliseconds, sequence number)."""
     milliseconds, _, number = entry_id.partition("-")
     return int(milliseconds or 0), int(number or 0)

@@ -1,8 +1,8 @@
-"""What engines publish of their caches and gateways read: changes, heartbeats, snapshots, as msgpack.
+"""Messages about the caches of engines, which gateways read: changes, heartbeats, snapshots, as msgpack.
 
-A message names its version; a reader leaves what it does not know alone. What came later stands behind the
-version: who does not know it reads the rest, and who misses it reads that there is none. Hashes and depths
-are packed, little-endian, so that a thousand of them are one piece of memory.
+A message names its version; a reader ignores messages of other versions. Fields that were added later are
+behind the version: an older reader ignores them, and a newer reader of an older message uses their defaults.
+Hashes and depths are packed, little-endian, so that a thousand of them are one piece of memory.
 """
 
 from collections.abc import Collection
@@ -16,41 +16,42 @@ from mamba_prefix.errors import ForeignMessage
 
 VERSION = 1
 _ENTRY = Struct("<QI")
-"""A checkpoint: the hash of its prefix, and the tokens in it. 12 bytes."""
+"""A checkpoint: the hash of its prefix, and the number of tokens in it. 12 bytes."""
 _HASH = 8
 
 
 class Change(msgspec.Struct, tag="change", array_like=True, frozen=True):
-    """What one engine gained and lost since its batch before."""
+    """The checkpoints and pages that one engine gained and lost since its previous batch."""
 
     engine: str
     incarnation: str
-    """Another one after each start of the engine process: all that was published before is gone."""
+    """Identifier of one run of the engine process. A new one voids everything that was published before."""
     epoch: int
-    """Rises when everything published before in this incarnation is void."""
+    """Number that rises when everything published before in this incarnation is void."""
     seq: int
-    """1 more than that of the batch before; begins with 1 in each incarnation."""
+    """Sequence number, which begins with 1 in each incarnation and rises by 1 with each batch."""
     cleared: bool
-    """All before it is void: what it gains is all there is."""
+    """Whether everything before this batch is void, so that it holds all entries of the engine."""
     gained: bytes
     """Checkpoints, each a hash in 8 bytes and a depth in 4."""
     lost: bytes
-    """Their hashes, 8 bytes each."""
+    """Hashes of checkpoints, 8 bytes each."""
     at: float = 0.0
-    """Seconds since 1970 on the engine's machine."""
+    """Time of the batch in seconds since 1970, by the clock of the engine's machine."""
     version: int = VERSION
     pages_gained: bytes = b""
-    """Hashes of prefixes whose attention is there, at the rungs of prompts; with or without a checkpoint."""
+    """Hashes of prefixes, at the rungs of prompts, whose attention pages are cached, with or without a
+    checkpoint."""
     pages_lost: bytes = b""
 
     @property
     def payload(self) -> int:
-        """Bytes of what it carries."""
+        """Return the number of bytes of all packed fields."""
         return len(self.gained) + len(self.lost) + len(self.pages_gained) + len(self.pages_lost)
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, frozen=True):
-    """The engine lives, and this is how far it has published."""
+    """A sign of life of an engine, with its position in its own stream of batches."""
 
     engine: str
     incarnation: str
@@ -62,7 +63,7 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, frozen=True):
 
 
 class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
-    """All that one engine has after its batch `seq`."""
+    """All entries of one engine after its batch `seq`."""
 
     engine: str
     incarnation: str
@@ -73,14 +74,14 @@ class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
     entries: bytes
     """Checkpoints, each a hash in 8 bytes and a depth in 4."""
     after: str = ""
-    """Where in the stream `seq` is certain to be passed: later batches stand behind it."""
+    """Position in the stream behind which all batches after `seq` are."""
     version: int = VERSION
     pages: bytes = b""
-    """Hashes of the prefixes whose attention is there, at the rungs of prompts."""
+    """Hashes of the prefixes, at the rungs of prompts, whose attention pages are cached."""
 
 
 class Feed(msgspec.Struct, tag="feed", array_like=True, frozen=True):
-    """An engine's own answer to who follows it without Redis: a snapshot if one is needed, then changes."""
+    """An engine's own answer to a gateway without Redis: a snapshot if one is needed, then changes."""
 
     heartbeat: Heartbeat
     snapshot: Snapshot | None
@@ -94,29 +95,29 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def pack(message: Message) -> bytes:
-    """The message on the wire."""
+    """Return the bytes of a message."""
     return _encoder.encode(message)
 
 
 def unpack(raw: bytes) -> Message:
-    """The message in `raw`. Raises ForeignMessage for what this version cannot read."""
+    """Return the message in `raw`. Raises ForeignMessage if this version cannot read it."""
     try:
         message: Message = _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ForeignMessage(f"is no message of this version of the prefix index: {error}") from error
+        raise ForeignMessage(f"is not a message of this version of the prefix index: {error}") from error
     if message.version != VERSION:
         raise ForeignMessage(f"is of version {message.version}, and this is version {VERSION}")
     parts: tuple[Message | None, ...] = (message,)
     if isinstance(message, Feed):
         parts = (message.snapshot, *message.changes)
-    for each in parts:
-        if isinstance(each, Change):
-            _check(each.gained, _ENTRY.size)
-            for hashes in (each.lost, each.pages_gained, each.pages_lost):
+    for part in parts:
+        if isinstance(part, Change):
+            _check(part.gained, _ENTRY.size)
+            for hashes in (part.lost, part.pages_gained, part.pages_lost):
                 _check(hashes, _HASH)
-        elif isinstance(each, Snapshot):
-            _check(each.entries, _ENTRY.size)
-            _check(each.pages, _HASH)
+        elif isinstance(part, Snapshot):
+            _check(part.entries, _ENTRY.size)
+            _check(part.pages, _HASH)
     return message
 
 
@@ -126,20 +127,20 @@ def _check(raw: bytes, size: int) -> None:
 
 
 def pack_entries(depths: dict[int, int]) -> bytes:
-    """Depths by hash, packed."""
+    """Pack depths by hash."""
     return b"".join(starmap(_ENTRY.pack, depths.items()))
 
 
 def pack_hashes(hashes: Collection[int]) -> bytes:
-    """Hashes, packed."""
+    """Pack hashes."""
     return Struct(f"<{len(hashes)}Q").pack(*hashes)
 
 
 def unpack_entries(raw: bytes) -> dict[int, int]:
-    """What `pack_entries` packed."""
+    """Return the depths by hash that `pack_entries` packed."""
     return dict(_ENTRY.iter_unpack(raw))
 
 
 def unpack_hashes(raw: bytes) -> tuple[int, ...]:
-    """What `pack_hashes` packed."""
+    """Return the hashes that `pack_hashes` packed."""
     return Struct(f"<{len(raw) // _HASH}Q").unpack(raw)

@@ -1,8 +1,8 @@
 """One chained hash per page of a prompt: hash i stands for all tokens up to the end of page i.
 
-Engines publish their checkpoints under these hashes and gateways look prompts up by them, so they are the
-same on every machine and for ever: 64-bit arithmetic alone. Two prompts with one hash cost a recomputation,
-no more: the engine compares tokens.
+Engines publish their checkpoints under these hashes and gateways look prompts up by them, so the hashes are
+the same on every machine and in every release: only 64-bit arithmetic is used. Two prompts with the same hash
+cost no more than a recomputation: the engine compares tokens.
 """
 
 from functools import lru_cache
@@ -14,25 +14,25 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int32]
 Hashes = npt.NDArray[np.uint64]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Arrays of no dimension, and results put where they stay: half of the time of an operation on 64 pages is
-# what numpy does before and after it.
+# Arrays without dimensions, and operations in place: half of the time of an operation on 64 pages is numpy's
+# work before and after it.
 _FIRST, _SECOND = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
 _S27, _S30, _S31 = np.array(27, np.uint64), np.array(30, np.uint64), np.array(31, np.uint64)
 _ONE = np.uint64(1)
-_ALL = 0xFFFF_FFFF_FFFF_FFFF
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _places(at: int, end: int) -> Hashes:
-    """What stands for the places of the pages in (at, end]."""
-    return np.arange(at + 1, end + 1, dtype=np.uint64) * GOLDEN
+def _places(first: int, end: int) -> Hashes:
+    """Return the weights of the pages in (first, end]."""
+    return np.arange(first + 1, end + 1, dtype=np.uint64) * GOLDEN
 
 
 _PLACES = _places(0, 1024)
-"""Of most pages."""
+"""Weights of the first 1,024 pages, enough for most prompts."""
 
 
 def mixed(values: Hashes) -> Hashes:
-    """The finalizer of splitmix64 of each value, in place."""
+    """Apply the finalizer of splitmix64 to each value, in place."""
     shifted = np.empty_like(values)
     np.bitwise_xor(values, np.right_shift(values, _S30, shifted), values)
     np.multiply(values, _FIRST, values)
@@ -43,9 +43,9 @@ def mixed(values: Hashes) -> Hashes:
 
 
 def mixed_one(value: int) -> int:
-    """The same of one number, for which Python's own arithmetic is quicker than an array."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _ALL
+    """Return `mixed` of one number, for which Python's own arithmetic is faster than an array."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
 
@@ -59,22 +59,22 @@ def _start(fingerprint: str, salt: str, page_size: int) -> int:
 
 
 class PageMixer:
-    """64 bits of each whole page, wherever it stands."""
+    """Hashes whole pages to 64 bits each, independently of their position."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        # The splitmix64 stream, made odd so that no bit of a token is lost.
+        # The splitmix64 stream, with odd numbers so that no bit of a token is lost.
         self._weights = mixed(np.arange(1, page_size + 1, dtype=np.uint64) * GOLDEN) | _ONE
 
     def pages(self, token_ids: Tokens) -> Hashes:
-        """uint64[whole pages of `token_ids`]."""
+        """Return the hashes of the pages: uint64[whole pages of `token_ids`]."""
         count = len(token_ids) // self.page_size
         shaped = token_ids[: count * self.page_size].reshape(count, self.page_size)
         return mixed(shaped.astype(np.uint64) @ self._weights)
 
 
 class PageChain:
-    """The hashes of one model: `fingerprint` tells models apart whose states cannot stand for each other."""
+    """The hashes of one model. `fingerprint` separates models whose states cannot replace each other."""
 
     def __init__(self, page_size: int, fingerprint: str) -> None:
         self.page_size = page_size
@@ -82,48 +82,50 @@ class PageChain:
         self._mixer = PageMixer(page_size)
 
     def start(self, salt: str) -> int:
-        """The running sum before the first page, for prompts under `salt`."""
+        """Return the running sum before the first page, for prompts under `salt`."""
         return _start(self.fingerprint, salt, self.page_size)
 
     def extend(self, running: int, pages: int, token_ids: Tokens) -> int:
-        """The running sum after the whole pages of `token_ids`, which follow `pages` pages summed already."""
-        return (running + int(self._placed(token_ids, pages).sum(dtype=np.uint64))) & _ALL
+        """Return the running sum after the whole pages of `token_ids`, which follow `pages` summed pages."""
+        return (running + int(self._terms(token_ids, pages).sum(dtype=np.uint64))) & _MASK
 
     def hash_of(self, running: int) -> int:
-        """The hash of the prefix whose running sum this is; never 0."""
+        """Return the hash of the prefix with this running sum; never 0."""
         return mixed_one(running) or 1
 
     def hashes(self, token_ids: Tokens, salt: str) -> Hashes:
-        """uint64[whole pages of `token_ids`], each never 0."""
+        """Return the hashes of all prefixes: uint64[whole pages of `token_ids`], each never 0."""
         return self.hashes_after(self.start(salt), 0, token_ids)
 
     def hashes_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
-        """The same of the prefixes that end with the pages of `token_ids`, which follow `pages` pages whose
-        running sum is `running`."""
+        """Return the hashes of the prefixes that end with the pages of `token_ids`.
+
+        Those pages follow `pages` pages whose running sum is `running`.
+        """
         return self.hashes_of(self.sums_after(running, pages, token_ids))
 
     def sums_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
-        """The running sums behind these hashes: uint64[whole pages of `token_ids`]."""
-        sums = np.add.accumulate(self._placed(token_ids, pages))
+        """Return the running sums behind `hashes_after`: uint64[whole pages of `token_ids`]."""
+        sums = np.add.accumulate(self._terms(token_ids, pages))
         sums += np.uint64(running)
         return sums
 
     @staticmethod
     def hashes_of(sums: Hashes) -> Hashes:
-        """The hashes of the prefixes whose running sums these are, in their place."""
+        """Turn running sums into the hashes of their prefixes, in place."""
         return _final(sums)
 
-    def _placed(self, token_ids: Tokens, at: int) -> Hashes:
-        """What each page adds where it stands: the same page elsewhere adds something else."""
+    def _terms(self, token_ids: Tokens, first: int) -> Hashes:
+        """Return the term of each page at its position: the same page elsewhere has another term."""
         pages = self._mixer.pages(token_ids)
-        end = at + len(pages)
-        pages += _PLACES[at:end] if end <= len(_PLACES) else _places(at, end)
+        end = first + len(pages)
+        pages += _PLACES[first:end] if end <= len(_PLACES) else _places(first, end)
         return mixed(pages)
 
 
 def _final(running: Hashes) -> Hashes:
     hashes = mixed(running)
-    # 0 is an empty place in a table of hashes.
+    # 0 marks an empty place in a table of hashes.
     if not hashes.all():
         hashes[hashes == 0] = _ONE
     return hashes

@@ -1,8 +1,8 @@
-"""The pages of a prompt at whose ends it is told that their attention is there: all near the beginning, then
-every other, every fourth.
+"""The pages of a prompt, called rungs, at whose ends cached attention pages are published.
 
-The same pages for every prompt, so that two that part anywhere have the last rung before it in common: it is
-at most an eighth shallower. A prompt of 131,072 tokens in pages of 16 has 88 of them, not 8,192.
+All pages near the beginning are rungs, then every second, every fourth and so on. The rungs are the same for
+every prompt, so that two prompts that part anywhere have the last rung before that point in common: it is at
+most an eighth shallower. A prompt of 131,072 tokens in pages of 16 has 88 rungs, not 8,192.
 """
 
 from bisect import bisect_right
@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 Rungs = npt.NDArray[np.int64]
 DIGITS = 4
-"""Binary ones and zeros of a page's number, counted from 1, behind which there are only zeros."""
+"""Significant binary digits of a rung's number, counted from 1; all further digits are zero."""
 _LONGEST = 1 << 22
-"""Pages; beyond there are no rungs."""
+"""Number of pages beyond which there are no rungs."""
 
 
-def _all() -> Rungs:
+def _all_rungs() -> Rungs:
     exact = 1 << DIGITS
     parts = [np.arange(1, exact, dtype=np.int64)]
     low = exact
@@ -27,11 +27,11 @@ def _all() -> Rungs:
     return np.concatenate(parts)
 
 
-_ALL = _all()
-_NUMBERS: list[int] = _ALL.tolist()
+_RUNGS = _all_rungs()
+_NUMBERS: list[int] = _RUNGS.tolist()
 
 
 def rungs(above: int, last: int) -> Rungs:
-    """The numbers in (above, last] of the pages that are rungs, rising: int64[n]."""
-    # Of a list: numpy takes longer to begin than this to end.
-    return _ALL[bisect_right(_NUMBERS, above) : bisect_right(_NUMBERS, last)]
+    """Return the rungs with numbers in (above, last], ascending: int64[n]."""
+    # In a list: numpy takes longer to begin than this search takes.
+    return _RUNGS[bisect_right(_NUMBERS, above) : bisect_right(_NUMBERS, last)]

@@ -1,7 +1,7 @@
 """`PrefixIndex`: a gateway's local copy of which prefixes each engine has cached. No I/O, no waiting.
 
-Filled by `Follower` (Redis) or `DirectFeed` (engines), read by routing. It is a hint: an engine matches a
-prompt against its own tree again.
+Filled by `Follower` (Redis) or `DirectFeed` (engines), read by routing. The copy is a hint: an engine matches
+a prompt against its own tree again.
 """
 
 import time
@@ -13,19 +13,21 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mamba_prefix.engine_banks import MOST_ENGINES, EngineBanks
+from mamba_prefix.engine_banks import MAX_ENGINES, EngineBanks
 from mamba_prefix.messages import Change, Heartbeat, Snapshot
-from mamba_prefix.packed_arrays import entries_of, hashes_of
 from mamba_prefix.page_chain import Hashes, PageChain
 from mamba_prefix.page_rungs import rungs
-from mamba_prefix.prefix_table import MOST_ENGINES as FIRST
-from mamba_prefix.recent_gains import FEW, MOST, RecentGains
+from mamba_prefix.prefix_table import ENGINES_PER_TABLE
+from mamba_prefix.recent_gains import MAX_HASHES, MAX_HASHES_OF_LATER_ENGINES, RecentGains
 
 State = Literal["off", "following", "stale", "unavailable"]
 RefusedKind = Literal["engine", "heartbeat", "snapshot", "batch"]
 ChangeResult = Literal["taken", "old", "gap"]
 MOST_ENTRIES = 4 << 20
-"""Hashes that the copy holds at most of each kind: about 140 MB."""
+"""Largest number of hashes of each kind in the copy: about 140 MB."""
+ENTRY = np.dtype([("hash", "<u8"), ("depth", "<u4")])
+"""A checkpoint: the hash of its prefix, and the number of tokens in it. 12 bytes."""
+Entries = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,9 @@ class Depths:
     """Cached tokens of one prompt by engine name; engines without any are left out."""
 
     resumable: Mapping[str, int]
-    """Tokens that it can resume, always fewer than the prompt has."""
+    """Tokens that the engine can resume, always fewer than the prompt has."""
     pages: Mapping[str, int]
-    """Tokens whose attention pages it has, rounded down to a rung: at most an eighth too few."""
+    """Tokens whose attention pages the engine has, rounded down to a rung: at most an eighth too few."""
     revision: int = field(default=0, compare=False)
     """Revision of the index that gave the answer; rises with each change."""
 
@@ -45,111 +47,117 @@ NOTHING = Depths({}, {})
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What is known of one engine."""
+    """The state of one engine as far as the index knows it."""
 
     fingerprint: str
     page_size: int
     incarnation: str
     epoch: int
     entries: int
-    """Checkpoints."""
+    """Number of checkpoints."""
     pages: int
-    """Places of prompts that its attention reaches."""
+    """Number of rungs whose attention pages are cached."""
     fresh: bool
-    """Everything it published has been applied, as far as is known; False = entries may be missing or
-    stale."""
+    """Whether everything that the engine published has been applied, as far as is known; False = entries may
+    be missing or stale."""
     seq: int = 0
 
 
 class PrefixIndex:
-    """One copy. `state`: off = it has no source; following = complete; stale = batches of an engine are
-    missing; unavailable = its source is unreachable, and it holds the last known entries."""
+    """One copy. `state` says how far it can be trusted.
+
+    off = the copy has no source; following = complete; stale = batches of an engine are missing; unavailable
+    = the source is unreachable, and the copy holds the last known entries.
+    """
 
     def __init__(
         self,
         most_entries: int = MOST_ENTRIES,
         *,
         off: bool = False,
-        most_engines: int = MOST_ENGINES,
+        most_engines: int = MAX_ENGINES,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._wall = wall
         self.lag = 0.0
-        """Seconds from the making of the last batch to its arrival, by both machines' clocks."""
+        """Seconds from the creation of the last batch to its arrival, by both machines' clocks."""
         self.state: State = "off" if off else "unavailable"
         self.redis_up: bool | None = None
-        """Whether Redis is followed; None: there is none."""
+        """Whether Redis is followed; None = no Redis is configured."""
         self.refused_entries = 0
         """Number of checkpoints and pages that were left out because the index was full."""
         self.refused_engines: set[str] = set()
-        """Engines beyond those that there are places for; routing knows nothing of what they have."""
+        """Engines that found no place; routing knows nothing of their caches."""
         self.refused_messages: Counter[RefusedKind] = Counter()
-        """What its source had that is too large, or one too many, by kind."""
+        """Number of messages of the source that were too large or too many, by kind."""
         self.gaps = 0
-        """Times that batches of an engine were missing."""
+        """Number of times that batches of an engine were missing."""
         self.snapshots = 0
-        """Snapshots read."""
+        """Number of snapshots read."""
         self.failures = 0
-        """Number of failures of its source."""
+        """Number of failures of the source."""
         self._table = EngineBanks(most_entries)
         self._pages = EngineBanks(most_entries)
         self._views: dict[str, EngineView] = {}
         self._numbers: dict[str, int] = {}
         self._names = [""] * most_engines
-        """By number."""
-        # The lowest go first: few engines are few tables.
+        """Engine names by engine number."""
+        # The lowest numbers are used first, so that few engines need few tables.
         self._free = list(range(most_engines))[::-1]
         self._revision = 0
-        self._gains = [RecentGains(MOST if number < FIRST else FEW) for number in range(most_engines)]
-        """By number."""
+        self._gains = [
+            RecentGains(MAX_HASHES if number < ENGINES_PER_TABLE else MAX_HASHES_OF_LATER_ENGINES)
+            for number in range(most_engines)
+        ]
+        """Recent gains by engine number."""
         self._chains: dict[tuple[str, int], PageChain] = {}
 
-    # --- what routing reads --------------------------------------------------------------------------
+    # --- queries of routing --------------------------------------------------------------------------
 
     def engines(self) -> Mapping[str, EngineView]:
-        """What is known of each engine, by its name."""
+        """Return the state of each engine by its name."""
         return self._views
 
     def depths(self, token_ids: npt.NDArray[np.int32], salt: str) -> Depths:
-        """What each engine has of this prompt."""
+        """Return how much of this prompt each engine has cached."""
         resumable: dict[str, int] = {}
         pages: dict[str, int] = {}
         names = self._names
         for (_, page_size), chain in self._chains.items():
-            # The last token has to be computed: a checkpoint at the very end is of no use.
+            # The last token has to be computed: a checkpoint at the very end is useless.
             hashes = chain.hashes(token_ids[: max(0, len(token_ids) - 1)], salt)
             if len(hashes):
                 for number, count in self._table.depths(hashes).items():
                     resumable[names[number]] = count * page_size
-                which = rungs(0, len(hashes))
-                for number, count in self._pages.depths(hashes[which - 1]).items():
-                    pages[names[number]] = int(which[count - 1]) * page_size
+                rung_pages = rungs(0, len(hashes))
+                for number, count in self._pages.depths(hashes[rung_pages - 1]).items():
+                    pages[names[number]] = int(rung_pages[count - 1]) * page_size
         return Depths(resumable, pages, self._revision)
 
     @property
     def entries(self) -> int:
-        """Prefixes that any engine can resume."""
+        """Return the number of prefixes that any engine can resume."""
         return self._table.entries
 
     @property
     def bytes(self) -> int:
-        """Memory of the tables."""
+        """Return the memory of the tables in bytes."""
         return self._table.bytes + self._pages.bytes
 
     @property
     def pages(self) -> int:
-        """Prefixes whose attention an engine has, at the rungs of prompts."""
+        """Return the number of prefixes, at the rungs of prompts, whose attention pages an engine has."""
         return self._pages.entries
 
-    # --- what answers tell ---------------------------------------------------------------------------
+    # --- corrections by answers ----------------------------------------------------------------------
 
     def withdraw(
         self, engine: str, token_ids: npt.NDArray[np.int32], salt: str, resumed: int, published: Depths
     ) -> bool:
-        """Remove entries of a prompt that an engine resumed less of than `published` promised: those deeper
-        than `resumed` tokens, until the engine publishes them again.
+        """Remove entries of a prompt that an engine resumed less of than `published` promised.
 
-        Returns False if the index was corrected by itself in the meantime and nothing had to be removed.
+        Entries deeper than `resumed` tokens are removed until the engine publishes them again. Returns False
+        if the index was corrected in the meantime and nothing had to be removed.
         """
         number, view = self._numbers.get(engine), self._views.get(engine)
         if number is None or view is None or view.page_size <= 0:
@@ -167,17 +175,17 @@ class PrefixIndex:
         self._views[engine] = replace(view, entries=entries)
         return entries < before
 
-    # --- what feeds put in ---------------------------------------------------------------------------
+    # --- updates by feeds ----------------------------------------------------------------------------
 
     def admits(self, engine: str) -> bool:
-        """Whether it has a place or can get one."""
+        """Return whether the engine has a place or can get one."""
         if engine in self._numbers or self._free:
             return True
         self.refused_engines.add(engine)
         return False
 
     def take_snapshot(self, message: Snapshot) -> bool:
-        """All that an engine has. False: this is one engine too many."""
+        """Replace all entries of an engine. Returns False if there is no place for the engine."""
         number = self._number(message.engine)
         if number is None:
             return False
@@ -193,7 +201,7 @@ class PrefixIndex:
         return True
 
     def take_change(self, message: Change) -> ChangeResult:
-        """What an engine gained and lost. "gap": a batch before this one is missing; a snapshot is needed."""
+        """Apply a batch of an engine. "gap" = a batch before it is missing, and a snapshot is needed."""
         view = self._views.get(message.engine)
         if view is None:
             return "gap"
@@ -207,7 +215,7 @@ class PrefixIndex:
         self._revision += 1
         if message.cleared:
             self._clear(number)
-        # Losses first: what was lost and gained again within a batch stands in both only after a collision.
+        # Losses first: a hash that is lost and gained within one batch is in both only after a collision.
         self._table.remove(number, np.unique(hashes_of(message.lost)))
         self._pages.remove(number, np.unique(hashes_of(message.pages_lost)))
         self._add(number, entries_of(message.gained)["hash"], hashes_of(message.pages_gained))
@@ -219,7 +227,7 @@ class PrefixIndex:
         return "taken"
 
     def matches(self, beat: Heartbeat) -> bool:
-        """Whether the copy has all that the engine had published by this heartbeat."""
+        """Return whether the copy has everything that the engine had published by this heartbeat."""
         view = self._views.get(beat.engine)
         return (
             view is not None
@@ -230,14 +238,14 @@ class PrefixIndex:
         )
 
     def doubt(self, engine: str, *, again: bool = False) -> None:
-        """Something of this engine is missing or outdated; `again`: it was before."""
+        """Mark the entries of this engine as incomplete; `again`: the gap is counted already."""
         view = self._views.get(engine)
         if view is not None and view.fresh:
             self.gaps += not again
             self._views[engine] = replace(view, fresh=False)
 
     def drop(self, engine: str) -> None:
-        """The engine is gone, and all it had."""
+        """Remove an engine that is gone, with all its entries."""
         self.refused_engines.discard(engine)
         if self._views.pop(engine, None) is None:
             return
@@ -249,12 +257,12 @@ class PrefixIndex:
         self._keep_chains()
 
     def hashes_of(self, engine: str) -> npt.NDArray[np.uint64]:
-        """The prefixes that this engine can resume, in no order."""
+        """Return the prefixes that this engine can resume, in no order."""
         number = self._numbers.get(engine)
         return np.empty(0, np.uint64) if number is None else self._table.of(number)
 
     def pages_of(self, engine: str) -> npt.NDArray[np.uint64]:
-        """The prefixes whose attention this engine has, at the rungs of prompts, in no order."""
+        """Return the rungs of prompts whose attention pages this engine has, in no order."""
         number = self._numbers.get(engine)
         return np.empty(0, np.uint64) if number is None else self._pages.of(number)
 
@@ -280,8 +288,18 @@ class PrefixIndex:
         self._gains[number].begin(self._revision)
 
     def _keep_chains(self) -> None:
-        """One chain for each kind of engine: most often there is one kind."""
-        wanted = {(each.fingerprint, each.page_size) for each in self._views.values()}
+        """Keep one chain for each kind of engine; usually there is one kind."""
+        kinds = {(view.fingerprint, view.page_size) for view in self._views.values()}
         self._chains = {
-            key: self._chains.get(key) or PageChain(key[1], key[0]) for key in wanted if key[1] > 0
+            key: self._chains.get(key) or PageChain(key[1], key[0]) for key in kinds if key[1] > 0
         }
+
+
+def entries_of(raw: bytes) -> Entries:
+    """Return the entries that `pack_entries` packed, as `ENTRY` items."""
+    return np.frombuffer(raw, ENTRY)
+
+
+def hashes_of(raw: bytes) -> Hashes:
+    """Return the hashes that `pack_hashes` packed."""
+    return np.frombuffer(raw, "<u8").astype(np.uint64, copy=False)

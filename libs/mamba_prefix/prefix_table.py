@@ -1,9 +1,9 @@
 """The table of a gateway's copy: which engines have a checkpoint under a hash, as one bit an engine.
 
-Open addressing over two arrays, 16 bytes a place, and in front of them one bit for each of some hashes: most
-pages of a long prompt have no checkpoint, and what says so is small enough for a core's own cache. A hash
-whose last engine is gone keeps its place, empty, until the table is laid out anew. That goes on beside the
-work: each change takes some places along, and until all are there both layouts are looked at.
+Open addressing over two arrays, 16 bytes a place, with a sieve of one bit a hash in front: most pages of a
+long prompt have no checkpoint, and the sieve that rules them out fits a core's own cache. A hash that no
+engine has any more keeps its place, empty, until the table gets a new layout. Moving to the new layout is
+spread over the changes: each change moves some places, and until all are moved both layouts are searched.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import numpy.typing as npt
 from mamba_prefix.page_chain import Hashes
 
 Bits = npt.NDArray[np.uint64]
-MOST_ENGINES = 64
-SMALLEST = 1 << 10
-FULL = 0.7
-"""Share of places in use, empty ones included, at which the table is laid out anew."""
+ENGINES_PER_TABLE = 64
+MIN_PLACES = 1 << 10
+LOAD_LIMIT = 0.7
+"""Share of places in use, empty ones included, at which the table gets a new layout."""
 STEP = 4096
-"""Places of the old layout that a change takes along, besides `STEPS_A_HASH` for each hash that it adds."""
+"""Places of the old layout that a change moves, in addition to `STEPS_A_HASH` for each hash that it adds."""
 STEPS_A_HASH = 8
 _ONE = np.uint64(1)
 _NEAR, _FAR = np.arange(8), np.arange(8 * 8)
@@ -28,8 +28,11 @@ _BIT = (1 << np.arange(8)).astype(np.uint8)
 
 
 def _empty_places(count: int) -> Hashes:
-    """Zeros, uint64[count], which the machine makes 4 KiB at a time as they are touched. numpy asks for huge
-    pages, and the first change in a new layout, which touches them all, would wait for all of them."""
+    """Return zeros, uint64[count], which the machine allocates 4 KiB at a time as they are touched.
+
+    numpy requests huge pages, and the first change in a new layout, which touches them all, would wait for
+    all of them.
+    """
     area = mmap.mmap(-1, 8 * count)
     with contextlib.suppress(AttributeError, OSError):
         area.madvise(mmap.MADV_NOHUGEPAGE)
@@ -39,58 +42,59 @@ def _empty_places(count: int) -> Hashes:
 class PrefixTable:
     """Hashes and their engines, engines as numbers below 64.
 
-    `most`: entries beyond it are not taken; `smallest`: places to begin with, a power of two.
+    `most`: largest number of entries; `smallest`: number of places at the start, a power of two.
     """
 
     few = 256
-    """Hashes, up to which looking at their places takes less than to ask the sieve first."""
+    """Number of hashes up to which searching their places is faster than searching the sieve first."""
 
-    def __init__(self, most: int = 1 << 20, smallest: int = SMALLEST) -> None:
+    def __init__(self, most: int = 1 << 20, smallest: int = MIN_PLACES) -> None:
         self.most = most
         self._smallest = smallest
         self.entries = 0
-        """Hashes that an engine has."""
-        self._counts = [0] * MOST_ENGINES
+        """Number of hashes that at least one engine has."""
+        self._counts = [0] * ENGINES_PER_TABLE
         self._used = 0
-        """Places taken, by hashes that no engine has any more too."""
+        """Number of places in use, including those of hashes that no engine has any more."""
         self._keys: Hashes = np.zeros(smallest, np.uint64)
         self._bits: Bits = np.zeros(smallest, np.uint64)
         self._sieve: npt.NDArray[np.uint8] = np.zeros(smallest // 2, np.uint8)
-        """A bit for each hash that was ever added since the last layout, by its upper bits; four a place."""
+        """One bit for each hash that was added since the last layout, by its upper bits; four bits a
+        place."""
         self._old_keys: Hashes = np.zeros(0, np.uint64)
         self._old_bits: Bits = np.zeros(0, np.uint64)
-        """The layout before, while some of it is not taken along yet; else empty. A hash has bits in one of
-        the two."""
+        """The previous layout, until all of it is moved; else empty. A hash has bits in one of the two
+        layouts."""
         self._old_sieve: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self._taken = 0
-        """Places of it that are."""
+        self._moved = 0
+        """Number of places of the old layout that were moved."""
         self._left = 0
-        """Hashes in it that are not."""
+        """Number of hashes in the old layout that were not moved."""
 
     @property
     def bytes(self) -> int:
-        """What the arrays take."""
+        """Return the size of all arrays."""
         arrays = (
             self._keys, self._bits, self._sieve, self._old_keys, self._old_bits, self._old_sieve
         )  # fmt: skip
-        return sum(each.nbytes for each in arrays)
+        return sum(array.nbytes for array in arrays)
 
     def depths(self, hashes: Hashes) -> dict[int, int]:
-        """For each engine that has any of `hashes`: how many of them lead up to the last one that it has."""
-        perhaps = self._perhaps(hashes) if len(hashes) > self.few else None
-        if perhaps is not None:
-            hashes = hashes[perhaps]
-        rows, bits = self._found(self._keys, self._bits, hashes)
+        """Return, for each engine that has any of `hashes`, the position after the last one it has."""
+        candidates = self._candidates(hashes) if len(hashes) > self.few else None
+        if candidates is not None:
+            hashes = hashes[candidates]
+        rows, bits = self._lookup(self._keys, self._bits, hashes)
         if len(self._old_keys):
-            old_rows, old_bits = self._found(self._old_keys, self._old_bits, hashes)
+            old_rows, old_bits = self._lookup(self._old_keys, self._old_bits, hashes)
             rows, bits = np.concatenate((rows, old_rows)), np.concatenate((bits, old_bits))
             order = rows.argsort(kind="stable")
             rows, bits = rows[order], bits[order]
-        if perhaps is not None:
-            rows = perhaps[rows]
+        if candidates is not None:
+            rows = candidates[rows]
         out: dict[int, int] = {}
         seen = 0
-        # The deepest first.
+        # The deepest hash first.
         for row, engines in zip(rows.tolist()[::-1], bits.tolist()[::-1], strict=True):
             new = engines & ~seen
             seen |= engines
@@ -100,41 +104,41 @@ class PrefixTable:
                 new ^= lowest
         return out
 
-    def _perhaps(self, hashes: Hashes) -> npt.NDArray[np.int64]:
-        """Places in `hashes` of those that the sieves do not rule out."""
+    def _candidates(self, hashes: Hashes) -> npt.NDArray[np.int64]:
+        """Return the positions of the hashes that the sieves do not rule out."""
         byte, bit = self._in_sieve(self._sieve, hashes)
         maybe = (self._sieve[byte] & bit) != 0
         if len(self._old_keys):
             byte, bit = self._in_sieve(self._old_sieve, hashes)
             maybe |= (self._old_sieve[byte] & bit) != 0
-        there: npt.NDArray[np.int64] = maybe.nonzero()[0]
-        return there
+        candidates: npt.NDArray[np.int64] = maybe.nonzero()[0]
+        return candidates
 
     @staticmethod
-    def _found(keys: Hashes, bits: Bits, hashes: Hashes) -> tuple[npt.NDArray[np.int64], Bits]:
-        """Places in `hashes`, rising, of those that are there, and their bits."""
+    def _lookup(keys: Hashes, bits: Bits, hashes: Hashes) -> tuple[npt.NDArray[np.int64], Bits]:
+        """Return the positions of the hashes that are in the table, ascending, and their bits."""
         mask, which, window = np.int64(len(keys) - 1), None, _NEAR
-        at = (hashes & np.uint64(len(keys) - 1)).view(np.int64)
+        places = (hashes & np.uint64(len(keys) - 1)).view(np.int64)
         out_rows, out_places = [], []
         while True:
-            # Eight neighbours at once: they lie in one or two lines of the processor's cache.
-            near = np.add(at[:, None], window)
+            # Eight neighbours at once: they are in one or two lines of the processor's cache.
+            near = np.add(places[:, None], window)
             near &= mask
-            there = keys[near]
-            hit = there == hashes[:, None]
+            near_keys = keys[near]
+            hit = near_keys == hashes[:, None]
             flat = hit.ravel().nonzero()[0]
             rows = flat // len(window)
             out_places.append(near.ravel()[flat])
             out_rows.append(rows if which is None else which[rows])
-            # Eight answers are one number: where none is yes and no place is free, the search goes on.
-            hit |= there == 0
+            # Eight answers are one number: the search continues where no place matches and none is free.
+            hit |= near_keys == 0
             words = hit.view(np.uint64)
             left = (words[:, 0] == 0 if window is _NEAR else ~words.any(axis=1)).nonzero()[0]
             if not len(left):
                 break
-            at, hashes = at[left] + len(window), hashes[left]
+            places, hashes = places[left] + len(window), hashes[left]
             which = left if which is None else which[left]
-            # Few are left, and one of them may be far on: each time around takes as long as the first.
+            # Few hashes are left, and one may be far away: each iteration takes as long as the first.
             window = _FAR
         if len(out_rows) == 1:
             return out_rows[0], bits[out_places[0]]
@@ -143,127 +147,127 @@ class PrefixTable:
         return rows[order], bits[places[order]]
 
     def add(self, engine: int, hashes: Hashes) -> int:
-        """`engine` has these (none twice in `hashes`). Returns how many of them there was no room for."""
+        """Add hashes of `engine`, without duplicates, and return how many of them did not fit."""
         if len(self._old_keys):
-            self._take_along(self._old_places(hashes))
-        at = self._find(self._keys, hashes)
-        placed = self._keys[at] == hashes
-        alive = placed & (self._bits[at] != 0)
-        # Those that others have already need no room.
+            self._move(self._old_places(hashes))
+        places = self._find(self._keys, hashes)
+        placed = self._keys[places] == hashes
+        alive = placed & (self._bits[places] != 0)
+        # Hashes that other engines have already need no room.
         new = hashes[~alive]
         refused = max(0, len(new) - max(0, self.most - self.entries))
         new = new[: len(new) - refused]
-        self._mark(engine, at[alive])
-        if self._used + self._left + len(new) > FULL * len(self._keys):
+        self._mark(engine, places[alive])
+        if self._used + self._left + len(new) > LOAD_LIMIT * len(self._keys):
             self._lay_out(self.entries + len(new))
-        self._sift(new)
+        self._add_to_sieve(new)
         self._mark(engine, self._claim(new))
         self.entries += len(new)
-        self._step(STEP + STEPS_A_HASH * len(new))
+        self._advance(STEP + STEPS_A_HASH * len(new))
         return refused
 
-    def _mark(self, engine: int, at: npt.NDArray[np.int64]) -> None:
+    def _mark(self, engine: int, places: npt.NDArray[np.int64]) -> None:
         bit = _ONE << np.uint64(engine)
-        before = self._bits[at]
+        before = self._bits[places]
         self._counts[engine] += int(np.count_nonzero(before & bit == 0))
-        self._bits[at] = before | bit
+        self._bits[places] = before | bit
 
     def _claim(self, hashes: Hashes) -> npt.NDArray[np.int64]:
-        """The place of each, its own from now on."""
-        keys, at, left = self._keys, self._start(self._keys, hashes), hashes
+        """Return a place for each hash, and put the hash there."""
+        keys, places, left = self._keys, self._start(self._keys, hashes), hashes
         out = np.empty(len(hashes), np.int64)
-        which = np.arange(len(hashes))
+        positions = np.arange(len(hashes))
         while len(left):
-            free = keys[at] == 0
-            # Of several that want one place the last one written gets it, and the others go on.
-            keys[at[free]] = left[free]
-            mine = keys[at] == left
+            free = keys[places] == 0
+            # Of several hashes for one place, the last one written gets it, and the others continue.
+            keys[places[free]] = left[free]
+            mine = keys[places] == left
             self._used += int(np.count_nonzero(free & mine))
-            out[which[mine]] = at[mine]
+            out[positions[mine]] = places[mine]
             rest = ~mine
-            at, left, which = (at[rest] + 1) & (len(keys) - 1), left[rest], which[rest]
+            places, left, positions = (places[rest] + 1) & (len(keys) - 1), left[rest], positions[rest]
         return out
 
     def remove(self, engine: int, hashes: Hashes) -> None:
-        """`engine` has these no more (none twice in `hashes`)."""
+        """Remove hashes of `engine`, without duplicates."""
         if len(self._old_keys):
-            self._take_along(self._old_places(hashes))
-        at = self._find(self._keys, hashes)
-        at = at[self._keys[at] == hashes]
-        before = self._bits[at]
+            self._move(self._old_places(hashes))
+        places = self._find(self._keys, hashes)
+        places = places[self._keys[places] == hashes]
+        before = self._bits[places]
         after = before & ~(_ONE << np.uint64(engine))
-        self._bits[at] = after
+        self._bits[places] = after
         self._counts[engine] -= int(np.count_nonzero(before != after))
         self.entries -= int(np.count_nonzero((before != 0) & (after == 0)))
-        self._step(STEP)
+        self._advance(STEP)
 
     def clear(self, engine: int) -> None:
-        """`engine` has nothing any more."""
+        """Remove all hashes of `engine`."""
         if not self._counts[engine]:
             return
         self._counts[engine] = 0
         self.entries -= self._clear(self._bits, engine)
-        gone = self._clear(self._old_bits, engine)
-        self.entries -= gone
-        self._left -= gone
-        self._step(STEP)
+        orphans = self._clear(self._old_bits, engine)
+        self.entries -= orphans
+        self._left -= orphans
+        self._advance(STEP)
 
     @staticmethod
     def _clear(bits: Bits, engine: int) -> int:
-        """How many hashes nobody has any more."""
-        had = bits & (_ONE << np.uint64(engine)) != 0
-        bits[had] &= ~(_ONE << np.uint64(engine))
-        return int(np.count_nonzero(bits[had] == 0))
+        """Clear the engine's bits, and return the number of hashes that no engine has any more."""
+        owned = bits & (_ONE << np.uint64(engine)) != 0
+        bits[owned] &= ~(_ONE << np.uint64(engine))
+        return int(np.count_nonzero(bits[owned] == 0))
 
     def of(self, engine: int) -> Hashes:
-        """What `engine` has, in no order."""
+        """Return the hashes of `engine`, in no order."""
         bit = _ONE << np.uint64(engine)
         return np.concatenate((self._keys[self._bits & bit != 0], self._old_keys[self._old_bits & bit != 0]))
 
     def count(self, engine: int) -> int:
-        """How many `engine` has."""
+        """Return the number of hashes of `engine`."""
         return self._counts[engine]
 
-    def _lay_out(self, wanted: int) -> None:
-        """Begin a new layout with room for `wanted` entries and as many again."""
-        # Each hash that is added takes more along than it brings, so there is hardly ever anything left.
-        self._step(len(self._old_keys))
+    def _lay_out(self, entries: int) -> None:
+        """Begin a new layout with room for twice `entries`."""
+        # Each added hash moves more places than it takes, so little of the old layout is left.
+        self._advance(len(self._old_keys))
         size = self._smallest
-        while wanted * 2 > size:
+        while entries * 2 > size:
             size *= 2
         self._old_keys, self._old_bits, self._old_sieve = self._keys, self._bits, self._sieve
-        self._taken, self._left = 0, int(np.count_nonzero(self._bits))
+        self._moved, self._left = 0, int(np.count_nonzero(self._bits))
         self._keys, self._bits = _empty_places(size), _empty_places(size)
         self._sieve = np.zeros(size // 2, np.uint8)
         self._used = 0
 
-    def _step(self, places: int) -> None:
-        """Take so many places of the old layout along; with the last one it is gone."""
+    def _advance(self, places: int) -> None:
+        """Move `places` places of the old layout, and drop the layout with its last place."""
         if not len(self._old_keys):
             return
-        until = min(len(self._old_keys), self._taken + places)
-        self._take_along(np.arange(self._taken, until))
-        self._taken = until
+        until = min(len(self._old_keys), self._moved + places)
+        self._move(np.arange(self._moved, until))
+        self._moved = until
         if until == len(self._old_keys):
             self._old_keys, self._old_bits = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
             self._old_sieve = np.zeros(0, np.uint8)
 
-    def _take_along(self, at: npt.NDArray[np.int64]) -> None:
-        """Put what stands at these places of the old layout into the new one."""
-        at = at[self._old_bits[at] != 0]
-        hashes = self._old_keys[at]
-        # Its key keeps its place: others are found behind it.
-        self._bits[self._claim(hashes)] = self._old_bits[at]
-        self._old_bits[at] = 0
-        self._left -= len(at)
-        self._sift(hashes)
+    def _move(self, places: npt.NDArray[np.int64]) -> None:
+        """Move the hashes at these places of the old layout into the new one."""
+        places = places[self._old_bits[places] != 0]
+        hashes = self._old_keys[places]
+        # The key keeps its old place, so that hashes behind it are still found.
+        self._bits[self._claim(hashes)] = self._old_bits[places]
+        self._old_bits[places] = 0
+        self._left -= len(places)
+        self._add_to_sieve(hashes)
 
     def _old_places(self, hashes: Hashes) -> npt.NDArray[np.int64]:
-        at = self._find(self._old_keys, hashes)
-        found: npt.NDArray[np.int64] = at[self._old_keys[at] == hashes]
-        return found
+        places = self._find(self._old_keys, hashes)
+        live_places: npt.NDArray[np.int64] = places[self._old_keys[places] == hashes]
+        return live_places
 
-    def _sift(self, hashes: Hashes) -> None:
+    def _add_to_sieve(self, hashes: Hashes) -> None:
         byte, bit = self._in_sieve(self._sieve, hashes)
         np.bitwise_or.at(self._sieve, byte, bit)
 
@@ -280,18 +284,18 @@ class PrefixTable:
         return (hashes & np.uint64(len(keys) - 1)).view(np.int64)
 
     def _find(self, keys: Hashes, hashes: Hashes) -> npt.NDArray[np.int64]:
-        """Where each hash is, or the free place where it would be."""
-        at = self._start(keys, hashes)
-        there = keys[at]
-        left = np.flatnonzero((there != hashes) & (there != 0))
+        """Return the place of each hash, or the free place where it would be."""
+        places = self._start(keys, hashes)
+        keys_at = keys[places]
+        left = np.flatnonzero((keys_at != hashes) & (keys_at != 0))
         while len(left):
-            near = (at[left, None] + 1 + _NEAR) & (len(keys) - 1)
-            there = keys[near]
-            ends = (there == hashes[left, None]) | (there == 0)
-            which = ends.argmax(axis=1)
+            near = (places[left, None] + 1 + _NEAR) & (len(keys) - 1)
+            keys_at = keys[near]
+            ends = (keys_at == hashes[left, None]) | (keys_at == 0)
+            first_end = ends.argmax(axis=1)
             rows = np.arange(len(left))
-            at[left] = near[rows, which]
-            going = ~ends[rows, which]
-            at[left[going]] = near[going, -1]
+            places[left] = near[rows, first_end]
+            going = ~ends[rows, first_end]
+            places[left[going]] = near[going, -1]
             left = left[going]
-        return at
+        return places

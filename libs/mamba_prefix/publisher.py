@@ -1,7 +1,8 @@
-"""Publishes one engine's changes to Redis, from its API process. Nobody waits for it.
+"""Publishes one engine's changes to Redis, from its API process. Nothing waits for it.
 
-A batch at a time in order, a heartbeat each second, a snapshot now and then. When Redis is away it tries
-again, ever less often, and goes on where it was; what it cannot catch up with is in the next snapshot.
+One batch at a time in order, a heartbeat each second, a snapshot now and then. While Redis is away the
+publisher tries again at growing intervals and continues at its position; changes that it cannot catch up with
+are in the next snapshot.
 """
 
 import asyncio
@@ -22,13 +23,13 @@ log = structlog.get_logger("mambaserve.prefix")
 BEAT_SECONDS = 1.0
 SHORTEST_WAIT = 0.001
 BATCHES = 128
-"""Most batches in one round trip."""
+"""Largest number of batches in one round trip."""
 BATCHES_A_SNAPSHOT = 256
-"""A new gateway reads at most so many batches after a snapshot."""
+"""Largest number of batches that a new gateway reads after a snapshot."""
 
 
 class Publisher:
-    """Follows one log. Its numbers are for metrics."""
+    """The publisher of one log. Its public numbers are for metrics."""
 
     def __init__(self, changes: ChangeLog, store: Store, jitter: Callable[[], float] = random.random) -> None:
         self._log = changes
@@ -42,32 +43,32 @@ class Publisher:
         self._incarnation = ""
         self._seq = 0
         self._after = START
-        """Where the last batch stands in the stream."""
+        """Position of the last batch in the stream."""
         self._since_snapshot = 0
-        self._beaten: Heartbeat | None = None
+        self._last_beat: Heartbeat | None = None
 
     async def run(self) -> None:
-        """Publish until the log is closed; only cancelling ends it before."""
+        """Publish until the log is closed or the task is cancelled."""
         while not self._log.closed:
             try:
                 await self._publish()
             except RedisAway as error:
                 if self.connected or not self._backoff.failures:
-                    log.warning("prefix index not published", reason=str(error))
+                    log.warning("prefix_index_not_published", reason=str(error))
                 self.connected = False
                 self.failures += 1
-                await asyncio.sleep(self._backoff.failed())
+                await asyncio.sleep(self._backoff.record_failure())
             except Exception:
-                # A defect here must not end what goes on without the index.
-                log.exception("prefix index not published")
+                # A defect here must not end the engine, which works without the index.
+                log.exception("prefix_index_not_published")
                 self.connected = False
                 self.failures += 1
                 await asyncio.sleep(LONGEST_PAUSE)
             else:
-                self._backoff.worked()
+                self._backoff.record_success()
 
     async def _publish(self) -> None:
-        """One beat: what has changed until then, then the heartbeat. Raises RedisAway."""
+        """Publish for one heartbeat interval: changes, then the heartbeat. Raises RedisAway."""
         if not self._log.page_size:
             await self._changed_within(BEAT_SECONDS)
             return
@@ -81,20 +82,20 @@ class Publisher:
 
     async def _changed_within(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            # `wait_for` of Python 3.11 may swallow a cancelling that comes with what it waits for.
+            # `wait_for` of Python 3.11 may swallow a cancellation that comes together with its result.
             async with asyncio.timeout(seconds):
-                await self._log.changed()
+                await self._log.wait_for_change()
 
     async def _send(self) -> None:
         if self._incarnation != self._log.incarnation:
-            # Its first batch voids what was there before, so followers need nothing else to go on.
+            # The first batch of an incarnation voids all earlier ones, so followers need nothing else.
             self._incarnation, self._seq = self._log.incarnation, 0
             self._since_snapshot = BATCHES_A_SNAPSHOT
         behind = self._log.since(self._incarnation, self._seq, BATCHES)
         if behind is None:
             await self._snapshot()
         elif behind:
-            packed = [pack(each) for each in behind]
+            packed = [pack(batch) for batch in behind]
             self._after = await self._store.append(packed)
             self._seq = behind[-1].seq
             self.batches += len(packed)
@@ -106,35 +107,35 @@ class Publisher:
     async def _beat(self) -> None:
         await self._send()
         beat = self._log.heartbeat()
-        # Only what has been published: who reads it knows that the stream has it.
-        said = Heartbeat(
+        # The position of the last published batch: a reader relies on the stream having it.
+        published = Heartbeat(
             beat.engine, self._incarnation, beat.epoch, self._seq, beat.fingerprint, beat.page_size
         )
-        before, wanted = await self._store.beat(said.engine, pack(said))
+        before, is_requested = await self._store.beat(published.engine, pack(published))
         if not self.connected:
-            log.info("prefix index published", engine=said.engine)
+            log.info("prefix_index_published", engine=published.engine)
         self.connected = True
-        if not self._as_left(before):
-            # Redis was emptied, or failed over to one that had not seen all: its stream begins anew.
+        if not self._is_last_beat(before):
+            # Redis was emptied, or failed over to a replica that lacks the end of the stream, which restarts.
             self._after = START
             await self._snapshot()
-        elif wanted:
+        elif is_requested:
             await self._snapshot()
-        self._beaten = said
+        self._last_beat = published
 
-    def _as_left(self, before: bytes | None) -> bool:
+    def _is_last_beat(self, before: bytes | None) -> bool:
         if before is None:
             return False
         try:
-            return unpack(before) == self._beaten
+            return unpack(before) == self._last_beat
         except ForeignMessage:
             return False
 
     async def _snapshot(self) -> None:
-        made = self._log.snapshot(self._after)
-        raw = pack(made)
-        await self._store.put_snapshot(made.engine, raw)
-        self._incarnation, self._seq = made.incarnation, made.seq
+        snapshot = self._log.snapshot(self._after)
+        raw = pack(snapshot)
+        await self._store.put_snapshot(snapshot.engine, raw)
+        self._incarnation, self._seq = snapshot.incarnation, snapshot.seq
         self._since_snapshot = 0
         self.snapshots += 1
         self.bytes += len(raw)

@@ -1,4 +1,4 @@
-"""What one engine published of late as gained: what is known of it from before then is old."""
+"""Hashes that one engine published lately as gained: earlier knowledge about them is outdated."""
 
 from collections import deque
 
@@ -6,40 +6,40 @@ import numpy as np
 
 from mamba_prefix.page_chain import Hashes
 
-MOST = 1 << 14
-"""Hashes that are remembered of one engine, 8 bytes each."""
+MAX_HASHES = 1 << 14
+"""Number of hashes that are remembered for one engine, 8 bytes each."""
 
-FEW = MOST // 8
-"""The same of one engine of very many."""
+MAX_HASHES_OF_LATER_ENGINES = MAX_HASHES // 8
+"""Number of hashes that are remembered for each engine of a large fleet."""
 
 
 class RecentGains:
-    """Of one engine; revisions are those of the copy that it belongs to, and rise."""
+    """The gains of one engine. Revisions are those of the copy that holds this object, and rise."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_HASHES) -> None:
         self._most = most
         self._batches: deque[tuple[int, Hashes]] = deque()
         self._size = 0
         self._since = 0
-        """All that was gained after this revision is here."""
+        """Revision after which all gains are remembered."""
 
     def add(self, revision: int, hashes: Hashes) -> None:
-        """Gained with this revision."""
+        """Record hashes that were gained with this revision."""
         if len(hashes):
             self._batches.append((revision, hashes))
             self._size += len(hashes)
         while self._size > self._most:
-            self._since, gone = self._batches.popleft()
-            self._size -= len(gone)
+            self._since, oldest = self._batches.popleft()
+            self._size -= len(oldest)
 
     def begin(self, revision: int) -> None:
-        """With this revision all that the engine has was said anew."""
+        """Forget all gains: with this revision all entries of the engine were replaced."""
         self._batches.clear()
         self._size, self._since = 0, revision
 
     def after(self, revision: int) -> Hashes | None:
-        """uint64[n] gained after this revision, in no order; None: nobody remembers so far back."""
+        """Return the hashes gained after this revision, uint64[n], in no order; None = not remembered."""
         if revision < self._since:
             return None
-        found = [hashes for at, hashes in self._batches if at > revision]
-        return np.concatenate(found) if found else np.empty(0, np.uint64)
+        batches = [hashes for batch_revision, hashes in self._batches if batch_revision > revision]
+        return np.concatenate(batches) if batches else np.empty(0, np.uint64)

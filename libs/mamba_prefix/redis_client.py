@@ -1,4 +1,4 @@
-"""The client for an address of a Redis: connects when first used, waits little, and tries once."""
+"""Makes the client for an address of a Redis, which connects when first used, waits briefly, tries once."""
 
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -13,13 +13,13 @@ from mamba_api.authority import authority
 from mamba_prefix.redis_url import REDIS_PORT, SENTINEL_PORT, check_url, hosts_of
 
 ANSWER_SECONDS = 2.0
-"""Longest wait for a connection, and for an answer."""
+"""Longest wait for a connection, and for an answer, in seconds."""
 Client = Any
 """redis.asyncio.Redis or redis.asyncio.cluster.RedisCluster: no common type, the same commands."""
 
 
 def make_client(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
-    """A client for the address. Raises BadRedisUrl."""
+    """Return a client for the address. Raises BadRedisUrl."""
     check_url(url)
     parts = urlsplit(url)
     options: dict[str, Any] = {
@@ -43,10 +43,10 @@ def make_client(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
 def _behind_sentinels(parts: SplitResult, options: dict[str, Any]) -> Client:
     hosts = hosts_of(parts.netloc, SENTINEL_PORT)
     master, *database = [part for part in parts.path.split("/") if part]
-    # Login, database and what follows a question mark are read as those of one server.
+    # Login, database and query are parsed as those of one server.
     scheme, login = parts.scheme.partition("+")[0], _login(parts.netloc)
-    one = parts._replace(scheme=scheme, netloc=f"{login}one", path="/".join(("", *database)))
-    options |= parse_url(one.geturl())
+    server_parts = parts._replace(scheme=scheme, netloc=f"{login}one", path="/".join(("", *database)))
+    options |= parse_url(server_parts.geturl())
     del options["host"]
     options["ssl"] = options.pop("connection_class", None) is not None
     number = options.pop("db", 0)

@@ -1,4 +1,4 @@
-"""Where the index of a group of engines lies in Redis. One hash tag keeps it on one node of a cluster."""
+"""Keys of the index of a group of engines in Redis. One hash tag keeps them on one node of a cluster."""
 
 from dataclasses import dataclass
 
@@ -11,32 +11,32 @@ class RedisKeys:
 
     @property
     def _prefix(self) -> str:
-        # A brace would end the tag early.
+        # A brace in the scope would end the tag early.
         return "mambaserve:prefix:1:{" + self.scope.replace("{", "(").replace("}", ")") + "}"
 
     @property
     def stream(self) -> str:
-        """The changes of all engines, one field `m` an entry."""
+        """Return the key of the stream with the changes of all engines, one field `m` an entry."""
         return f"{self._prefix}:changes"
 
     @property
     def engines(self) -> str:
-        """The set of their names."""
+        """Return the key of the set of engine names."""
         return f"{self._prefix}:engines"
 
     @property
     def written(self) -> str:
-        """What gateways write to see whether that can be done."""
+        """Return the key that gateways write to check whether Redis accepts writes."""
         return f"{self._prefix}:written"
 
     def heartbeat(self, engine: str) -> str:
-        """Gone a few seconds after the engine is."""
+        """Return the key of an engine's heartbeat, which expires a few seconds after the engine's end."""
         return f"{self._prefix}:heartbeat:{engine}"
 
     def snapshot(self, engine: str) -> str:
-        """All it has."""
+        """Return the key of an engine's snapshot."""
         return f"{self._prefix}:snapshot:{engine}"
 
     def wanted(self, engine: str) -> str:
-        """There while a gateway misses changes and wants a new snapshot."""
+        """Return the key that exists while a gateway needs a new snapshot of an engine."""
         return f"{self._prefix}:wanted:{engine}"

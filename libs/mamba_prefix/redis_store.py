@@ -1,6 +1,6 @@
-"""The index as it lies in Redis: what the publisher writes and the follower reads, one method a round trip.
+"""The index in Redis, which the publisher writes and the follower reads, one round trip per method.
 
-Every failure of Redis, whatever it is, is a RedisAway. Knows bytes and keys, not what they mean.
+Every failure of Redis becomes a RedisAway. This module handles bytes and keys and does not interpret them.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from mamba_prefix.store import (
 )  # fmt: skip
 
 STREAM_LENGTH = 16_384
-"""Batches that the stream keeps, about."""
+"""Approximate number of batches that the stream keeps."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -33,23 +33,23 @@ R = TypeVar("R")
 Method = Callable[Concatenate["RedisStore", P], Coroutine[Any, Any, R]]
 
 
-def _or_away(method: Method[P, R]) -> Method[P, R]:
+def _raises_redis_away(method: Method[P, R]) -> Method[P, R]:
     @functools.wraps(method)
     async def guarded(self: "RedisStore", *arguments: P.args, **named: P.kwargs) -> R:
         task = asyncio.current_task()
         assert task is not None
-        asked_before = task.cancelling()
+        cancellations = task.cancelling()
         try:
-            # The client bounds a silence, this the whole: an answer may also come a byte at a time.
+            # The client limits a silence, and this the whole call: an answer may also come byte by byte.
             async with asyncio.timeout(2 * ANSWER_SECONDS):
                 return await method(self, *arguments, **named)
         except (RedisError, OSError, TimeoutError, ValueError, IndexError) as error:
-            # Not the client's words alone: some of them are empty.
+            # With the type, since some of the client's messages are empty.
             raise RedisAway(f"{type(error).__name__}: {error}") from error
         finally:
-            if task.cancelling() > asked_before:
-                # The client sends within `asyncio.wait_for`, which before Python 3.12 answers a cancelling
-                # with the result if that came in the same turn of the loop. Who cancels waits for the end.
+            if task.cancelling() > cancellations:
+                # The client sends within `asyncio.wait_for`, which before Python 3.12 answers a cancellation
+                # with the result if that came in the same turn of the loop; the caller waits for the end.
                 raise asyncio.CancelledError
 
     return guarded  # type: ignore[return-value] # mypy does not see through `wraps`
@@ -62,17 +62,17 @@ class RedisStore:
         self._client = client
         self._keys = keys
 
-    @_or_away
+    @_raises_redis_away
     async def append(self, batches: Sequence[bytes]) -> str:
-        """Put these behind the stream. Returns where the last one stands."""
+        """Append batches to the stream, and return the position of the last one."""
         pipe = self._client.pipeline(transaction=False)
         for raw in batches:
             pipe.xadd(self._keys.stream, {"m": raw}, maxlen=STREAM_LENGTH, approximate=True)
         return _text((await pipe.execute())[-1])
 
-    @_or_away
+    @_raises_redis_away
     async def beat(self, engine: str, raw: bytes) -> tuple[bytes | None, bool]:
-        """The engine lives. Returns the heartbeat before, if it is there, and if a snapshot is wanted."""
+        """Write a heartbeat. Returns the previous one, if any, and whether a snapshot is requested."""
         keys, pipe = self._keys, self._client.pipeline(transaction=False)
         pipe.get(keys.heartbeat(engine))
         pipe.set(keys.heartbeat(engine), raw, ex=HEARTBEAT_SECONDS)
@@ -83,97 +83,100 @@ class RedisStore:
         answers = await pipe.execute()
         return answers[0], bool(answers[3])
 
-    @_or_away
+    @_raises_redis_away
     async def put_snapshot(self, engine: str, raw: bytes) -> None:
         """Replace the engine's snapshot."""
         await self._client.set(self._keys.snapshot(engine), raw, ex=SNAPSHOT_SECONDS)
 
-    @_or_away
-    async def heartbeats(self, known: Collection[str]) -> dict[str, bytes | None]:
-        """Read the last heartbeat of each engine; None: it is silent.
+    @_raises_redis_away
+    async def heartbeats(self, engines: Collection[str]) -> dict[str, bytes | None]:
+        """Read the last heartbeat of each engine; None = the engine is silent.
 
-        Where others have put in more names than are looked at, those of a look are chosen anew each time, and
-        the engines in `known` are always among them. What is longer than a heartbeat is cut.
+        Where others have added more names than are read, each call reads a random choice of them, and always
+        the engines in `engines`. A value that is longer than a heartbeat is cut.
         """
         members = await self._client.srandmember(self._keys.engines, MOST_NAMES + 1)
-        names = sorted({_text(each) for each in members if len(each) <= MOST_NAME_BYTES}.union(known))
+        names = sorted({_text(name) for name in members if len(name) <= MOST_NAME_BYTES}.union(engines))
         if not names:
             return {}
         pipe = self._client.pipeline(transaction=False)
-        for each in names:
-            pipe.getrange(self._keys.heartbeat(each), 0, MOST_HEARTBEAT_BYTES)
-        found = await pipe.execute()
-        return {name: raw or None for name, raw in zip(names, found, strict=True)}
+        for name in names:
+            pipe.getrange(self._keys.heartbeat(name), 0, MOST_HEARTBEAT_BYTES)
+        answers = await pipe.execute()
+        return {name: raw or None for name, raw in zip(names, answers, strict=True)}
 
-    @_or_away
+    @_raises_redis_away
     async def snapshots(self, engines: Sequence[str]) -> dict[str, bytes | int | None]:
         """Read the snapshots of at most `SNAPSHOTS_AT_ONCE` engines; of one that is too large its size."""
-        keys = [self._keys.snapshot(each) for each in engines]
+        keys = [self._keys.snapshot(engine) for engine in engines]
         pipe = self._client.pipeline(transaction=False)
         for key in keys:
             pipe.strlen(key)
         sizes = await pipe.execute()
         out: dict[str, bytes | int | None] = dict.fromkeys(engines)
         out |= {name: size for name, size in zip(engines, sizes, strict=True) if size > MOST_MESSAGE_BYTES}
-        wanted = [name for name, size in zip(engines, sizes, strict=True) if 0 < size <= MOST_MESSAGE_BYTES]
-        if wanted:
+        readable = [name for name, size in zip(engines, sizes, strict=True) if 0 < size <= MOST_MESSAGE_BYTES]
+        if readable:
             pipe = self._client.pipeline(transaction=False)
-            for name in wanted:
-                # One that grew meanwhile is cut, and too large all the same.
+            for name in readable:
+                # A snapshot that grew in the meantime is cut, and is still too large.
                 pipe.getrange(self._keys.snapshot(name), 0, MOST_MESSAGE_BYTES)
-            out |= {name: raw or None for name, raw in zip(wanted, await pipe.execute(), strict=True)}
+            out |= {name: raw or None for name, raw in zip(readable, await pipe.execute(), strict=True)}
         return out
 
-    @_or_away
+    @_raises_redis_away
     async def read(self, after: str, most: int, block: float) -> list[Batch]:
-        """What stands behind `after`, at most `most`; waits up to `block` (<= 1) seconds for the first."""
-        found = await self._client.xread({self._keys.stream: after}, most, max(1, int(block * 1000)))
-        return [] if not found else _batches(_of_one_stream(found))
+        """Return at most `most` batches behind `after`; wait up to `block` (<= 1) seconds for the first."""
+        answer = await self._client.xread({self._keys.stream: after}, most, max(1, int(block * 1000)))
+        return [] if not answer else _batches(_of_one_stream(answer))
 
-    @_or_away
+    @_raises_redis_away
     async def between(self, after: str, last: str) -> list[Batch]:
-        """What stands behind `after`, up to and with `last`."""
+        """Return the batches behind `after`, up to and including `last`."""
         return _batches(await self._client.xrange(self._keys.stream, f"({after}", last))
 
-    @_or_away
+    @_raises_redis_away
     async def want(self, engine: str) -> None:
-        """Ask the engine for a new snapshot."""
+        """Request a new snapshot from the engine."""
         await self._client.set(self._keys.wanted(engine), b"1", ex=HEARTBEAT_SECONDS)
 
-    @_or_away
+    @_raises_redis_away
     async def check_writes(self) -> None:
-        """Raises RedisAway for a Redis that can be read and not be written to: full, or without its disk."""
+        """Raise RedisAway for a Redis that can only be read: full, or without its disk."""
         await self._client.set(self._keys.written, b"1", ex=SNAPSHOT_SECONDS)
 
-    @_or_away
+    @_raises_redis_away
     async def forget(self, engine: str) -> None:
-        """The engine is gone."""
+        """Remove an engine that is gone."""
         await self._client.srem(self._keys.engines, engine)
 
     async def close(self) -> None:
-        """Let go of the connections; of those that do not close in time, without a word."""
+        """Close all connections; those that do not close in time are dropped silently."""
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._client.aclose()
-                # Behind Sentinel the clients of the sentinels are its own.
+                # Behind Sentinel, this client owns the clients of the sentinels.
                 pool = getattr(self._client, "connection_pool", None)
-                for each in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
-                    await each.aclose()
+                for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+                    await sentinel.aclose()
 
 
 def _text(raw: Any) -> str:
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
 
 
-def _of_one_stream(found: Any) -> Any:
-    """The entries of the only stream asked for: a list of pairs in one protocol, a mapping in the other."""
-    if isinstance(found, dict):
-        entries = next(iter(found.values()))
-        # The third protocol wraps them in one list more.
+def _of_one_stream(answer: Any) -> Any:
+    """Return the entries of the only stream: a list of pairs in one protocol, a mapping in the other."""
+    if isinstance(answer, dict):
+        entries = next(iter(answer.values()))
+        # The third protocol wraps the entries in another list.
         return entries[0] if len(entries) == 1 and isinstance(entries[0], list) else entries
-    return found[0][1]
+    return answer[0][1]
 
 
 def _batches(entries: Any) -> list[Batch]:
-    """A place whose entry another one has deleted has no fields; what is not ours has no `m`."""
+    """Return the batches of stream entries.
+
+    An entry that another client deleted has no fields; an entry of another program has no `m`.
+    """
     return [(_text(where), (fields or {}).get(b"m", b"")) for where, fields in entries]

@@ -1,11 +1,11 @@
 """Addresses of a Redis: one server, with TLS, by a socket, behind Sentinel, or a Cluster.
 
-A password comes with the address, so an address comes from the environment or a file, never from a command
-line, and is never shown.
+The address contains the password, so it comes from the environment or a file, never from a command line, and
+is never shown.
 """
 
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from mamba_prefix.errors import BadRedisUrl
 
@@ -14,59 +14,65 @@ SENTINEL_PORT, REDIS_PORT = 26379, 6379
 
 
 def check_url(url: str) -> str:
-    """The address, if it can be one. Raises BadRedisUrl."""
+    """Return the address if it is valid. Raises BadRedisUrl."""
     try:
         parts = urlsplit(url)
         hosts = hosts_of(parts.netloc, SENTINEL_PORT)
     except ValueError as error:
         raise BadRedisUrl(f"is not an address: {error}") from None
     if parts.scheme not in SCHEMES:
-        raise BadRedisUrl(f"has to begin with one of {', '.join(f'{each}://' for each in SCHEMES)}")
+        raise BadRedisUrl(f"must begin with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
     if any(character.isspace() for character in url):
-        raise BadRedisUrl("has a blank in it")
+        raise BadRedisUrl("contains a blank")
     if parts.scheme == "unix":
         if not parts.path:
             raise BadRedisUrl("names no socket: unix:///path/to/redis.sock")
-    elif not all(host for host, _ in hosts):
+        return url
+    if not all(host for host, _ in hosts):
         raise BadRedisUrl(f"names no host: {parts.scheme}://HOST:PORT")
-    path = [part for part in parts.path.split("/") if part]
-    if parts.scheme.endswith("+sentinel") and not path:
-        raise BadRedisUrl(f"names no master: {parts.scheme}://HOST:PORT,HOST:PORT/MASTER/0")
-    database = path[1:] if parts.scheme.endswith("+sentinel") else path
-    if parts.scheme != "unix" and (len(database) > 1 or not all(part.isdecimal() for part in database)):
-        raise BadRedisUrl("has a database that is not a number")
-    if parts.scheme.endswith("+cluster") and database not in ([], ["0"]):
-        raise BadRedisUrl("has a database; a cluster has number 0 alone")
+    _check_path(parts)
     return url
 
 
+def _check_path(parts: SplitResult) -> None:
+    path = [part for part in parts.path.split("/") if part]
+    if parts.scheme.endswith("+sentinel"):
+        if not path:
+            raise BadRedisUrl(f"names no master: {parts.scheme}://HOST:PORT,HOST:PORT/MASTER/0")
+        path = path[1:]
+    if len(path) > 1 or not all(part.isdecimal() for part in path):
+        raise BadRedisUrl("has a database that is not a number")
+    if parts.scheme.endswith("+cluster") and path not in ([], ["0"]):
+        raise BadRedisUrl("has a database; a cluster only has number 0")
+
+
 def url_from(url: str | None, file: str | None) -> str | None:
-    """The address that one of the two settings gives. Raises BadRedisUrl, with the option's name."""
-    option, found = "--redis-url", url
+    """Return the address that one of the two settings gives. Raises BadRedisUrl with the option's name."""
+    option, address = "--redis-url", url
     try:
         if file is not None:
             option = "--redis-url-file"
-            found = read_url(file)
-        return None if found is None else check_url(found)
+            address = read_url(file)
+        return None if address is None else check_url(address)
     except BadRedisUrl as error:
         raise BadRedisUrl(f"{option}: {error}") from None
 
 
 def read_url(path: str) -> str:
-    """The address in a file, its only line. Raises BadRedisUrl."""
+    """Return the address in a file, its only line. Raises BadRedisUrl."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise BadRedisUrl(f"{path} cannot be read: {error}") from None
     if len(lines) != 1:
-        raise BadRedisUrl(f"{path} has to hold one address and nothing else")
+        raise BadRedisUrl(f"{path} must hold one address and nothing else")
     return lines[0]
 
 
 def hosts_of(netloc: str, port: int) -> list[tuple[str, int]]:
-    """Hosts and ports between commas. Raises ValueError."""
+    """Return hosts and ports between commas. Raises ValueError."""
     out = []
-    for each in netloc.rpartition("@")[2].split(","):
-        parts = urlsplit(f"//{each}")
+    for host in netloc.rpartition("@")[2].split(","):
+        parts = urlsplit(f"//{host}")
         out.append((parts.hostname or "", parts.port or port))
     return out

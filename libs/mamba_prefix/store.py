@@ -1,32 +1,32 @@
-"""What the publisher and the follower need of a Redis; `redis_store` has it of a real one."""
+"""`Store`: the operations on a Redis that publisher and follower need; `redis_store` implements them."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
 HEARTBEAT_SECONDS = 5
-"""Life of a heartbeat: an engine that is silent for longer has died."""
+"""Life of a heartbeat in seconds: an engine that is silent for longer has died."""
 SNAPSHOT_SECONDS = 60
-"""Life of all else, renewed with each heartbeat: what is dead leaves nothing behind."""
+"""Life of all other keys in seconds, renewed with each heartbeat: a dead engine leaves nothing behind."""
 START = "0-0"
-"""Before the first entry of any stream."""
+"""Position before the first entry of any stream."""
 MOST_NAMES = 1024
-"""Names of engines that are looked at in one look, besides those that are known."""
+"""Number of engine names that one call reads, besides those that are known."""
 MOST_NAME_BYTES = 512
 MOST_HEARTBEAT_BYTES = 4 << 10
 MOST_MESSAGE_BYTES = 8 << 20
-"""Of a snapshot or a batch of changes: 700,000 checkpoints, and no engine has a tenth of that."""
+"""Largest snapshot or batch of changes: 700,000 checkpoints, and no engine has a tenth of that."""
 SNAPSHOTS_AT_ONCE = 16
 Batch = tuple[str, bytes]
-"""Where it stands in the stream, and what it says."""
+"""Position in the stream, and bytes of the message."""
 
 
 class Store(Protocol):
-    """Each method is one round trip, and raises RedisAway."""
+    """The store of one scope. Each method is one round trip, and raises RedisAway."""
 
     async def append(self, batches: Sequence[bytes]) -> str: ...
     async def beat(self, engine: str, raw: bytes) -> tuple[bytes | None, bool]: ...
     async def put_snapshot(self, engine: str, raw: bytes) -> None: ...
-    async def heartbeats(self, known: Collection[str]) -> dict[str, bytes | None]: ...
+    async def heartbeats(self, engines: Collection[str]) -> dict[str, bytes | None]: ...
     async def snapshots(self, engines: Sequence[str]) -> dict[str, bytes | int | None]: ...
     async def read(self, after: str, most: int, block: float) -> list[Batch]: ...
     async def between(self, after: str, last: str) -> list[Batch]: ...

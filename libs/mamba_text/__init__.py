@@ -1,1 +1,1 @@
-"""Text in and out of token ids: tokenizer, chat template, incremental detokenizer, stop strings."""
+"""Conversion between text and token ids: tokenizer, chat template, incremental detokenizer, stop strings."""

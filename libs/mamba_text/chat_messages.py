@@ -1,4 +1,4 @@
-"""Messages of a chat request as chat templates expect them. Pure."""
+"""Converts the messages of a chat request to the form that chat templates expect. Pure."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from mamba_text import strict_json
 
 
 def template_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """Content one string, no role that templates have never heard of, arguments of calls as objects."""
+    """Return messages with content as one string, common roles only, and arguments of calls as objects."""
     return [_message(message.model_dump(exclude_none=True)) for message in request.messages]
 
 
@@ -17,17 +17,20 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         content = "".join(part.get("text") or part.get("refusal", "") for part in content)
     role = "system" if message["role"] == "developer" else message["role"]
-    made = {**message, "role": role, "content": content or ""}
+    converted = {**message, "role": role, "content": content or ""}
     if "tool_calls" in message:
-        made["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-    return made
+        converted["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return converted
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """Clients send arguments as the text that they got; templates encode them, or walk over them."""
+    """Return a call with its arguments as an object.
+
+    Clients send arguments as the text that they received, while templates encode them or iterate over them.
+    """
     custom = call.get("custom")
     if call.get("type") == "custom" and isinstance(custom, dict):
-        # Templates know functions alone, and the tool is shown as one.
+        # Templates only know functions, and the tool is shown as one.
         name, written = custom.get("name", ""), custom.get(INPUT, "")
         kept = {key: value for key, value in call.items() if key != "custom"}
         return {**kept, "type": "function", "function": {"name": name, "arguments": {INPUT: written}}}
@@ -42,7 +45,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     try:
         arguments = strict_json.parse_whole(written)
     except (ValueError, RecursionError):
-        return call  # what the model once wrote may be no JSON; then it is shown as it was
+        return call  # a model may have written invalid JSON, which is shown unchanged
     if not isinstance(arguments, dict):
         return call
     return {**call, "function": {**function, "arguments": arguments}}

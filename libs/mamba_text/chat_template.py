@@ -1,7 +1,7 @@
-"""Messages to the prompt of a chat model, by the model's own Jinja template in an immutable sandbox.
+"""Turns messages into the prompt of a chat model, by the model's own Jinja template in an immutable sandbox.
 
-Templates come from the model directory and never from a request; what one raises for a conversation is that
-request's error.
+Templates come from the model directory and never from a request. An error that a template raises for a
+conversation is an error of that request.
 """
 
 import json
@@ -25,14 +25,14 @@ _END_OF_MESSAGE = "\ue000end-of-the-continued-message\ue001"
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
-# What a template's own code can raise for values it did not expect.
+# Exceptions that a template's own code can raise for unexpected values.
 _FAILURES = (
     jinja2.TemplateError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError,
 )  # fmt: skip
 
 
 class _TemplateException(jinja2.TemplateError):
-    """The template called raise_exception."""
+    """An error that the template raised with raise_exception."""
 
 
 def _raise(message: str) -> None:
@@ -40,23 +40,26 @@ def _raise(message: str) -> None:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training: here its content is shown as it is."""
+    """The block `{% generation %}`, which marks text for training: its content is shown unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements up to `{% endgeneration %}`."""
+        """Return the statements up to `{% endgeneration %}`."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    # Not Jinja's own filter: that one escapes for HTML.
+    # Jinja's own filter would escape for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 class ChatTemplate:
-    """One template. Raises BadTemplate when it does not compile. `now` gives the time for strftime_now."""
+    """One template. The constructor raises BadTemplate if it does not compile.
+
+    `now` gives the time for strftime_now.
+    """
 
     def __init__(
         self,
@@ -80,27 +83,30 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-            """Names of what it may be given."""
+            """Names of the variables that the template uses."""
         except jinja2.TemplateError as error:
             raise BadTemplate(f"the chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
         self.tool_calls = format_of(source)
-        """How the model writes calls; None = in no way that is known here."""
+        """Format in which the model writes calls; None = no known format."""
         self.reasoning = reasoning_format_of(source)
-        """How the model's thoughts are marked; None = the template knows of none."""
+        """Markers of the model's reasoning; None = the template has none."""
 
     def of(self, *, tools: bool) -> "ChatTemplate":
-        """The template for a conversation, with tools or without."""
+        """Return the template for a conversation, with tools or without."""
         return self.with_tools if tools and self.with_tools is not None else self
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template shows tools to the model."""
+        """Return whether the template shows tools to the model."""
         return "tools" in self.variables
 
     @classmethod
     def load(cls, directory: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
-        """chat_template.jinja, chat_template.json, or tokenizer_config.json's; None when there is none."""
+        """Load the template of a model directory; None = the directory has none.
+
+        The template is in chat_template.jinja, chat_template.json or tokenizer_config.json.
+        """
         path = directory / "chat_template.jinja"
         source: Any = None
         if path.is_file():
@@ -115,7 +121,7 @@ class ChatTemplate:
                 path = directory / "tokenizer_config.json"
                 source = tokenizer.config.get("chat_template")
         tool_use: Any = None
-        # Several by name: the default one, and one for tools.
+        # Several templates by name: the default one, and one for tools.
         if isinstance(source, list) and all(isinstance(item, dict) for item in source):
             named = {item.get("name"): item.get("template") for item in source}
             tool_use = named.get("tool_use")
@@ -145,7 +151,7 @@ class ChatTemplate:
         variables: dict[str, Any] | None = None,
         tools: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The prompt as text. Raises TemplateRefused with the template's own words."""
+        """Return the prompt as text. Raises TemplateRefused with the template's own message."""
         extra = {key: value for key, value in (variables or {}).items() if key not in _RESERVED}
         try:
             return self._template.render(
@@ -169,17 +175,17 @@ class ChatTemplate:
         generation_prompt: bool = True,
         continue_final: bool = False,
     ) -> str:
-        """What is encoded, as a whole. `continue_final`: it ends where the text of the last message does."""
+        """Return the whole text to encode; with `continue_final` it ends where the last message ends."""
         if not continue_final:
             return self.render(
                 messages, variables=variables, tools=tools, generation_prompt=generation_prompt
             )
-        # A text that stands nowhere else marks the message's end; the blank behind it shows who strips.
-        said = messages[-1]["content"]
-        marked = [*messages[:-1], {**messages[-1], "content": f"{said}{_END_OF_MESSAGE} "}]
+        # A unique text marks the message's end; the blank behind it shows whether the template strips.
+        content = messages[-1]["content"]
+        marked = [*messages[:-1], {**messages[-1], "content": f"{content}{_END_OF_MESSAGE} "}]
         text = self.render(marked, variables=variables, tools=tools, generation_prompt=False)
-        head, found, tail = text.rpartition(_END_OF_MESSAGE)
-        if not found:
+        head, marker, tail = text.rpartition(_END_OF_MESSAGE)
+        if not marker:
             raise TemplateRefused(
                 "the chat template does not show the last message, so it cannot be continued"
             )

@@ -11,16 +11,18 @@ from tokenizers.decoders import DecodeStream
 from mamba_text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-# A character has at most four bytes, so at most four byte tokens: more than this and the bytes are broken.
 MAX_PENDING = 16
-# Enough of what came before for a decoder that treats the first token of a text differently.
+"""Tokens that may be pending. A character has at most four bytes, so at most four byte tokens: with more
+tokens the bytes are broken."""
 CONTEXT = 6
+"""Previous tokens that are decoded too, for a decoder that treats the first token of a text differently."""
 
 
 class Detokenizer:
-    """Incremental text of one sequence. `prompt_tail`: the prompt's last token ids; [] starts a new text.
+    """The incremental text of one sequence.
 
-    `special`: the text shows all special tokens; otherwise it shows those in `visible_special`.
+    `prompt_tail`: last token ids of the prompt; [] starts a new text. `special`: the text shows all special
+    tokens; otherwise it shows those in `visible_special`.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Detokenizer:
         self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=not self._special)
 
     def feed(self, token_id: int) -> str:
-        """Text that is final with this token; "" while a character is incomplete."""
+        """Return the text that is final with this token; "" while a character is incomplete."""
         if (
             self._visible_special
             and token_id not in self._visible_special
@@ -49,7 +51,7 @@ class Detokenizer:
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._tokenizer.rust, token_id)
-        except Exception:  # bare Exception: the decoder rewrote text it had given out (an invalid prefix)
+        except Exception:  # bare Exception: the decoder changed text that it had returned (an invalid prefix)
             return self._restart(self._pending_text())
         if text:
             self._context = (self._context + self._pending)[-CONTEXT:]
@@ -60,7 +62,7 @@ class Detokenizer:
         return ""
 
     def flush(self) -> str:
-        """The pending text at the end; an incomplete last character is dropped."""
+        """Return the pending text at the end, without an incomplete last character."""
         text = self._pending_text().rstrip(REPLACEMENT)
         self._pending.clear()
         return text
@@ -69,7 +71,7 @@ class Detokenizer:
         return self._tokenizer.decode(ids, special=self._special)
 
     def _pending_text(self) -> str:
-        """Text of the pending tokens, decoded after their context."""
+        """Return the text of the pending tokens, decoded after their context."""
         before = self._decode(self._context)
         both = self._decode(self._context + self._pending)
         if both.startswith(before):
@@ -77,7 +79,7 @@ class Detokenizer:
         return self._decode(self._pending)
 
     def _restart(self, text: str) -> str:
-        # Incomplete bytes are useless as context: then the previous context stays.
+        # Incomplete bytes are useless as context, so the previous context stays.
         tail = self._decode(self._pending[-CONTEXT:])
         if tail and not tail.endswith(REPLACEMENT):
             self._context = self._pending[-CONTEXT:]

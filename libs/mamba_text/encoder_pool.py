@@ -1,7 +1,7 @@
-"""Threads that turn texts into token ids, beside the event loop that keeps streaming meanwhile.
+"""Threads that turn texts into token ids while the event loop continues to stream.
 
-Made once by the API process. Long texts have a thread of their own, so that nobody's short prompt waits
-behind a book; who gives up takes what has not begun out of the queue. The tokenizer lets other threads run
+The API process makes one pool. Long texts have a thread of their own, so that no short prompt waits behind a
+book; a request that ends takes work that has not begun out of the queue. The tokenizer lets other threads run
 while it works.
 """
 
@@ -12,28 +12,28 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 THREAD_FROM_CHARS = 4096
-"""Below this many characters encoding takes less time than handing it to a thread."""
+"""Number of characters below which encoding takes less time than handing the text to a thread."""
 LONG_FROM_CHARS = 1 << 18
-"""From here on encoding may take a second."""
+"""Number of characters from which encoding may take a second."""
 
 Result = TypeVar("Result")
 GivenUp = Callable[[], bool]
-"""Whether nobody waits any more; asked between one text and the next."""
+"""Function that returns whether the request has ended, called between two texts."""
 
 
 class EncoderPool:
-    """Two threads for texts of ordinary length, one for long ones; each is started when it is needed."""
+    """Two threads for texts of ordinary length and one for long texts, each started when first needed."""
 
     def __init__(self) -> None:
         self._ordinary = ThreadPoolExecutor(2, thread_name_prefix="encode")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
 
     def hand_over(self, work: Callable[[], None]) -> None:
-        """Do long work for which nobody waits, behind what is under way."""
+        """Do long work that no request waits for, behind the work under way."""
         self._long.submit(work)
 
     async def run(self, chars: int, work: Callable[[GivenUp], Result]) -> Result:
-        """The result of `work` on so many characters. Cancelled, it takes its work back or tells it."""
+        """Return the result of `work` on a text of `chars` characters; cancelling it stops the work."""
         if chars < THREAD_FROM_CHARS:
             return work(lambda: False)
         given_up = threading.Event()

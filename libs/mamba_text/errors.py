@@ -1,4 +1,4 @@
-"""What the text side can fail with.
+"""Errors of the text side.
 
 TextError
 ├── BadTokenizer    the model directory's tokenizer cannot be used; the server exits 2
@@ -8,18 +8,18 @@ TextError
 
 
 class TextError(Exception):
-    """Base. `exit_code` is what a process that cannot start ends with."""
+    """The base of all errors. `exit_code` is the exit status of a process that cannot start."""
 
     exit_code = 2
 
 
 class BadTokenizer(TextError):
-    """tokenizer.json or tokenizer_config.json is missing, broken, or does not fit the model."""
+    """A tokenizer.json or tokenizer_config.json that is missing, invalid, or does not fit the model."""
 
 
 class BadTemplate(TextError):
-    """The chat template does not compile."""
+    """A chat template that does not compile."""
 
 
 class TemplateRefused(TextError):
-    """The template raised for these messages (raise_exception, a missing field, a forbidden access)."""
+    """An error of the template for these messages (raise_exception, a missing field, a forbidden access)."""

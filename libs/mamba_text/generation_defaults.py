@@ -1,7 +1,7 @@
 """Sampling defaults of a model, from its `generation_config.json`.
 
-Read once by the API process; a request's own values win. A value of the wrong type in the file is an error of
-the model directory, not of a request.
+Read once by the API process; a request's own values take precedence. A value of the wrong type in the file is
+an error of the model directory, not of a request.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mamba_text.tokenizer import read_json
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a request that says nothing gets. None: the file says nothing either."""
+    """Defaults for fields that a request leaves out. None = the file has no value either."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -24,7 +24,7 @@ class GenerationDefaults:
 
     @classmethod
     def load(cls, directory: Path) -> "GenerationDefaults":
-        """Read `generation_config.json`; all empty without one. Raises BadTokenizer for a wrong value."""
+        """Read `generation_config.json`, which may be missing. Raises BadTokenizer for a wrong value."""
         path = directory / "generation_config.json"
         raw = read_json(path)
 

@@ -1,7 +1,7 @@
-"""From a validated request to the token ids of its prompts: the one way that API and gateway both go.
+"""Turns a validated request into the token ids of its prompts, in one way for API and gateway.
 
-The API runs the ids, the gateway looks up who can resume them: they can only find each other if they are the
-same ids. Nothing is refused here but what a template refuses; limits are the API's.
+The API runs the ids and the gateway looks up which engine can resume them: a prompt is only found if both
+have the same ids. Only a template refuses requests here; limits are checked by the API.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from mamba_text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextProcessor:
-    """What the model directory says about text."""
+    """The tokenizer, chat template and sampling defaults of a model directory."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
@@ -28,7 +28,7 @@ class TextProcessor:
 
     @classmethod
     def load(cls, directory: Path) -> "TextProcessor":
-        """Of a model directory. Raises TextError."""
+        """Load the text side of a model directory. Raises TextError."""
         tokenizer = Tokenizer.load(directory)
         template = ChatTemplate.load(directory, tokenizer)
         return cls(tokenizer, template, GenerationDefaults.load(directory))
@@ -36,18 +36,19 @@ class TextProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt."""
+    """One prompt as token ids."""
 
     token_ids: list[int]
     text: str = ""
-    """What `echo` shows of it."""
+    """Text that `echo` shows for the prompt."""
     turn_boundary: int = 0
-    """Tokens before the generation prompt; 0 = not a chat."""
+    """Number of tokens before the generation prompt; 0 = not a chat."""
     opening: str = ""
-    """What it has of the answer: the generation prompt, or the message that is continued."""
+    """Beginning of the answer that is part of the prompt: the generation prompt, or the message that is
+    continued."""
 
     def last(self, tokens: int | None) -> "Prompt":
-        """Only its last so many tokens; None = all."""
+        """Return a prompt of only the last `tokens` tokens; None = all."""
         cut = 0 if tokens is None else max(0, len(self.token_ids) - tokens)
         if not cut:
             return self
@@ -58,16 +59,16 @@ class Prompt:
 def completion_token_ids(
     tokenizer: Tokenizer, request: CompletionRequest, given_up: GivenUp = lambda: False
 ) -> list[list[int]]:
-    """Of each prompt of the request, in order, whole. An empty one gets the beginning-of-sequence token."""
-    made = []
+    """Return the token ids of each prompt; an empty prompt gets the beginning-of-sequence token."""
+    prompts = []
     special = request.add_special_tokens is not False
     for prompt in request.prompts:
         if isinstance(prompt, str):
             token_ids = [] if given_up() else tokenizer.encode(prompt, special=special)
         else:
             token_ids = prompt
-        made.append(token_ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id]))
-    return made
+        prompts.append(token_ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id]))
+    return prompts
 
 
 def encoded_chat(
@@ -81,10 +82,11 @@ def encoded_chat(
     continue_final: bool = False,
     check: Callable[[str], None] = lambda _: None,
 ) -> Prompt:
-    """Messages as the template shows them, encoded. It writes the special tokens itself, the tokenizer none.
+    """Return the prompt of messages as the template shows them.
 
-    The turn boundary is where the next turn will want to resume: the tokens that end at or before the text
-    rendered without generation prompt. `check` sees the text, not encoded yet. Raises TemplateRefused.
+    The template writes the special tokens itself, and the tokenizer adds none. The turn boundary is where the
+    next turn will resume: the tokens that end at or before the text rendered without generation prompt.
+    `check` gets the text before it is encoded. Raises TemplateRefused.
     """
     text = template.text(
         messages,
@@ -108,7 +110,7 @@ def encoded_chat(
             return Prompt(encoding.ids)
         return Prompt(encoding.ids, opening=_opening(template, messages, text, variables, tools))
     if not closed or not text.startswith(closed):
-        # What opens the answer is at the end all the same.
+        # The beginning of the answer is at the end in this case too.
         return Prompt(encoding.ids, opening=text.rstrip().rpartition("\n")[2])
     boundary = 0
     for begin, end in encoding.offsets:
@@ -125,17 +127,19 @@ def _opening(
     variables: dict[str, Any] | None,
     tools: list[dict[str, Any]] | None,
 ) -> str:
-    """What a prompt that ends with a message of the assistant has of the answer: all that the template shows
-    for it, such as thoughts that are open."""
+    """Return the beginning of the answer in a prompt that ends with a message of the assistant.
+
+    This is all text that the template shows for the message, such as reasoning that is not closed.
+    """
     try:
         before = template.render(messages[:-1], generation_prompt=False, variables=variables, tools=tools)
     except TemplateRefused:
         before = ""
     if before and text.startswith(before):
         return text[len(before) :]
-    said: str = messages[-1]["content"].rstrip()
-    head = text.rstrip().removesuffix(said)
-    return head.rstrip().rpartition("\n")[2] + said
+    content: str = messages[-1]["content"].rstrip()
+    head = text.rstrip().removesuffix(content)
+    return head.rstrip().rpartition("\n")[2] + content
 
 
 def chat_prompt(
@@ -144,7 +148,10 @@ def chat_prompt(
     request: ChatCompletionRequest,
     check: Callable[[str], None] = lambda _: None,
 ) -> Prompt:
-    """That of a chat request, whole. `check` sees its text, not encoded yet. Raises TemplateRefused."""
+    """Return the whole prompt of a chat request. `check` gets its text before it is encoded.
+
+    Raises TemplateRefused.
+    """
     template = template.of(tools=bool(request.offered_tools))
     return encoded_chat(template, tokenizer, template_messages(request), check=check, **_options(request))
 
@@ -152,7 +159,10 @@ def chat_prompt(
 def chat_token_ids(
     template: ChatTemplate, request: ChatCompletionRequest, encode: Callable[[str], list[int]]
 ) -> list[int]:
-    """Those of `chat_prompt` alone. `encode`: as `Tokenizer.encoding`, ids only. Raises TemplateRefused."""
+    """Return the token ids of `chat_prompt`. `encode`: `Tokenizer.encoding`, ids only.
+
+    Raises TemplateRefused.
+    """
     template = template.of(tools=bool(request.offered_tools))
     return encode(template.text(template_messages(request), **_options(request)))
 

@@ -1,8 +1,7 @@
-"""What a model thinks before it answers: how its chat template marks it, and `ReasoningReader`, which parts
-it from the answer. Pure.
+"""Reasoning of a model before its answer: its markers, and `ReasoningReader`, which separates both. Pure.
 
-Used by the API process, one reader per choice. Of a text that comes in pieces, what may be a marker, or white
-space beside one, is held back until it is certain.
+Used by the API process, one reader per choice. Text that may be a marker, or white space next to one, is held
+back until that is certain.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,39 +14,39 @@ from mamba_text.tool_calls import ToolCallReader
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """`begin`, what the model thinks, `end`, the answer."""
+    """The markers of a model's output: `begin`, the reasoning, `end`, the answer."""
 
     begin: str
     end: str
 
     @property
     def markers(self) -> tuple[str, str]:
-        """Both; a tokenizer may have them as special tokens."""
+        """Return both markers; a tokenizer may have them as special tokens."""
         return self.begin, self.end
 
 
 THINK = ReasoningFormat("<think>", "</think>")
-"""Of Nemotron Nano v2, Nemotron 3, Qwen3-Next and Falcon-H1R."""
+"""Format of Nemotron Nano v2, Nemotron 3, Qwen3-Next and Falcon-H1R."""
 
 
 def reasoning_format_of(template: str) -> ReasoningFormat | None:
-    """The format that a chat template's source knows; None = none."""
+    """Return the format that a chat template's source uses; None = no known format."""
     return THINK if THINK.end in template else None
 
 
 class ReasoningStart(Enum):
-    """What a prompt says of the thoughts of its answer."""
+    """The state of the reasoning at the end of a prompt."""
 
     OPEN = auto()
-    """It has their begin marker: the answer begins with thoughts."""
+    """The prompt has the begin marker: the answer begins with reasoning."""
     CLOSED = auto()
-    """It has their end marker: there are none."""
+    """The prompt has the end marker: the answer has no reasoning."""
     UNSAID = auto()
-    """The model writes the begin marker itself, or does not think."""
+    """The model writes the begin marker itself, or does not reason."""
 
     @classmethod
     def of(cls, form: ReasoningFormat, opening: str) -> "ReasoningStart":
-        """`opening`: what the prompt has of the answer."""
+        """Return the state after `opening`, the beginning of the answer in the prompt."""
         begin, end = opening.rfind(form.begin), opening.rfind(form.end)
         if begin == end:  # neither is there
             return cls.UNSAID
@@ -56,7 +55,7 @@ class ReasoningStart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ParsedReasoning:
-    """Final text of one step, of each kind."""
+    """Final text of one step, separated into reasoning and answer."""
 
     reasoning: str = ""
     answer: str = ""
@@ -64,7 +63,7 @@ class ParsedReasoning:
 
 class _Place(Enum):
     BEFORE = auto()
-    """Nothing has come that says whether the model thinks."""
+    """Before the first text, which shows whether the model reasons."""
     INSIDE = auto()
     BEHIND = auto()
     """After the end marker, before the answer's first character."""
@@ -79,38 +78,45 @@ _FIRST = {
 
 
 class ReasoningReader:
-    """Reads one choice. White space around the markers belongs to neither text."""
+    """The reader of one choice. White space around the markers belongs to neither text."""
 
     def __init__(
         self, form: ReasoningFormat, start: ReasoningStart, calls: Callable[[], ToolCallReader] | None = None
     ) -> None:
-        """`calls`: makes what reads calls of offered tools: a model may call without ending its thoughts."""
+        """Prepare a reader.
+
+        `calls` makes a reader of calls of offered tools: a model may call without ending its reasoning.
+        """
         self._form = form
         self._calls = calls
         self._call_begin = None if calls is None else calls().form.begin
         self._probe: ToolCallReader | None = None
-        """Reads what may be a call within the thoughts; None = there is none now."""
+        """Reader of a possible call within the reasoning; None = there is none now."""
         self._probed = ""
-        """What it has read."""
+        """Text that the probe has read."""
         self._place = _FIRST[start]
         self._pending = ""
-        """What is held back."""
+        """Text that is held back."""
         self._repeatable = start is ReasoningStart.OPEN
-        """The begin marker may be the first that the model writes."""
+        """Whether the model may repeat the begin marker of its prompt."""
         self._begun = False
-        """Some of the reasoning was returned."""
+        """Whether a part of the reasoning was returned."""
         self._token_tail: str | None = "" if start is not ReasoningStart.CLOSED else None
-        """Last characters of the counted tokens, in which a split end marker may begin; None = it came."""
+        """Last characters of the counted tokens, in which a split end marker may begin; None = the marker has
+        come."""
         self._tokens = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens of the thoughts and their markers so far."""
+        """Return the number of tokens of the reasoning and its markers so far."""
         return 0 if self._place is _Place.BEFORE else self._tokens
 
     def feed(self, text: str, tokens: Iterable[str], *, last: bool) -> ParsedReasoning:
-        """More of the answer: its visible text, and the texts of its tokens, which are only counted. `last`:
-        nothing follows."""
+        """Read more of the answer and return the text that is final.
+
+        `text` is the visible text; `tokens` are the texts of the tokens, which are only counted; `last`:
+        nothing follows.
+        """
         self._count(tokens)
         reasoning = ""
         rest, self._pending = self._pending + text, ""
@@ -125,7 +131,7 @@ class ReasoningReader:
         return ParsedReasoning(reasoning, rest)
 
     def _find_begin(self, text: str, *, last: bool) -> str:
-        """The text behind the marker, or all of it if there is none."""
+        """Return the text behind the begin marker, or all of it if there is no marker."""
         written = text.lstrip()
         if written.startswith(self._form.begin):
             self._place = _Place.INSIDE
@@ -138,23 +144,23 @@ class ReasoningReader:
         return text
 
     def _find_end(self, text: str, *, last: bool) -> tuple[str, str]:
-        """The reasoning, and the text behind the marker."""
+        """Return the reasoning, and the text behind the end marker."""
         if not self._begun:
             text = text.lstrip()
             if self._repeatable:
                 if text and not last and self._form.begin.startswith(text) and text != self._form.begin:
                     self._pending = text
                     return "", ""
-                # A model may write once more what its prompt has.
+                # A model may repeat the marker that its prompt has.
                 self._repeatable = not text
                 text = text.removeprefix(self._form.begin).lstrip()
         thought, end, rest = text.partition(self._form.end)
-        called = None
+        call_parts = None
         if self._call_begin is not None and not end:
-            called = self._find_call(thought, self._call_begin, last=last)
-        if called is not None:
-            thought, call = called
-            if call is None:  # it may become one
+            call_parts = self._find_call(thought, self._call_begin, last=last)
+        if call_parts is not None:
+            thought, call = call_parts
+            if call is None:  # the text may become a call
                 kept = thought.rstrip()
                 self._pending, thought = text[len(kept) :], kept
             else:
@@ -164,15 +170,20 @@ class ReasoningReader:
             self._place = _Place.BEHIND
         elif not last:
             markers = (self._form.end, self._call_begin or self._form.end)
-            certain = thought[: len(thought) - max(unfinished(thought, each) for each in markers)].rstrip()
+            certain = thought[
+                : len(thought) - max(unfinished(thought, marker) for marker in markers)
+            ].rstrip()
             self._pending, thought = thought[len(certain) :], certain
         thought = thought.rstrip()
         self._begun = self._begun or bool(thought)
         return thought, rest
 
     def _find_call(self, thought: str, begin: str, *, last: bool) -> tuple[str, str | None] | None:
-        """The thought in front of a call, and the text from the call on, None while thoughts may still end
-        behind it; None = there is no call. `begin`: of calls."""
+        """Return the reasoning before a call, and the text from the call on; None = there is no call.
+
+        The second value is None while the reasoning may still end behind the call. `begin`: the marker of
+        calls.
+        """
         place = thought.find(begin)
         while place >= 0:
             reader = self._probe_at(thought[place:])
@@ -185,7 +196,7 @@ class ReasoningReader:
         return None
 
     def _probe_at(self, text: str) -> ToolCallReader:
-        """The reader of what begins there, which may have read some of it already."""
+        """Return the reader of a call that begins `text`, which may have read some of it already."""
         assert self._calls is not None
         if self._probe is None or not text.startswith(self._probed):
             self._probe, self._probed = self._calls(), ""
@@ -196,8 +207,8 @@ class ReasoningReader:
             return
         for text in tokens:
             self._tokens += 1
-            seen = self._token_tail + text
-            if self._form.end in seen:
+            window = self._token_tail + text
+            if self._form.end in window:
                 self._token_tail = None
                 return
-            self._token_tail = seen[-len(self._form.end) + 1 :]
+            self._token_tail = window[-len(self._form.end) + 1 :]

@@ -1,7 +1,8 @@
-"""Token ids of texts that begin as earlier ones did: conversations grow at their end, little of one is new.
+"""Cache of token ids for texts with a common beginning: each turn of a conversation adds little new text.
 
-A special token in the text ends what stands before it for the tokenizer, so the text is cut before each, and
-pieces that were encoded before are not encoded again. Used by gateways: they see all turns of a conversation.
+For the tokenizer, a special token ends the text before it. Texts are therefore cut before each special token,
+and pieces that were encoded before are not encoded again. Used by gateways, which see all turns of a
+conversation.
 """
 
 import re
@@ -11,13 +12,13 @@ from collections import OrderedDict
 from mamba_text.tokenizer import Tokenizer
 
 MOST_CHARS = 8 << 20
-"""Characters of the pieces that are kept; the least recently used go first."""
+"""Total characters of the cached pieces; the least recently used are removed first."""
 LEAST_CHARS = 64
-"""Shorter pieces are encoded sooner than found."""
+"""Characters of a piece below which encoding is faster than a lookup."""
 
 
 class SegmentCache:
-    """Over one tokenizer; may be used by several threads."""
+    """The cache of one tokenizer; several threads may use it."""
 
     def __init__(self, tokenizer: Tokenizer, most_chars: int = MOST_CHARS) -> None:
         self._tokenizer, self._most_chars = tokenizer, most_chars
@@ -27,7 +28,7 @@ class SegmentCache:
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `Tokenizer.encoding(text)`."""
+        """Return the ids of `Tokenizer.encoding(text)`."""
         if self._cut is None:
             return self._plain(text)
         token_ids: list[int] = []
@@ -38,24 +39,24 @@ class SegmentCache:
 
     @property
     def chars(self) -> int:
-        """Characters of the pieces that are kept."""
+        """Return the number of characters of the cached pieces."""
         return self._chars
 
     def _piece(self, text: str) -> list[int]:
         if len(text) < LEAST_CHARS:
             return self._plain(text) if text else []
         with self._lock:
-            if (known := self._pieces.get(text)) is not None:
+            if (cached := self._pieces.get(text)) is not None:
                 self._pieces.move_to_end(text)
-                return known
-        made = self._plain(text)
+                return cached
+        token_ids = self._plain(text)
         with self._lock:
             if text not in self._pieces:
-                self._pieces[text] = made
+                self._pieces[text] = token_ids
                 self._chars += len(text)
             while self._chars > self._most_chars:
                 self._chars -= len(self._pieces.popitem(last=False)[0])
-        return made
+        return token_ids
 
     def _plain(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer.encoding(text).ids
@@ -63,7 +64,10 @@ class SegmentCache:
 
 
 def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Finds where a text may be cut: before an added token, if none of them looks at what is around it."""
+    """Return a pattern that matches where texts may be cut, before added tokens; None = nowhere.
+
+    Texts are not cut if an added token depends on the text around it.
+    """
     added = list(tokenizer.rust.get_added_tokens_decoder().values())
     if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):
         return None
@@ -71,9 +75,9 @@ def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     pattern = re.compile("|".join(map(re.escape, contents))) if contents else None
     if pattern is None:
         return None
-    # Tokenizers are made of parts of any kind: one whose pieces do not add up is not cut.
+    # Tokenizers have parts of any kind: texts are not cut if the pieces of a test text do not add up.
     probe = f"Two words{contents[0]} and\n\nmore.{contents[0]}{contents[-1]}x {contents[-1]}"
     starts = [match.start() for match in pattern.finditer(probe)]
     pieces = [probe[a:b] for a, b in zip([0, *starts], [*starts, len(probe)], strict=True)]
-    added_up = [i for piece in pieces if piece for i in tokenizer.encoding(piece).ids]
-    return pattern if added_up == tokenizer.encoding(probe).ids else None
+    joined_ids = [i for piece in pieces if piece for i in tokenizer.encoding(piece).ids]
+    return pattern if joined_ids == tokenizer.encoding(probe).ids else None

@@ -1,6 +1,6 @@
-"""The text side of one sequence: token ids in, certain text out, and the token at which it ended.
+"""The text side of one sequence: token ids in, final text out, and the token at which it ended.
 
-Used by the API process, one per sequence. It decides nothing about sampling; what the engine must do about a
+Used by the API process, one per sequence. It does not influence sampling: what the engine must do about a
 stop string (keep the first tokens, drop the rest) is returned, not sent.
 """
 
@@ -17,51 +17,58 @@ class CertainText:
     """Text that became final with some new tokens."""
 
     text: str
-    """For the client, stop string left out."""
+    """Text for the client, without the stop string."""
     used: int
-    """How many of the given tokens count: all, or those up to the one that completed a stop string."""
+    """Number of the new tokens that count: all, or those up to the one that completed a stop string."""
     stopped: bool = False
-    """A stop string ended the sequence here."""
+    """Whether a stop string ended the sequence here."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextVisibility:
-    """Which parts of a sequence the client sees."""
+    """The parts of a sequence that the client sees."""
 
     stops: tuple[str, ...] = ()
-    """The strings that end it."""
+    """Strings that end the sequence."""
     special_tokens: bool = False
-    """Special tokens are shown."""
+    """Whether special tokens are visible."""
     stop: bool = False
-    """The string or token that ended it is shown."""
+    """Whether the string or token that ended the sequence is visible."""
     visible_special: frozenset[int] = frozenset()
-    """Ids of special tokens that are shown although `special_tokens` is off."""
+    """Ids of special tokens that are visible although `special_tokens` is off."""
 
 
 class SequenceText:
-    """Text of one sequence, with the stop strings ignored for the first `min_tokens` tokens."""
+    """The text of one sequence, with stop strings ignored for the first `min_tokens` tokens."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: TextVisibility, min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        prompt_tail: Sequence[int],
+        visibility: TextVisibility,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = Detokenizer(
-            tokenizer, prompt_tail, special=shown.special_tokens, visible_special=shown.visible_special
+            tokenizer,
+            prompt_tail,
+            special=visibility.special_tokens,
+            visible_special=visibility.visible_special,
         )
-        self._matcher = StopMatcher(shown.stops, show=shown.stop)
-        self._hide_stop = not shown.stop
+        self._matcher = StopMatcher(visibility.stops, show=visibility.stop)
+        self._hide_stop = not visibility.stop
         self._min_tokens = min_tokens
         self.tokens = 0
-        """Tokens that count so far."""
+        """Number of tokens that count so far."""
 
     def feed(self, token_ids: Sequence[int], *, stop_token: bool = False, last: bool = False) -> CertainText:
-        """Add tokens; `stop_token`: the last one ended the sequence, no text; `last`: nothing follows."""
+        """Add tokens. `stop_token`: the last one ended the sequence without text; `last`: nothing follows."""
         parts: list[str] = []
-        shown = len(token_ids) - 1 if stop_token and self._hide_stop else len(token_ids)
-        for place, token_id in enumerate(token_ids[:shown]):
+        visible = len(token_ids) - 1 if stop_token and self._hide_stop else len(token_ids)
+        for place, token_id in enumerate(token_ids[:visible]):
             self.tokens += 1
             if self._add(self._detokenizer.feed(token_id), parts):
                 return CertainText("".join(parts), place + 1, stopped=True)
-        self.tokens += len(token_ids) - shown
+        self.tokens += len(token_ids) - visible
         if last:
             if self._add(self._detokenizer.flush(), parts):
                 return CertainText("".join(parts), len(token_ids), stopped=True)

@@ -11,32 +11,32 @@ from mamba_text.markers import unfinished
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """Text that became final with a piece, and the stop string that was found, if any."""
+    """Text that became final with a piece, and the matched stop string, if any."""
 
     text: str
     stop: str | None = None
 
 
 class StopMatcher:
-    """Finds the stop string that ends first; of several that end together, the one that begins first."""
+    """A search for the stop string that ends first; of several with one end, the one that begins first."""
 
     def __init__(self, stops: tuple[str, ...], *, show: bool = False) -> None:
-        """`show`: the stop string is a part of the text."""
+        """Prepare a matcher; `show`: the stop string is a part of the text."""
         self._show = show
         self._stops = stops
         self._pending = ""
 
     def feed(self, piece: str) -> StopMatch:
-        """Add a piece of text. After a match the matcher is spent: do not feed it again."""
+        """Add a piece of text. The matcher must not be fed again after a match."""
         if not self._stops:
             return StopMatch(piece)
         text = self._pending + piece
-        found: tuple[int, int, str] | None = None
+        match: tuple[int, int, str] | None = None
         for stop in self._stops:
             if (begin := text.find(stop)) >= 0:
-                found = min(found or (len(text) + 1, 0, ""), (begin + len(stop), begin, stop))
-        if found is not None:
-            _, begin, stop = found
+                match = min(match or (len(text) + 1, 0, ""), (begin + len(stop), begin, stop))
+        if match is not None:
+            _, begin, stop = match
             self._pending = ""
             if self._show:
                 begin += len(stop)
@@ -46,6 +46,6 @@ class StopMatcher:
         return StopMatch(text[: len(text) - keep])
 
     def flush(self) -> str:
-        """The text held back: nothing follows, so it is no stop string."""
+        """Return the text held back, which is no stop string since nothing follows."""
         text, self._pending = self._pending, ""
         return text

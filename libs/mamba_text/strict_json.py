@@ -1,4 +1,4 @@
-"""JSON that models write, read as the standard has it and written so that it can be sent. Pure."""
+"""JSON written by models, parsed by the standard's rules and encoded so that it can be sent. Pure."""
 
 import json
 import math
@@ -7,15 +7,15 @@ from typing import Any
 
 
 def parse(text: str) -> Any:
-    """Raises ValueError, RecursionError; for numbers that JSON does not have, too."""
+    """Parse JSON, without the numbers that only Python has. Raises ValueError, RecursionError."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
-_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_several(text: str) -> list[Any]:
-    """The values that stand one behind the other, at least one. Raises as `parse`."""
+    """Parse one or more values that follow each other. Raises the errors of `parse`."""
     reader = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
     values, place = [], 0
     while rest := text[place:].lstrip():
@@ -28,17 +28,17 @@ def parse_several(text: str) -> list[Any]:
 
 
 def encode(value: Any) -> str:
-    """Write what `parse` gives as text that can be sent: half of a character becomes U+FFFD."""
+    """Write a value of `parse` as text that can be sent: a lone surrogate becomes U+FFFD."""
     return whole_characters(json.dumps(value, ensure_ascii=False))
 
 
 def whole_characters(text: str) -> str:
-    """The text, with U+FFFD for each half of a character that JSON's escapes can name and no text has."""
-    return text if is_text(text) else _HALF.sub("\ufffd", text)
+    """Replace each lone surrogate, which JSON's escapes can name and UTF-8 cannot encode, by U+FFFD."""
+    return text if is_text(text) else _SURROGATE.sub("\ufffd", text)
 
 
 def parse_whole(text: str) -> Any:
-    """Read JSON with U+FFFD for halves of characters. Raises ValueError, RecursionError."""
+    """Parse JSON with U+FFFD for lone surrogates. Raises ValueError, RecursionError."""
     value = json.loads(text)
     if "\\u" not in text or is_text(plain := json.dumps(value, ensure_ascii=False)):
         return value
@@ -46,7 +46,7 @@ def parse_whole(text: str) -> Any:
 
 
 def is_text(text: str) -> bool:
-    """It can be sent, as UTF-8."""
+    """Return whether the text can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -55,7 +55,7 @@ def is_text(text: str) -> bool:
 
 
 def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def _finite(word: str) -> float:

@@ -1,4 +1,4 @@
-"""A call whose arguments are tags with text in them, as Nemotron 3 and Qwen's coders write it. Pure.
+"""A call whose arguments are text in tags, as Nemotron 3 and Qwen's coders write it. Pure.
 
     <function=NAME>
     <parameter=KEY>
@@ -6,7 +6,7 @@
     </parameter>
     </function>
 
-Which type a value is to have only the function's schema says. Used by `tool_calls`.
+The type of a value is only known from the function's schema. Used by `tool_calls`.
 """
 
 import re
@@ -24,12 +24,14 @@ _PARAMETER_TAG = re.compile(r"\s*<parameter=([^<>\n]+)>")
 _PARAMETER_LINE = re.compile(r"(?<=\n)<parameter=([^<>\n]+)>(?=\n)")
 _NOTHING = re.compile(r"\s*\Z")
 _BOOLEANS = {"true": True, "false": False}
-"""In any case of letters: templates show booleans as Python writes them, and models write that, too."""
+"""Booleans by their lower-case word: templates show them as Python writes them, and models copy that."""
 
 
 def read_tagged_call(written: str, parameters: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Name and arguments, a JSON object, of the one call in a text; None = it is none. `parameters`: of each
-    function the schema of its arguments."""
+    """Return name and arguments, a JSON object, of the one call in a text; None = the text is no call.
+
+    `parameters`: by function, the schema of its arguments.
+    """
     tag = _FUNCTION_TAG.match(written)
     body = written.rstrip()
     if tag is None or not body.endswith(FUNCTION_END):
@@ -37,20 +39,23 @@ def read_tagged_call(written: str, parameters: Mapping[str, Any]) -> tuple[str, 
     name = tag[1].strip()
     schema = parameters.get(name)
     root = schema if isinstance(schema, Mapping) else {}
-    types, properties = SchemaTypes(root), root.get("properties")
-    known = properties if isinstance(properties, Mapping) else {}
-    values = _values(body[tag.end() : -len(FUNCTION_END)], known)
+    types, declared = SchemaTypes(root), root.get("properties")
+    properties = declared if isinstance(declared, Mapping) else {}
+    values = _values(body[tag.end() : -len(FUNCTION_END)], properties)
     if values is None:
         return None
     return name, strict_json.encode(
-        {key: typed_value(text, types.of(known.get(key))) for key, text in values}
+        {key: typed_value(text, types.of(properties.get(key))) for key, text in values}
     )
 
 
-def _values(body: str, known: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    """Name and text of each parameter; None = there is something else between them. `known`: parameters that
-    the function has: one that is not there yet begins also where the one before it has no end."""
-    found: list[tuple[str, str]] = []
+def _values(body: str, properties: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """Return name and text of each parameter; None = there is other text between them.
+
+    `properties`: the function's parameters. One of them that has not occurred yet also begins where the
+    previous parameter has no end tag.
+    """
+    values: list[tuple[str, str]] = []
     seen: set[str] = set()
     place = 0
     while tag := _PARAMETER_TAG.match(body, place):
@@ -59,15 +64,14 @@ def _values(body: str, known: Mapping[str, Any]) -> list[tuple[str, str]] | None
             return None
         name = tag[1].strip()
         seen.add(name)
-        stop = _next_tag(body, tag.end(), end, lambda each: each in known and each not in seen)
-        found.append((name, _inner(body[tag.end() : end if stop is None else stop])))
+        stop = _next_tag(body, tag.end(), end, lambda key: key in properties and key not in seen)
+        values.append((name, _inner(body[tag.end() : end if stop is None else stop])))
         place = end + len(_PARAMETER_END) if stop is None else stop
-    return found if _NOTHING.match(body, place) else None
+    return values if _NOTHING.match(body, place) else None
 
 
 def _next_tag(body: str, start: int, end: int, is_missing: Callable[[str], bool]) -> int | None:
-    """Where the value of a parameter ends because another one, of those that are missing, begins a line;
-    None = nowhere before its end tag."""
+    """Return where a value ends because another missing parameter begins a line; None = at its end tag."""
     first_end = body.find(_PARAMETER_END, start, end)
     for tag in _PARAMETER_LINE.finditer(body, start, end if first_end < 0 else first_end):
         if is_missing(tag[1].strip()):
@@ -82,19 +86,21 @@ def _ends(body: str, place: int) -> Iterator[int]:
 
 
 def _closes(body: str, end: int) -> bool:
-    """The tag there ends a parameter, and is no part of its text: another one follows, or nothing."""
+    """Return whether the tag at `end` ends its parameter: another parameter follows, or nothing."""
     behind = end + len(_PARAMETER_END)
     return bool(_PARAMETER_TAG.match(body, behind) or _NOTHING.match(body, behind))
 
 
 def _inner(text: str) -> str:
-    """Without the line ends that set a value apart from its tags."""
+    """Return the text without the line ends that separate a value from its tags."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
 def typed_value(text: str, types: frozenset[str]) -> Any:
-    """The value of one of these JSON types that a text stands for; no types = any. One that cannot be of them
-    stays text: nothing that the model wrote is lost."""
+    """Return the value of one of these JSON types that a text stands for; no types = any.
+
+    A text that fits none of the types stays text, so that nothing the model wrote is lost.
+    """
     if types == {"string"}:
         return text
     word = text.strip()
@@ -107,7 +113,7 @@ def typed_value(text: str, types: frozenset[str]) -> Any:
 
 
 def _parsed(word: str) -> Any:
-    """None = it is no JSON, or null."""
+    """Return the value of a word as JSON; None = invalid JSON, or null."""
     if (boolean := _BOOLEANS.get(word.lower())) is not None:
         return boolean
     try:
@@ -117,7 +123,7 @@ def _parsed(word: str) -> Any:
 
 
 def _types_of(value: Any) -> frozenset[str]:
-    """The JSON types that a value has, texts and null left out."""
+    """Return the JSON types that a value has, except for texts and null."""
     match value:
         case bool():
             return frozenset({"boolean"})
@@ -134,51 +140,54 @@ def _types_of(value: Any) -> frozenset[str]:
 
 
 class SchemaTypes:
-    """Which JSON types parts of a schema allow. `root`: the whole, in which references are looked up."""
+    """The JSON types that parts of a schema allow. `root`: the whole schema, for references."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._referred: dict[str, frozenset[str]] = {}
-        """Of each reference, looked up once: many may lead to each other."""
+        """Types by reference, each looked up once: many references may lead to each other."""
 
     def of(self, schema: Any) -> frozenset[str]:
-        """None = it does not say."""
+        """Return the types that a schema allows; empty = the schema does not restrict them."""
         if not isinstance(schema, Mapping):
             return frozenset()
-        named, values, reference = schema.get("type"), schema.get("enum"), schema.get("$ref")
+        type_, values, reference = schema.get("type"), schema.get("enum"), schema.get("$ref")
         if "const" in schema and not isinstance(values, list):
             values = [schema["const"]]
-        if isinstance(named, str):
-            return frozenset({named})
-        if isinstance(named, list):
-            return frozenset(each for each in named if isinstance(each, str))
+        if isinstance(type_, str):
+            return frozenset({type_})
+        if isinstance(type_, list):
+            return frozenset(name for name in type_ if isinstance(name, str))
         if isinstance(values, list):
-            return frozenset(each for value in values for each in _types_of(value) or _type_of_word(value))
+            return frozenset().union(*(_types_of(value) or _type_of_word(value) for value in values))
         if isinstance(reference, str) and (referred := self._of_reference(reference)):
             return referred
+        return self._of_parts(schema)
+
+    def _of_parts(self, schema: Mapping[str, Any]) -> frozenset[str]:
         if isinstance(parts := schema.get("allOf"), list):
-            said = [types for part in parts if (types := self.of(part))]
-            if said:
-                return frozenset.intersection(*said)
+            part_types = [types for part in parts if (types := self.of(part))]
+            if part_types:
+                return frozenset.intersection(*part_types)
         for branches in (schema.get("anyOf"), schema.get("oneOf")):
             if isinstance(branches, list):
-                found = [self.of(branch) for branch in branches]
-                return frozenset().union(*found) if all(found) else frozenset()
+                branch_types = [self.of(branch) for branch in branches]
+                return frozenset().union(*branch_types) if all(branch_types) else frozenset()
         return frozenset()
 
     def _of_reference(self, reference: str) -> frozenset[str]:
         if reference not in self._referred:
             self._referred[reference] = frozenset()
             head, *parts = reference.split("/")
-            found: Any = self._root if head == "#" else None
+            part_schema: Any = self._root if head == "#" else None
             for part in parts:
-                found = _part_of(found, part)
-            self._referred[reference] = self.of(found)
+                part_schema = _part_of(part_schema, part)
+            self._referred[reference] = self.of(part_schema)
         return self._referred[reference]
 
 
 def _part_of(schema: Any, part: str) -> Any:
-    """The part of a schema that one step of a JSON pointer in a reference names; None = there is none."""
+    """Return the part of a schema that one step of a JSON pointer names; None = no such part."""
     name = unquote(part).replace("~1", "/").replace("~0", "~")
     if isinstance(schema, Mapping):
         return schema.get(name)

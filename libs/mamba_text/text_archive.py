@@ -1,7 +1,7 @@
-"""The files that say how a model's text becomes token ids, as one archive: what engines give to gateways.
+"""Archive of the files that determine how a model's text becomes token ids, sent by engines to gateways.
 
-A plain zip of the few files that `TextProcessor.load` reads, the same bytes for the same files. What comes
-over the network is unpacked within limits, by the names that are known and no others.
+A plain zip of the few files that `TextProcessor.load` reads, with the same bytes for the same files. An
+archive from the network is unpacked within limits, and only its expected files.
 """
 
 import hashlib
@@ -26,22 +26,22 @@ FILES = (
     "tokenizer_config.json",
 )
 MOST_PACKED_BYTES = 64 << 20
-"""Of an archive that is taken from another machine."""
+"""Largest archive that is accepted from another machine, in bytes."""
 MOST_BYTES = 256 << 20
-"""Of its files together."""
+"""Largest total size of the unpacked files, in bytes."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class TextArchive:
-    """`fingerprint`: a digest of the files' names and contents; the same files have the same."""
+    """The packed files. `fingerprint`: a digest of the files' names and contents."""
 
     data: bytes
     fingerprint: str
 
     @classmethod
     def pack(cls, directory: Path) -> "TextArchive":
-        """Those of a model directory. Raises OSError."""
+        """Pack the files of a model directory. Raises OSError."""
         out, digest = io.BytesIO(), hashlib.blake2b(digest_size=16)
         with zipfile.ZipFile(out, "w") as archive:
             for name in FILES:
@@ -56,7 +56,7 @@ class TextArchive:
 
 
 def load_text_side(data: bytes) -> TextProcessor:
-    """What a packed archive holds. Raises TextError for one that is broken, too large or of other files."""
+    """Load a packed archive. Raises TextError if it is broken, too large or has other files."""
     with tempfile.TemporaryDirectory(prefix="mambaserve-text-") as folder:
         try:
             _unpack(data, Path(folder))
@@ -71,9 +71,9 @@ def _unpack(data: bytes, folder: Path) -> None:
         for entry in archive.infolist():
             if entry.filename not in FILES:
                 raise BadTokenizer(
-                    f"the archive of the tokenizer has a file that is none of it: {entry.filename[:80]!r}"
+                    f"the archive of the tokenizer has an unexpected file: {entry.filename[:80]!r}"
                 )
-            with archive.open(entry) as file:  # what an entry says of its size is not believed
+            with archive.open(entry) as file:  # the declared size of an entry is not trusted
                 content = file.read(left + 1)
             left -= len(content)
             if left < 0:

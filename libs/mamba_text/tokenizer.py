@@ -1,7 +1,7 @@
-"""Text to token ids and back, from the `tokenizer.json` and `tokenizer_config.json` of a model directory.
+"""Converts text to token ids and back, by `tokenizer.json` and `tokenizer_config.json` of a model directory.
 
-Made once by the API process. Knows special tokens, the rule for the beginning-of-sequence token and the exact
-bytes of each token. It never sees the model's weights and never decides where a sequence ends.
+The API process makes one. It has the special tokens, the rule for the beginning-of-sequence token and the
+exact bytes of each token. It never sees the model's weights and never decides where a sequence ends.
 """
 
 import functools
@@ -19,12 +19,12 @@ from tokenizers import Tokenizer as RustTokenizer
 from mamba_text.encoder_pool import THREAD_FROM_CHARS
 from mamba_text.errors import BadTokenizer
 
-# Else the library starts threads of its own for a batch, beside those of the pool.
+# Otherwise the library starts threads of its own for a batch, in addition to those of the pool.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins that byte-level BPE uses for bytes (GPT-2's table)."""
+    """Return the printable characters that byte-level BPE uses for bytes (GPT-2's table)."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(value): value for value in plain}
     others = [value for value in range(256) if value not in plain]
@@ -36,9 +36,9 @@ _BYTES = _byte_alphabet()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of the model directory; {} when there is no such file.
+    """Return the JSON object in a file of the model directory; {} if the file is missing.
 
-    Raises BadTokenizer when the file is not a JSON object.
+    Raises BadTokenizer if the file is not a JSON object.
     """
     if not path.is_file():
         return {}
@@ -52,7 +52,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """A special token is a string, or an object with `content`."""
+    """Return the text of a special token, which is a string or an object with `content`."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -60,12 +60,12 @@ def _content(token: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One token for the eye: its exact bytes and their text (U+FFFD for a part of a character)."""
+    """One token for display: its exact bytes and their text (U+FFFD for a part of a character)."""
 
     text: str
     raw: bytes
     special: bool = False
-    """Not a part of the answer's text."""
+    """Whether the token is not part of the answer's text."""
 
 
 class _Model(msgspec.Struct):
@@ -74,8 +74,10 @@ class _Model(msgspec.Struct):
 
 
 class _Document(msgspec.Struct):
-    """What is read of a tokenizer's description. Its vocabulary and its merges are passed over: as objects of
-    Python they would be the largest thing that this process ever holds."""
+    """The parts of a tokenizer's description that are read.
+
+    Vocabulary and merges are skipped: as Python objects they would be the largest data of this process.
+    """
 
     model: _Model
     added_tokens: list[dict[str, Any]]
@@ -86,7 +88,7 @@ class _Document(msgspec.Struct):
 
     @property
     def steps(self) -> list[Any]:
-        """What a text goes through before and after the model."""
+        """Return the steps of a text before and after the model."""
         return [self.normalizer, self.pre_tokenizer, self.post_processor, self.decoder]
 
 
@@ -109,8 +111,8 @@ class Tokenizer:
         added = rust.get_added_tokens_decoder().values()
         self._added = {token.content: bool(token.special) for token in added}
         self.most_chars_per_token = _most_chars_per_token(document, rust)
-        """No text has more characters than this for each of its tokens; None = nothing is known."""
-        # Per object, so that a tokenizer of another model in the same process has its own.
+        """Bound on the characters of a text per token; None = no bound is known."""
+        # A cache per object: a tokenizer of another model in the same process needs its own.
         self.piece = functools.lru_cache(maxsize=1 << 16)(self._piece)
 
     @classmethod
@@ -133,30 +135,30 @@ class Tokenizer:
         return cls(rust, read_json(directory / "tokenizer_config.json"))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text; with `special`, after the model's rule for the beginning-of-sequence token."""
+        """Return the token ids of a text; `special`: with the model's rule for the first token."""
         token_ids: list[int] = self._encoded(text, special=special and self._bos_rule is not False).ids
         if special and self._bos_rule is True and self.bos_id is not None and token_ids[:1] != [self.bos_id]:
             token_ids.insert(0, self.bos_id)
         return token_ids
 
     def encoding(self, text: str) -> Encoding:
-        """Token ids with character offsets, without special tokens of the tokenizer's own."""
+        """Return token ids with character offsets, without special tokens of the tokenizer's own."""
         return self._encoded(text, special=False)
 
     def _encoded(self, text: str, *, special: bool) -> Encoding:
         if len(text) < THREAD_FROM_CHARS:
             return self.rust.encode(text, add_special_tokens=special)
-        # Of the two only this one lets other threads run meanwhile.
+        # Only this method lets other threads run in the meantime.
         return self.rust.encode_batch([text], add_special_tokens=special)[0]
 
     def decode(self, token_ids: list[int], *, special: bool = False) -> str:
-        """Text of token ids; special tokens are left out unless `special`."""
+        """Return the text of token ids; special tokens are left out unless `special`."""
         return self.rust.decode(token_ids, skip_special_tokens=not special)
 
     def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
-        """Ids of those of these texts that are tokens by themselves."""
-        found = (self.rust.token_to_id(token) for token in tokens)
-        return frozenset(token_id for token_id in found if token_id is not None)
+        """Return the ids of those texts that are single tokens."""
+        ids = (self.rust.token_to_id(token) for token in tokens)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
     def _piece(self, token_id: int) -> Piece:
         token = self.rust.id_to_token(token_id)
@@ -174,27 +176,27 @@ class Tokenizer:
 
 
 _KEEPING = frozenset({"Prepend", "Replace", "Sequence", "NFC"})
-"""Normalizers that make no text shorter but for NFC, which joins at most three characters to one."""
+"""Normalizers that shorten no text, except for NFC, which joins at most three characters to one."""
 
 
 def _most_chars_per_token(document: _Document, rust: RustTokenizer) -> int | None:
-    """Of a BPE over bytes: nothing is dropped there, and no token stands for what is unknown."""
+    """Return the bound of a byte-level BPE, which drops no text and has no token for unknown text."""
     model = document.model
     normalizers = _kinds(document.normalizer)
     parts = _kinds(document.pre_tokenizer)
     bytewise = "ByteLevel" in parts or bool(model.byte_fallback)
-    drops = '"Removed"' in json.dumps(document.pre_tokenizer) or any("White" in one for one in parts)
+    drops = '"Removed"' in json.dumps(document.pre_tokenizer) or any("White" in part for part in parts)
     shortened = normalizers - _KEEPING or _replaces_by_less(document.normalizer)
     if model.type != "BPE" or not bytewise or drops or shortened:
         return None
     if any(token["lstrip"] or token["rstrip"] for token in document.added_tokens):
-        return None  # takes any length of white space into itself
+        return None  # the token includes white space of any length
     longest = max(map(len, rust.get_vocab(with_added_tokens=True)))
     return longest * (3 if "NFC" in normalizers else 1)
 
 
 def _kinds(part: Any) -> set[str]:
-    """The types of a normalizer or pre-tokenizer and of those within."""
+    """Return the types of a normalizer or pre-tokenizer and of its parts."""
     if isinstance(part, list):
         return set[str]().union(*map(_kinds, part))
     if not isinstance(part, dict):
@@ -205,7 +207,7 @@ def _kinds(part: Any) -> set[str]:
 
 
 def _replaces_by_less(part: Any) -> bool:
-    """Whether a Replace within changes a text to a shorter one, or a pattern of any length."""
+    """Return whether a Replace within makes a text shorter, or matches a pattern of any length."""
     if isinstance(part, list):
         return any(map(_replaces_by_less, part))
     if not isinstance(part, dict):
@@ -217,7 +219,7 @@ def _replaces_by_less(part: Any) -> bool:
 
 
 def _check_vocabulary(rust: RustTokenizer, directory: Path) -> None:
-    """Every id the tokenizer can produce needs a row in the embeddings."""
+    """Check that every id of the tokenizer has a row in the embeddings."""
     path = directory / "config.json"
     config = read_json(path)
     size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))

@@ -7,9 +7,9 @@ import functools
 import re
 from collections.abc import Callable
 
-from mamba_edge.client_name import CLIENT_HEADER
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER
 from mamba_edge.exchange.request_body import RawHeaders
+from mamba_edge.exchange.request_context import CLIENT_HEADER
 
 HOP_BY_HOP = frozenset(
     (

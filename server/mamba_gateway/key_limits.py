@@ -6,7 +6,7 @@ Without a key file all clients together are one, called `ANYONE`. Pure.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from mamba_edge.key_name import KEY_NAME
+from mamba_edge.api_keys import KEY_NAME
 
 ANYONE = "anyone"
 """Who calls where no keys are asked for."""

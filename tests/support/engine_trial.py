@@ -16,9 +16,9 @@ from depth_coded import VOCABULARY, DepthCodedRunner, oracle
 from guarded_arena import GuardedArena
 from mamba_planner.strategy import reservation
 from mamba_prefix.change_log import ChangeLog
-from mamba_prefix.packed_arrays import entries_of, hashes_of
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.page_rungs import rungs
+from mamba_prefix.prefix_index import entries_of, hashes_of
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import POLICIES, Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from mamba_prefix.change_log import ChangeLog
-from mamba_prefix.engine_banks import MOST_ENGINES
+from mamba_prefix.engine_banks import MAX_ENGINES
 from mamba_prefix.follower import Follower
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_prefix.prefix_index import PrefixIndex
@@ -77,7 +77,7 @@ class EngineModel:
 class IndexWorld:
     """Some engines and one gateway, each with a store of its own from `connect`."""
 
-    def __init__(self, connect: Callable[[], Store], rng: Random, most_engines: int = MOST_ENGINES) -> None:
+    def __init__(self, connect: Callable[[], Store], rng: Random, most_engines: int = MAX_ENGINES) -> None:
         self.connect = connect
         self.rng = rng
         self.engines: dict[str, EngineModel] = {}

@@ -97,9 +97,9 @@ class MemoryStore:
         redis = await self._reach_to_write()
         redis.values[f"snapshot {engine}"] = raw, redis.now + SNAPSHOT_SECONDS
 
-    async def heartbeats(self, known: Collection[str]) -> dict[str, bytes | None]:
+    async def heartbeats(self, engines: Collection[str]) -> dict[str, bytes | None]:
         redis = await self._reach()
-        names = {*sorted(redis.engines)[: MOST_NAMES + 1], *known}
+        names = {*sorted(redis.engines)[: MOST_NAMES + 1], *engines}
         return {each: redis.get(f"beat {each}") for each in sorted(names)}
 
     async def snapshots(self, engines: Sequence[str]) -> dict[str, bytes | int | None]:

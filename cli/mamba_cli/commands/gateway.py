@@ -19,8 +19,7 @@ def run(given: dict[str, Any]) -> int:
     from pydantic import ValidationError
 
     from mamba_edge import process_memory
-    from mamba_edge.listener import CannotListen
-    from mamba_edge.ready_line import tell_ready
+    from mamba_edge.listener import CannotListen, tell_ready
     from mamba_gateway.process.server import serve
     from mamba_gateway.settings import GatewaySettings
     from mamba_telemetry.logs import set_up_logs

@@ -1,8 +1,8 @@
-"""A FastAPI application as all our servers have it: errors as OpenAI envelopes, a document of what is served,
-a docs page that needs nothing from outside this machine.
+"""The FastAPI application of our servers: errors as OpenAI envelopes, a document and a docs page.
 
-A server makes one, adds its routes, and publishes it last. FastAPI's own telemetry is off: it records what
-exceptions say, and the request middleware tells of every request already.
+The docs page needs nothing from outside this machine. A server makes an application, adds its routes, and
+publishes it last. FastAPI's own telemetry is off: it records the texts of exceptions, and the request
+middleware records every request already.
 """
 
 import asyncio
@@ -10,42 +10,41 @@ import importlib.metadata
 import importlib.resources
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from copy import copy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ErrorEnvelope
 from mamba_api.openai_examples import Examples
-from mamba_edge.app.document_tags import tag_operations
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.openapi_document import Document, openapi_document
 from mamba_edge.app.validation import invalid
 from mamba_edge.errors import ApiError, InvalidRequest, NotFound, as_api_error
 from mamba_edge.exchange.request_body import ClientGone
+from mamba_edge.exchange.request_context import context_of
 
-Document = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]
 Guard = Callable[[HTTPConnection], Awaitable[object]]
 
+UNAUTHORIZED_TEXT = "No or a wrong API key"
+NO_MODEL_TEXT = "No such model"
 _ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}
-# The browser itself refuses whatever a page of ours would ask of another machine.
-_OWN_ORIGIN_ALONE = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"  # noqa: E501
+# With this policy the browser refuses requests of the docs page to other machines.
+_DOCS_POLICY = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"  # noqa: E501
 
 
 class JsonResponse(Response):
-    """JSON that is encoded already, or that msgspec encodes."""
+    """A JSON response whose content is encoded already, or is encoded by msgspec."""
 
     media_type = "application/json"
 
@@ -54,45 +53,96 @@ class JsonResponse(Response):
 
 
 class _NoAnswer(Response):
-    """In the place of an answer to a client that has gone."""
+    """The response for a client that has left: nothing is sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         return
 
 
+class KeyGuard(HTTPBearer):
+    """The security scheme of routes that need a key. Without a key file it lets everybody pass."""
+
+    def __init__(self, keys: KeyFile | None, description: str) -> None:
+        super().__init__(scheme_name="bearer", description=description, auto_error=False)
+        self._keys = keys
+
+    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
+        """Raise Unauthorized unless the request has an accepted key, and record the name of its key.
+
+        A route that takes a body calls the guard before it reads, and FastAPI calls it again: the key is
+        checked once.
+        """
+        if self._keys is not None and (context := context_of(request.scope)).key_name is None:
+            context.key_name = self._keys.check(request.headers.get("authorization"))
+        return None
+
+
 def error_response(error: ApiError) -> Response:
-    """The envelope, as a response."""
+    """Return the response that carries the envelope of an error."""
     return JsonResponse(error.envelope(), error.status, headers=error.headers())
 
 
 def error_responses(**descriptions: str) -> Responses:
-    """Error answers for the document; the names are `e` and the status."""
+    """Return error answers for the document, by status; each name is `e` and the status."""
     return {
         int(name[1:]): {"model": ErrorEnvelope, "description": text} for name, text in descriptions.items()
     }
+
+
+def generation_errors(*, e500: str, e503: str, **more: str) -> Responses:
+    """Return the error answers of the endpoints that generate, for the document.
+
+    Args:
+        e500: description of a defect.
+        e503: description of a server that takes no requests now.
+        more: further answers, named as those of `error_responses`.
+    """
+    return error_responses(
+        e400="The request is wrong; `param` names the field",
+        e401=UNAUTHORIZED_TEXT,
+        e404=NO_MODEL_TEXT,
+        e408="The body did not arrive in time",
+        e413="The body is too large",
+        e415="The body is not JSON",
+        e429="Too many requests wait; see Retry-After",
+        e500=e500,
+        e503=e503,
+        **more,
+    )
+
+
+UNAUTHORIZED = error_responses(e401=UNAUTHORIZED_TEXT)
+"""Error answer of routes that need a key."""
+BAD_QUERY = error_responses(e400="A parameter is wrong")
+"""Error answer of routes with parameters in the query."""
+NO_MODEL = error_responses(e404=NO_MODEL_TEXT)
+"""Error answer of routes that name a model."""
+TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+"""Answer of routes that serve plain text."""
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return _NoAnswer()
     if isinstance(error, RequestValidationError):
-        # Its frames have all that was parsed, and one has the error: a cycle that only a search would free.
+        # The frames hold everything that was parsed, and one holds the error: a cycle that only the garbage
+        # collector would free.
         error.__traceback__ = None
-        # Ours are models of bodies, whose fields are named as the client wrote them.
-        return error_response(invalid([{**one, "loc": tuple(one["loc"])[1:]} for one in error.errors()]))
+        # All models are of bodies, whose fields have the names that the client wrote.
+        return error_response(invalid([{**item, "loc": tuple(item["loc"])[1:]} for item in error.errors()]))
     if isinstance(error, RecursionError):
         return error_response(InvalidRequest("the body is nested too deeply", code="invalid_json"))
     return error_response(as_api_error(error, f"{request.scope['method']} {request.scope['path']}: "))
 
 
 def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> FastAPI:
-    """An application without routes; `more` goes to FastAPI.
+    """Make an application without routes; `more` goes to FastAPI.
 
-    `guard` is asked about paths below `guarded` where nothing is: what is there is nobody's business who may
-    not call. Routes ask it themselves, as a dependency.
+    `guard` is called for unknown paths below `guarded`, so that a client without a key cannot find out which
+    paths exist. Routes call it themselves, as a dependency.
     """
 
-    async def nothing_here(request: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         try:
             if request.scope["path"].startswith(guarded):
                 await guard(request)
@@ -105,12 +155,12 @@ def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> 
         title=title,
         version=importlib.metadata.version("mambaserve"),
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        openapi_url=None,  # `publish` serves the document as it has mended it
+        openapi_url=None,  # `publish` serves the corrected document
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         strict_content_type=False,
-        exception_handlers={**dict.fromkeys(handled, _on_error), HTTPException: nothing_here},
+        exception_handlers={**dict.fromkeys(handled, _on_error), HTTPException: on_http_exception},
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
         **more,
     )
@@ -124,24 +174,31 @@ def publish(
     bodies: dict[str, type[BaseModel]] | None = None,
     examples: Mapping[str, Examples] | None = None,
 ) -> Callable[[str], str]:
-    """Serve `/openapi.json` and `/docs`, and HEAD wherever GET is. Call it when all routes are there.
+    """Serve `/openapi.json` and `/docs`, and HEAD for every GET. Call it after all routes were added.
 
-    `key_needed`: whether the guarded routes let nobody pass without a key. `events`: of paths that can answer
-    with server-sent events, the model of an event's data. `bodies`: of paths whose route leaves the body to
-    another, the model of the body. `examples`: of paths that take a body, bodies to try. Returns the label of
-    a path for counts: its route, or "other" for what a client made up. The document is made when it is first
-    asked for, beside the event loop: it takes a quarter of a second, and few ask.
+    The document is made at the first request for it, in a thread: it takes a quarter of a second, and few
+    clients need it.
+
+    Args:
+        app: the application with all its routes.
+        key_needed: whether the guarded routes refuse clients without a key.
+        events: for paths that can answer with server-sent events, the model of an event's data.
+        bodies: for paths whose route does not read the body itself, the model of the body.
+        examples: for paths that take a body, example bodies.
+
+    Returns:
+        A function from a path to its label in counters: its route, or "other" for a path that does not exist.
     """
     encoded: list[bytes] = []
-    one = threading.Lock()
+    lock = threading.Lock()
 
     def document() -> bytes:
-        with one:
+        with lock:
             if not encoded:
-                made = openapi_document(
+                described = openapi_document(
                     app, events or {}, bodies or {}, examples or {}, key_needed=key_needed
                 )
-                encoded.append(msgspec.json.encode(made))
+                encoded.append(msgspec.json.encode(described))
         return encoded[0]
 
     async def openapi() -> Response:
@@ -172,81 +229,8 @@ def _route_labels(app: FastAPI) -> Callable[[str], str]:
     return label
 
 
-def openapi_document(
-    app: FastAPI,
-    events: dict[str, type[BaseModel]],
-    bodies: dict[str, type[BaseModel]],
-    examples: Mapping[str, Examples],
-    *,
-    key_needed: bool,
-) -> Document:
-    """What is served. FastAPI's 422 is left out with its models: wrong requests get 400 here. HEAD goes
-    without saying where GET is.
-    """
-    document = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=app.description,
-        license_info=app.license_info,
-        routes=[_without_head(route) for route in app.routes],
-    )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for path in document["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
-            if not key_needed:
-                operation.pop("security", None)
-    schemas.pop("HTTPValidationError", None)
-    schemas.pop("ValidationError", None)
-    if not key_needed:
-        # A page that shows the document would ask for a key that nobody has.
-        document["components"].pop("securitySchemes", None)
-    tag_operations(document)
-    for path, model in events.items():
-        _add_schemas(schemas, model, "serialization")
-        for operation in document["paths"][path].values():
-            operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(model)
-    for path, model in bodies.items():
-        _add_schemas(schemas, model, "validation")
-        body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
-        for operation in document["paths"][path].values():
-            operation["requestBody"] = {"required": True, "content": {"application/json": body}}
-    for path, named in examples.items():
-        for operation in document["paths"][path].values():
-            operation["requestBody"]["content"]["application/json"]["examples"] = dict(named)
-    return document
-
-
-def _without_head(route: BaseRoute) -> BaseRoute:
-    if isinstance(route, APIRoute):
-        route = copy(route)
-        route.methods = (route.methods or set()) - {"HEAD"}
-    return route
-
-
-def _add_schemas(
-    schemas: Document, model: type[BaseModel], mode: Literal["validation", "serialization"]
-) -> None:
-    (_, more) = models_json_schema([(model, mode)], ref_template="#/components/schemas/{model}")
-    for name, schema in more.get("$defs", {}).items():
-        schemas.setdefault(name, schema)
-
-
-def _event_of(model: type[BaseModel]) -> Document:
-    refs: list[Document] = [
-        {"$ref": f"#/components/schemas/{name}"} for name in (model.__name__, "ErrorEnvelope")
-    ]
-    data = {
-        "type": "string",
-        "description": f"JSON of a {model.__name__}, or of an ErrorEnvelope; of the last event: `[DONE]`",
-        "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [*refs, {"const": "[DONE]"}]},
-    }
-    return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
-
-
 def add_docs_page(app: FastAPI) -> None:
-    """`/docs`: Swagger UI over `/openapi.json`, with the assets of an installed package."""
+    """Serve `/docs`: Swagger UI over `/openapi.json`, with the assets of an installed package."""
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title=f"{app.title}: API",
@@ -255,7 +239,7 @@ def add_docs_page(app: FastAPI) -> None:
         swagger_favicon_url="data:,",
         swagger_ui_parameters={"validatorUrl": None},  # it would send the document away
     )
-    page.headers["content-security-policy"] = _OWN_ORIGIN_ALONE
+    page.headers["content-security-policy"] = _DOCS_POLICY
     folder = Path(str(importlib.resources.files("fastapi_offline"))) / "static"
 
     async def docs() -> Response:

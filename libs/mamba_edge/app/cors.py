@@ -1,8 +1,7 @@
-"""Pages of other origins may call the API where the settings name them (the Fetch standard's CORS protocol).
+"""Cross-origin access to the API for pages of the configured origins (the Fetch standard's CORS protocol).
 
-The outermost application of engine and gateway: preflights carry no key and are answered before anybody asks
-for one, and errors can be read by the page, too. Cookies are never asked for: a key travels in a header that
-the page sets itself.
+The outermost application of engine and gateway: preflights carry no key and are answered before any key is
+checked, and pages can read errors too. Cookies are never used: a page puts the key into a header itself.
 """
 
 from collections.abc import Sequence
@@ -17,16 +16,18 @@ from mamba_edge.connection.direct_exchange import DIRECT
 from mamba_edge.errors import InvalidRequest
 
 METHODS = ("GET", "HEAD", "POST")
-_OF_LIMITS = tuple(
-    f"X-RateLimit-{what}-{of}" for of in ("Requests", "Tokens") for what in ("Limit", "Remaining", "Reset")
+_LIMIT_HEADERS = tuple(
+    f"X-RateLimit-{value}-{unit}"
+    for unit in ("Requests", "Tokens")
+    for value in ("Limit", "Remaining", "Reset")
 )
-EXPOSED = ("X-Request-Id", "Retry-After", "X-Mambaserve-Form-Left-Out", *_OF_LIMITS)
-"""Headers of an answer that a page may read."""
+EXPOSED = ("X-Request-Id", "Retry-After", "X-Mambaserve-Form-Left-Out", *_LIMIT_HEADERS)
+"""Response headers that a page may read."""
 ANY_HEADER = ("*",)
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """`app` for pages of these origins, "*" = of all; the same `app` where there are none."""
+    """Return `app` for pages of these origins ("*" = all origins), or `app` itself if there are none."""
     if not origins:
         return app
     return _Cors(
@@ -35,7 +36,7 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 class _Cors(CORSMiddleware):
-    """Refuses in our envelope."""
+    """CORS middleware that refuses with our error envelope."""
 
     async def simple_response(
         self, scope: Scope, receive: Receive, send: Send, request_headers: Headers
@@ -45,11 +46,11 @@ class _Cors(CORSMiddleware):
         await super().simple_response(scope, receive, send, request_headers)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        made = super().preflight_response(request_headers)
-        if made.status_code < 400:
-            return made
-        said = bytes(made.body).decode()
-        error = InvalidRequest(f"{said}; pages of origins in --cors-origin may send {', '.join(METHODS)}")
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        reason = bytes(response.body).decode()
+        error = InvalidRequest(f"{reason}; pages of origins in --cors-origin may send {', '.join(METHODS)}")
         refused = error_response(error)
         refused.headers["vary"] = "Origin"
         return refused

@@ -1,4 +1,4 @@
-"""From pydantic's complaints about a request to the one error that says which field is wrong. Pure."""
+"""Turns pydantic's errors about a request into the one error that names the wrong field. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,28 +10,31 @@ _BRANCHES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "c
 
 
 def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """One clear error out of a list of pydantic's (`loc` as in the body): of the first field, the most
-    specific complaint."""
+    """Return one clear error for a list of pydantic's (`loc` as in the body).
+
+    The error is about the first field, and is the most specific one for that field.
+    """
     field = errors[0]["loc"][:1]
     worst = max((item for item in errors if item["loc"][:1] == field), key=_depth)
     param = param_of(worst["loc"])
-    message = _of_branches([item for item in errors if param_of(item["loc"]) == param]) or _said(worst)
+    same_place = [item for item in errors if param_of(item["loc"]) == param]
+    message = _union_message(same_place) or _message_of(worst)
     code = "invalid_type" if worst["type"].endswith("_type") else "invalid_value"
     if worst["type"] in ("missing", "missing_part"):
         code = "missing_required_parameter"
-    named, separator, _ = message.partition(":")
-    if param is None and separator and named.isidentifier():
-        return InvalidRequest(message, param=named, code=code)
+    name, separator, _ = message.partition(":")
+    if param is None and separator and name.isidentifier():
+        return InvalidRequest(message, param=name, code=code)
     if param is None:
         return InvalidRequest(message, code=code)
-    if separator and named.isidentifier() and "." not in param:
-        param = f"{param}.{named}" if param.endswith("]") else param
+    if separator and name.isidentifier() and "." not in param:
+        param = f"{param}.{name}" if param.endswith("]") else param
         return InvalidRequest(f"{param}:{message.partition(':')[2]}", param=param, code=code)
     return InvalidRequest(f"{param}: {message}", param=param, code=code)
 
 
-def _said(error: Mapping[str, Any]) -> str:
-    """Pydantic's words, or ours where those speak of Python."""
+def _message_of(error: Mapping[str, Any]) -> str:
+    """Return pydantic's message, or our own where pydantic's speaks of Python."""
     limits = error.get("ctx", {})
     match error["type"]:
         case "missing":
@@ -46,12 +49,15 @@ def _said(error: Mapping[str, Any]) -> str:
             return f"must have at most {limits['max_length']} items"
         case "string_too_long":
             return f"must have at most {limits['max_length']} characters"
-    said: str = error["msg"]
-    return said.removeprefix("Value error, ").replace("Input should be", "must be")
+    message: str = error["msg"]
+    return message.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
-def _of_branches(errors: Sequence[Mapping[str, Any]]) -> str | None:
-    """All types that one place may have, where it has none of them: each branch of a union tells its own."""
+def _union_message(errors: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a message with all types that one field may have; None if it fails for another reason.
+
+    Each branch of a union reports its own type.
+    """
     begin = "Input should be a valid "
     kinds = [
         error["msg"].removeprefix(begin)
@@ -65,13 +71,13 @@ def _of_branches(errors: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _depth(error: Mapping[str, Any]) -> tuple[int, bool, int]:
-    """How far validation of a union's branch came: the one that came furthest is the one that was meant."""
+    """Return how far the validation of a union's branch came: the branch that came furthest was intended."""
     places = [part for part in error["loc"] if isinstance(part, int)]
     return len(error["loc"]), not error["type"].endswith("_type"), places[-1] if places else -1
 
 
 def param_of(loc: Loc) -> str | None:
-    """`messages[0].content` out of pydantic's location, which also names branches of unions."""
+    """Return a path such as `messages[0].content` for pydantic's location, without the branches of unions."""
     path = ""
     for part in loc:
         if isinstance(part, int):

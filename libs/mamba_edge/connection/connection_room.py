@@ -1,22 +1,23 @@
-"""Which connection has to go when more are open than one server takes: never one that asks for a probe.
+"""Decides which connection to close when more are open than a server takes; never one that serves a probe.
 
-Most of them wait for a request of their client, and whoever waits longest goes. A request is refused when too
-many others are under way, and then probes still pass: else whoever watches the process would take it for
-dead. Used by the connections of our server; it knows nothing of HTTP but the paths of the probes.
+Most connections wait for a request of their client, and the one that has waited longest is closed first. A
+request is refused when too many others are under way, but probes are still answered: otherwise a monitor
+would take the process for dead. Used by the connections of our server; of HTTP it knows only the paths of the
+probes.
 """
 
 from typing import Protocol
 
 PROBES = frozenset(("/livez", "/readyz", "/health", "/metrics"))
-"""What is answered however many requests are under way."""
+"""Paths that are answered regardless of the number of requests under way."""
 SLOW_BODY_SECONDS = 5.0
-"""A body that has been arriving for so long gives way to a new request."""
+"""Seconds after which a body that is still arriving gives way to a new request."""
 FEWEST_SPARE = 8
-"""Connections that may wait beside as many requests as are taken, whatever the limit."""
+"""Minimum number of connections that may wait in addition to those with a request under way."""
 
 
 class Evictable(Protocol):
-    """A connection that may be asked to go."""
+    """A connection that can be closed to make room."""
 
     def evict(self) -> None:
         """Close the connection."""
@@ -30,24 +31,23 @@ class ConnectionRoom:
         self._spare = self.spare_of(limit)
         self._open: set[Evictable] = set()
         self._waiting: dict[Evictable, None] = {}
-        """Those without a request under way; the first has waited longest."""
+        """Connections without a request under way, longest wait first."""
         self._sending: dict[Evictable, float] = {}
-        """Those whose request's body has not arrived whole, with the time at which it began; the first is
-        the oldest."""
+        """Connections whose request's body has not arrived completely, with the time at which it began;
+        oldest first."""
 
     @staticmethod
     def spare_of(limit: int) -> int:
-        """How many connections without a request are open beside `limit` requests: who asks for a probe
-        needs one."""
+        """Return the number of connections without a request that may be open beyond `limit`, for probes."""
         return max(FEWEST_SPARE, limit // 4)
 
     @property
     def busy(self) -> int:
-        """Connections with a request under way."""
+        """Return the number of connections with a request under way."""
         return len(self._open) - len(self._waiting)
 
     def enter(self, connection: Evictable) -> None:
-        """Count a connection that was opened; the one that has waited longest goes if there are too many."""
+        """Count a new connection. If there are too many, close the one that has waited longest."""
         self._open.add(connection)
         self._waiting[connection] = None
         if len(self._open) > max(self.limit, self.busy + self._spare):
@@ -60,18 +60,18 @@ class ConnectionRoom:
         self._sending.pop(connection, None)
 
     def wait(self, connection: Evictable) -> None:
-        """Note that the connection waits for a request from now on."""
+        """Record that the connection waits for a request from now on."""
         self._sending.pop(connection, None)
         if connection in self._open:
             self._waiting[connection] = None
 
     def admit(self, connection: Evictable, path: str, now: float) -> bool:
-        """Whether a request of the connection is taken, whose head came at `now`, in the loop's seconds."""
-        # A connection that has left is about to be closed, and counts no more.
+        """Return whether to take a request whose head arrived at `now`, in the loop's seconds."""
+        # A connection that has left is about to be closed and is not counted.
         if connection in self._waiting:
             del self._waiting[connection]
             if path in PROBES:
-                # Who asks for probes takes no room, and goes like those who ask for nothing.
+                # A connection with a probe takes no room, and may be closed like one without a request.
                 self._waiting[connection] = None
                 return True
             if self.busy > self.limit and not self._evict_slow_body(now):
@@ -81,7 +81,7 @@ class ConnectionRoom:
         return True
 
     def body_complete(self, connection: Evictable) -> None:
-        """Note that the body of the connection's request is whole."""
+        """Record that the body of the connection's request has arrived completely."""
         self._sending.pop(connection, None)
 
     def _evict_slow_body(self, now: float) -> bool:

@@ -1,12 +1,14 @@
-"""A request and its answer at our own server, past the messages of ASGI: what is here already is taken at
-once, and what goes together is written together.
+"""Direct access to a request and its answer at our own server, bypassing the messages of ASGI.
 
-Each method does all of what it is for, or nothing and says so: then `receive` and `send` do it. They see what
-was done here, and go on from there.
+Bytes that have arrived are read at once, and bytes that belong together are written together. Each method
+either does its whole work or does nothing and returns None or False; then `receive` and `send` do it. Both
+see the effect of these methods and continue from there. `CloseDelimitedResponses` writes answers to clients
+of HTTP/1.0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     HEADER_RE,
     HEADER_VALUE_RE,
@@ -15,16 +17,20 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 DIRECT = "mambaserve.direct"
-"""In the scope of each request to our server: its `DirectExchange`."""
-BEGIN = "mambaserve.begin"
-"""In the scope below the request middleware: `DirectExchange.begin` with its headers added."""
+"""Key of the scope under which our server's connection puts the `DirectExchange`, for the request middleware
+and the applications around it. Below the middleware it is in the `RequestContext`."""
 Begin = Callable[[int, Sequence[tuple[bytes, bytes]], bytes, bool], bool]
+"""Function of status, headers, first part of the body, and whether more follows; see
+`DirectExchange.begin`."""
 _FRAMING = (b"connection", b"transfer-encoding")
 _BODILESS = (204, 304)
 
 
 class DirectExchange:
-    """Of one request. `on_disconnect` takes what to call when the client leaves, None for nothing."""
+    """The direct access of one request.
+
+    `on_disconnect` takes a callback for when the client leaves, or None.
+    """
 
     __slots__ = ("_cycle", "on_disconnect", "through_send")
 
@@ -34,10 +40,11 @@ class DirectExchange:
         self._cycle = cycle
         self.on_disconnect = on_disconnect
         self.through_send = False
-        """Somebody in between adds headers to what is sent: only `send` can begin an answer."""
+        """Whether an application in between adds headers to what is sent, so that only `send` can begin an
+        answer."""
 
     def body(self, most: float) -> bytes | None:
-        """The whole body, if all of it has come and is at most so many bytes."""
+        """Return the whole body if it has arrived completely and has at most `most` bytes, else None."""
         cycle = self._cycle
         if cycle.more_body or len(cycle.body) > most or cycle.waiting_for_100_continue:
             return None
@@ -49,7 +56,7 @@ class DirectExchange:
         return whole
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
-        """Write status, headers and the first part of the body; with `more` = False that is all of it.
+        """Write status, headers and the first part of the body; with `more` = False the body is complete.
 
         Header names are in lower case.
         """
@@ -57,21 +64,9 @@ class DirectExchange:
         if cycle.response_started or cycle.disconnected or self.through_send or cycle.flow.write_paused:
             return False
         pairs = [*cycle.default_headers, *headers]
-        named = dict(pairs)
-        if not named.keys().isdisjoint(_FRAMING):
-            return False
-        length: int | None = None
-        if (told := named.get(b"content-length")) is not None:
-            length = int(told) if told.isdigit() else -1
-        if length is None:
-            if status in _BODILESS or cycle.scope["http_version"] == "1.0":
-                return False
-        elif len(part) > length or (len(part) < length and not more):
-            return False
-        # `send` says what is wrong with one.
-        if HEADER_RE.search(b"".join(named)) or HEADER_VALUE_RE.search(b"".join([v for _, v in pairs])):
-            return False
-        if cycle.scope["method"] == "HEAD":
+        values = dict(pairs)
+        length = _declared_length(values)
+        if not self._fits(status, length, len(part), more=more) or not _are_plain(pairs, values):
             return False
         lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % pair for pair in pairs]]
         if not cycle.keep_alive:
@@ -80,15 +75,25 @@ class DirectExchange:
             lines.append(b"transfer-encoding: chunked\r\n\r\n")
             lines.append(b"%x\r\n%b\r\n" % (len(part), part) if part else b"")
             lines.append(b"" if more else b"0\r\n\r\n")
+            cycle.expected_content_length = 0
         else:
             lines += (b"\r\n", part)
+            cycle.expected_content_length = length - len(part)
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.chunked_encoding = length is None
-        cycle.expected_content_length = (length or 0) - (0 if length is None else len(part))
         cycle.transport.write(b"".join(lines))
         if not more:
             self._complete(cycle)
         return True
+
+    def _fits(self, status: int, length: int | None, size: int, *, more: bool) -> bool:
+        """Return whether a first part of `size` bytes can be written for this declared length."""
+        scope = self._cycle.scope
+        if scope["method"] == "HEAD":
+            return False
+        if length is None:
+            return status not in _BODILESS and scope["http_version"] != "1.0"
+        return size == length or (size < length and more)
 
     def write(self, part: bytes) -> bool:
         """Write a further part of a body of unknown length."""
@@ -106,3 +111,41 @@ class DirectExchange:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+
+
+def _declared_length(values: Mapping[bytes, bytes]) -> int | None:
+    """Return the value of the Content-Length header; -1 = not a number, None = no such header."""
+    value = values.get(b"content-length")
+    if value is None:
+        return None
+    return int(value) if value.isdigit() else -1
+
+
+def _are_plain(pairs: Sequence[tuple[bytes, bytes]], values: Mapping[bytes, bytes]) -> bool:
+    """Return whether the headers are valid and leave the framing to us; `send` reports what is wrong."""
+    if not values.keys().isdisjoint(_FRAMING):
+        return False
+    return not (HEADER_RE.search(b"".join(values)) or HEADER_VALUE_RE.search(b"".join([v for _, v in pairs])))
+
+
+class CloseDelimitedResponses:
+    """The application for a client of HTTP/1.0, which does not know chunks.
+
+    A body of unknown length ends where the connection ends.
+    """
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app, self._cycle = app, cycle
+        self._unknown_length = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def unchunked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._unknown_length = all(name != b"content-length" for name, _ in message["headers"])
+                if self._unknown_length:
+                    self._cycle.chunked_encoding = False
+            elif self._unknown_length:
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, unchunked)

@@ -1,8 +1,9 @@
-"""The one HTTP server of all processes: uvicorn, whose connections have limits (`limited_protocol`)."""
+"""The HTTP server of all processes: uvicorn, whose connections have limits (`limited_protocol`)."""
 
 import asyncio
 import contextlib
 import functools
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Any, cast
@@ -13,15 +14,21 @@ from starlette.types import ASGIApp
 from mamba_edge.connection.accept_queue import AcceptQueue
 from mamba_edge.connection.connection_room import ConnectionRoom
 from mamba_edge.connection.limited_protocol import LimitedProtocol
-from mamba_edge.connection.open_files import connections_allowed
 from mamba_edge.connection.request_turns import RequestTurns
 from mamba_settings.http_limits import HttpLimits
+from mamba_telemetry.logs import get_logger
 
+log = get_logger(__name__)
+
+OTHER_FILES = 256
+"""Files that a process needs besides its connections."""
+MIN_CONNECTIONS = 16
+"""Connections that are allowed however few files the process may open."""
 _CLOSE = (b"connection", b"close")
 
 
 class HttpServer(uvicorn.Server):
-    """A server of one application. It leaves signals alone: the process drains before it stops."""
+    """A server of one application. It does not handle signals: the process drains before it stops."""
 
     def __init__(
         self,
@@ -31,20 +38,31 @@ class HttpServer(uvicorn.Server):
         limits: HttpLimits | None = None,
         more_files: int = 0,
     ) -> None:
-        """`last_bytes_seconds`: how long connections may take to close at the end; None: for ever.
-        `more_files`: those that the application opens for its requests."""
+        """Prepare a server.
+
+        Args:
+            app: the application.
+            last_bytes_seconds: seconds that connections may take to close at the end; None = no limit.
+            limits: limits of connections and requests.
+            more_files: number of files that the application opens for its requests.
+        """
         self._queue: AcceptQueue | None = None
         limits = limits or HttpLimits()
-        most = limits.max_connections
-        both = most + ConnectionRoom.spare_of(most)
-        room = ConnectionRoom(max(1, most * connections_allowed(both, more_files) // both))
+        requests = limits.max_connections
+        connections = requests + ConnectionRoom.spare_of(requests)
+        allowed = _connections_allowed(connections, more_files)
+        room = ConnectionRoom(max(1, requests * allowed // connections))
         super().__init__(
             uvicorn.Config(
                 app,
                 http=cast(
                     "Any",
                     functools.partial(
-                        LimitedProtocol, limits=limits, room=room, turns=RequestTurns(), opened=self._opened
+                        LimitedProtocol,
+                        limits=limits,
+                        room=room,
+                        turns=RequestTurns(),
+                        opened=self._on_opened,
                     ),
                 ),
                 lifespan="off",
@@ -52,7 +70,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # nothing asks where a client is
+                proxy_headers=False,  # the address of a client is not used
                 timeout_keep_alive=cast("int", limits.keep_alive_timeout),
                 timeout_graceful_shutdown=last_bytes_seconds,
             )
@@ -64,12 +82,12 @@ class HttpServer(uvicorn.Server):
         self._queue = AcceptQueue(sockets or (), self._connection)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and close what is open."""
+        """Stop accepting connections, and close those that are open."""
         if self._queue is not None:
             self._queue.close()
         await super().shutdown(sockets)
 
-    def _opened(self) -> None:
+    def _on_opened(self) -> None:
         if self._queue is not None:
             self._queue.accept()
 
@@ -81,18 +99,43 @@ class HttpServer(uvicorn.Server):
         )
 
     def leave(self) -> None:
-        """From now on each answer closes its connection, so that who sends again connects to somebody else.
-        Idle connections stay: closing one could meet a request on its way."""
-        # The state's own list is made anew each second, of the configured headers.
+        """Make every answer from now on close its connection, so that clients reconnect to another server.
+
+        Idle connections stay open: closing one could collide with a request that is on its way.
+        """
+        # uvicorn rebuilds the state's own list each second, from the configured headers.
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         for connection in self.server_state.connections:
             cycle = getattr(connection, "cycle", None)
-            # One whose headers are out has promised to stay open: the request that follows is told.
+            # Headers that were sent have promised to keep the connection open: its next answer closes it.
             if cycle is not None and not cycle.response_started:
                 cycle.keep_alive = False
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing is captured."""
+        """Capture no signals."""
         yield
+
+
+def _connections_allowed(connections: int, more_files: int = 0) -> int:
+    """Raise the limit of open files for the connections, and return how many of them fit.
+
+    The result is at least `MIN_CONNECTIONS`. The limit at the start of a process is often a thousand, and it
+    may raise the limit far above that; without a free file it could accept no connection at all.
+    """
+    files = connections + more_files + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return connections
+    allowed = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed >= files:
+        return connections
+    fits = max(min(connections, MIN_CONNECTIONS), allowed - more_files - OTHER_FILES)
+    log.warning(
+        "few_open_files", connections=fits, wanted=connections, allowed=allowed,
+        remedy="raise the hard limit of open files (ulimit -Hn), or lower --max-connections",
+    )  # fmt: skip
+    return fits

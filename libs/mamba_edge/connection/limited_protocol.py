@@ -1,12 +1,13 @@
 """One connection of our HTTP server: uvicorn's protocol over httptools, with limits of size and time.
 
-What each request passes through stands here whole: of uvicorn's are the answer's messages, the end of a
-connection, and the account of connections and tasks.
+All steps of a request are here. uvicorn contributes the messages of the answer, the end of a connection, and
+the count of connections and tasks.
 
-The parser has no limit of its own on the size of headers, takes requests without a Host, and trailers for
-headers, and it stops at an offer of another protocol; uvicorn waits for ever for the end of a head and for
-clients that read nothing, takes any number of connections, parses all that a client sends ahead at once, and
-sends chunks to clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the envelope, too.
+The parser does not limit the size of headers, accepts requests without a Host, takes trailers for headers,
+and stops when a client offers another protocol. uvicorn waits without limit for the end of a head and for
+clients that do not read, takes any number of connections, parses everything that a client sends ahead at
+once, and sends chunks to clients of HTTP/1.0. This class corrects all of that, and answers invalid HTTP with
+the error envelope too.
 """
 
 import asyncio
@@ -20,13 +21,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from mamba_edge.connection.close_delimited import CloseDelimitedResponses
 from mamba_edge.connection.connection_room import PROBES, ConnectionRoom
-from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
+from mamba_edge.connection.direct_exchange import DIRECT, CloseDelimitedResponses, DirectExchange
 from mamba_edge.connection.pipelined_requests import HeldRequests, HoldingFlow, end_of_part
-from mamba_edge.connection.request_target import targets
+from mamba_edge.connection.request_head import head_without_offer, targets
 from mamba_edge.connection.request_turns import RequestTurns
-from mamba_edge.connection.upgrade_offer import head_without_offer
 from mamba_edge.errors import (
     ApiError,
     HeadersTooLarge,
@@ -37,42 +36,43 @@ from mamba_edge.errors import (
 from mamba_settings.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
-"""Most bytes of a request line with its headers."""
+"""Largest size of a request line with its headers, in bytes."""
 _NO_CONTEXT = contextvars.Context()
 
 
 class _RequestRefused(Exception):
-    """Ends the parsing of a request; the answer is in `refusal`."""
+    """Ends the parsing of a request; the answer is in `_refusal`."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. Counts the bytes of a head as they come, whole headers and parts of one alike.
+    """One connection, which counts the bytes of a head as they arrive, in whole headers and in parts.
 
-    A timer runs while the client owes something: the end of a head from the first moment on, the rest of a
-    body that was answered already. More bytes do not wind it back. The time of other bodies is `read_body`'s.
+    A timer runs while the client owes something: the end of a head from the first moment on, or the rest of a
+    body that was answered already. More bytes do not reset the timer. `read_body` limits the time of other
+    bodies.
     """
 
     _refusal: ApiError | None = None
     _in_head = False
     _head_began = False
-    """In the data that is being parsed."""
+    """Whether a head began in the data that is being parsed."""
     _parsed_bytes = 0
     _pending_bytes = 0
     _hosts = 0
     _in_body = False
     _body_left: int | None = None
-    """Bytes of the body that have not come; None = not known before they have."""
+    """Bytes of the body that have not arrived; None = unknown length."""
     _begin: Callable[[], None] | None = None
-    """Begins with the request that waits for its turn."""
+    """Starts the request that waits for its turn."""
     _has_turn = False
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _idle_since: float | None = None
-    """By the loop's clock; None = a request is under way."""
+    """Time of the loop since which the connection is idle; None = a request is under way."""
     _offer = b""
-    """The head of the request that offered another protocol, without the offer."""
+    """Head of the request that offered another protocol, without the offer."""
     _leave: Callable[[], None] | None = None
-    """What to call when the client leaves."""
+    """Callback for when the client leaves."""
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class LimitedProtocol(HttpToolsProtocol):
         opened: Callable[[], None] = lambda: None,
         **more: Any,
     ) -> None:
-        """`opened` is called when a client has connected."""
+        """Prepare a connection; `opened` is called when a client has connected."""
         super().__init__(**more)
         self._opened = opened
         self._limits, self._room, self._turns = limits, room, turns
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected."""
+        """Begin with a client that has connected."""
         super().connection_made(transport)
         self.flow = flow = HoldingFlow(transport)
         self._held = HeldRequests(flow)
@@ -98,18 +98,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self._opened()
 
     def evict(self) -> None:
-        """Close the connection, so that another one has room; a request that has begun to come is refused."""
+        """Close the connection to make room for another one; a request that is still arriving is refused."""
         answered = self.cycle is None or self.cycle.response_complete
         if self._in_head or (self._in_body and not answered):
             self._refusal = self._no_room()
             self.send_400_response("")
         elif self.transport.get_write_buffer_size():
-            self.transport.abort()  # closing would wait for a client that does not read
+            self.transport.abort()  # closing would wait for a client that does not read any more
         else:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Release everything that the connection held."""
         super().connection_lost(exc)
         self._room.leave(self)
         if self.timeout_keep_alive_task is not None:
@@ -124,12 +124,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._on_read()
 
     def pause_writing(self) -> None:
-        """The client reads slower than we send: what waits for it fills its buffer."""
+        """Watch a client that reads more slowly than we send, so that its buffer is full."""
         super().pause_writing()
         self._wait_for_reader(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """It has read most of that."""
+        """Continue to write to a client that has read most of its buffer."""
         super().resume_writing()
         self._on_read()
         if self.transport.is_closing():
@@ -140,7 +140,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unread = self.loop.call_later(seconds, self._on_unread, unread)
 
     def _limit_closing(self) -> None:
-        """A connection is closed when its client has read the rest: one that reads nothing is cut."""
+        """Limit the time in which the client of a closing connection reads the rest."""
         unread = self.transport.get_write_buffer_size()
         if unread and self._unread is None:
             self._wait_for_reader(unread)
@@ -157,21 +157,21 @@ class LimitedProtocol(HttpToolsProtocol):
     def _on_unread(self, unread: int) -> None:
         left = self.transport.get_write_buffer_size()
         if left < unread:
-            # Slow, and reading.
+            # The client is slow, but reads.
             self._wait_for_reader(left)
         else:
             self._unread = None
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came in."""
+        """Parse bytes that arrived, or hold them behind a request that is not answered."""
         if self._held or self._behind:
             self._held.hold(data)
         else:
             self._parse(data, 0)
 
     def go_on(self) -> None:
-        """Begin with the request that waits for its turn, or with the next one of those that are held."""
+        """Start the request that waits for its turn, or the next one of those that are held."""
         if self.transport.is_closing():
             return
         if self._begin is not None:
@@ -213,7 +213,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _behind(self) -> bool:
-        """Whether what comes next is behind a request that has come whole and is not answered."""
+        """Return whether the next bytes follow a request that arrived completely and is not answered."""
         if self._in_head or self._in_body:
             return False
         return self.cycle is not None and not self.cycle.response_complete
@@ -224,27 +224,27 @@ class LimitedProtocol(HttpToolsProtocol):
         return end_of_part(data, start, continued=first and (self._in_head or self._in_body))
 
     def _pass_over_offer(self) -> None:
-        """Begin the request again, at a parser that is not told of the protocol that the client offers."""
+        """Begin the request again, at a parser that does not see which protocol the client offers."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(self._offer)
         self._offer = b""
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Begin a request at its first byte."""
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_head = self._head_began = True
         self._body_left = None
         self._parsed_bytes = self._pending_bytes = self._hosts = 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request's target."""
+        """Add a part of the request's target."""
         self.url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A whole header. Trailers come here, too: they are counted and dropped."""
-        # What the base class does with it stands here: most calls of a request's parsing are these.
+        """Add a header. Trailers arrive here too: they are counted and dropped."""
+        # The work of the base class is inlined: most calls while parsing a request are these.
         self._parsed_bytes += len(name) + len(value) + 4
         if self._parsed_bytes > HEADER_BYTES:
             self._refuse(_too_large())
@@ -259,17 +259,17 @@ class LimitedProtocol(HttpToolsProtocol):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """Admit or refuse the request whose head is complete, and start it when its turn has come."""
         parser = self.parser
         if parser.should_upgrade():
             method, version = parser.get_method(), parser.get_http_version()
             if method == b"CONNECT":
-                self._refuse(InvalidRequest("this is no proxy: CONNECT is not taken", code="invalid_http"))
+                self._refuse(InvalidRequest("this is not a proxy: CONNECT is refused", code="invalid_http"))
             self._offer = head_without_offer(method, self.url, version, self.headers)
             return
         self._in_head, self._in_body = False, True
         if self._hosts != 1 and not (self._hosts == 0 and self.parser.get_http_version() == "1.0"):
-            self._refuse(InvalidRequest("a request names its host once", code="invalid_http"))
+            self._refuse(InvalidRequest("a request must have one Host header", code="invalid_http"))
         version = parser.get_http_version()
         path, raw_path, query = targets[self.url]
         if not self._room.admit(self, path, self.loop.time()):
@@ -289,7 +289,7 @@ class LimitedProtocol(HttpToolsProtocol):
             "raw_path": raw_path,
             "query_string": query,
         }
-        # What is sent behind a request that is not answered is held, and not parsed.
+        # Bytes behind a request that is not answered are held, and not parsed.
         assert self.cycle is None or self.cycle.response_complete
         self.cycle = RequestResponseCycle(
             self.scope, self.transport, self.flow, self.logger, self.access_logger, self.access_log,
@@ -305,7 +305,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._turns.wait(self)
 
     def on_body(self, body: bytes) -> None:
-        """A part of a request's body."""
+        """Add a part of the request's body."""
         if self._body_left is not None:
             self._body_left -= len(body)
         cycle = self.cycle
@@ -316,9 +316,9 @@ class LimitedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        """The last byte of a request."""
+        """Record the last byte of a request."""
         if self.parser.should_upgrade():
-            return  # the parser takes what follows the offer for another protocol
+            return  # the parser takes the bytes after the offer for another protocol
         self._in_body = False
         self._room.body_complete(self)
         cycle = self.cycle
@@ -327,10 +327,10 @@ class LimitedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_response_complete(self) -> None:
-        """The last byte of an answer: an idle connection keeps nothing of its last request.
+        """Prepare for the next request after the last byte of an answer.
 
-        Neither its headers and scope nor, through the timer of the idle connection, what the context of the
-        request's task refers to.
+        An idle connection keeps nothing of its last request: neither its headers and scope nor, through the
+        timer of the idle connection, objects that the context of the request's task refers to.
         """
         self.server_state.total_requests += 1
         if self.transport.is_closing():
@@ -345,7 +345,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
 
     def _wait_for_request(self) -> None:
-        # The timer of an idle connection stays where the next request comes in time, and then looks again.
+        # The timer of an idle connection is kept when the next request comes in time, and checks again later.
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._wind_idle(self.timeout_keep_alive)
@@ -359,7 +359,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._idle_since = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """The connection may have been idle for too long."""
+        """Close the connection if it has been idle for too long."""
         self.timeout_keep_alive_task = None
         if self._idle_since is None:
             return
@@ -389,7 +389,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _on_time_out(self) -> None:
         self._timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            # Half of the next request came while an answer is under way, which is not to be cut.
+            # A part of the next request came while an answer is under way, which must not be cut.
             self._limit(self._limits.header_timeout)
         elif self._in_head:
             seconds = self._limits.header_timeout
@@ -404,8 +404,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(_too_large())
 
     def _no_room(self) -> TooManyConnections:
-        most = self._room.limit
-        return TooManyConnections(f"{most} connections have requests under way, more may not; try later")
+        limit = self._room.limit
+        return TooManyConnections(
+            f"{limit} connections have requests under way, which is the limit; try later"
+        )
 
     def _refuse(self, refusal: ApiError) -> None:
         self._refusal = refusal
@@ -414,7 +416,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _on_disconnect(self, leave: Callable[[], None] | None) -> None:
         self._leave = leave
         if leave is not None:
-            self.flow.resume_reading()  # or nobody would see it leave
+            self.flow.resume_reading()  # otherwise the end of the connection would go unnoticed
             if self.transport.is_closing():
                 leave()
 
@@ -423,14 +425,14 @@ class LimitedProtocol(HttpToolsProtocol):
             app = CloseDelimitedResponses(app, cycle)
 
         def with_direct(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-            # In a copy: the exchange knows the scope, and both would live until garbage is searched for.
+            # In a copy: the exchange refers to the scope, and the cycle would live until the next collection.
             direct = DirectExchange(cycle, self._on_disconnect)
             return cast("ASGIApp", app)({**scope, DIRECT: direct}, receive, send)
 
         super()._start_asgi_task(cycle, cast("Any", with_direct))
 
     def send_400_response(self, msg: str) -> None:
-        """The answer to what is no request; the connection ends with it."""
+        """Answer a request that is invalid or refused; the connection ends with the answer."""
         error = self._refusal or InvalidRequest("this is not a valid HTTP request", code="invalid_http")
         self._refusal = error
         body = error.envelope()

@@ -1,8 +1,8 @@
-"""Requests that a client sends behind one that is not answered yet.
+"""Requests that a client sends behind a request that is not answered yet.
 
-One connection can bring thousands of them in one read. They wait as bytes, and not as parsed requests: else
-the reads of a few hundred such connections would keep the event loop from everybody else for a second. The
-connections of our server (`limited_protocol`) hold them here; nothing here knows what a request means.
+One connection can bring thousands of them in one read. They wait as bytes, and not as parsed requests:
+otherwise the reads of a few hundred such connections would block the event loop for a second. The connections
+of our server (`limited_protocol`) hold them here; this module does not interpret requests.
 """
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
@@ -17,13 +17,13 @@ class HoldingFlow(FlowControl):
     full = False
 
     def resume_reading(self) -> None:
-        """Read on, if what is held is little."""
+        """Read on if little is held."""
         if not self.full:
             super().resume_reading()
 
 
 class HeldRequests:
-    """What a connection has read and not parsed yet."""
+    """The bytes that a connection has read and not parsed yet."""
 
     def __init__(self, flow: HoldingFlow) -> None:
         self._flow = flow
@@ -34,7 +34,7 @@ class HeldRequests:
         return len(self._data) - self._start
 
     def hold(self, data: bytes, start: int = 0) -> None:
-        """Keep the data from `start` on, behind what is held."""
+        """Keep the data from `start` on, behind the bytes that are held already."""
         if self:
             data, start = self._data[self._start :] + data[start:], 0
         self._data, self._start = data, start
@@ -43,7 +43,7 @@ class HeldRequests:
             self._flow.pause_reading()
 
     def release(self) -> tuple[bytes, int]:
-        """Hand over all that is held: data, and where in it the next request begins."""
+        """Return all bytes that are held, and the position in them where the next request begins."""
         held = self._data, self._start
         self._data, self._start = b"", 0
         self._flow.full = False
@@ -51,18 +51,18 @@ class HeldRequests:
 
 
 def end_of_part(data: bytes, start: int, *, continued: bool) -> int:
-    """Where to stop feeding a parser from `start` on, so that it finishes at most one request.
+    """Return where to stop feeding a parser from `start` on, so that it finishes at most one request.
 
-    Each head and each body in chunks ends with an empty line. `continued`: the data goes on with a head or
-    with a body in chunks, whose empty line may have begun before it.
+    Each head and each body in chunks ends with an empty line. `continued`: the data continues a head or a
+    body in chunks, whose empty line may have begun before the data.
     """
     first = data[start : start + len(_HEAD_END)]
     if first[:1] in (b"\r", b"\n"):
         if continued:
             return start + len(first) - len(first.lstrip(_NEWLINES))
-        # Empty lines between requests mean nothing, however many there are.
+        # Empty lines between requests are skipped.
         search = len(data) - len(data[start:].lstrip(_NEWLINES))
     else:
         search = start
-    found = data.find(_HEAD_END, search)
-    return len(data) if found < 0 else found + len(_HEAD_END)
+    position = data.find(_HEAD_END, search)
+    return len(data) if position < 0 else position + len(_HEAD_END)

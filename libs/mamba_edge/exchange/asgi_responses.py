@@ -1,5 +1,6 @@
-"""Answers as ASGI messages, and the watch for a client that left. For endpoints that speak ASGI themselves,
-because every token of a stream goes through here.
+"""Answers as ASGI messages, and the watch for a client that left.
+
+For endpoints that speak ASGI themselves, because every token of a stream passes here.
 """
 
 import asyncio
@@ -7,17 +8,17 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
+from mamba_edge.connection.direct_exchange import DirectExchange
 from mamba_edge.errors import ApiError
 from mamba_edge.exchange.request_body import ClientGone, RawHeaders
 
 USAGE_HEADER = b"x-mambaserve-usage"
-"""With the value 1 a request asks for the usage in a comment at the end of its stream, whatever the client
-asked for: a gateway counts by it."""
+"""Request header: with the value 1 the stream ends with the usage in a comment, whatever the client itself
+asked for. A gateway counts by it."""
 MOST_AT_ONCE = 1 << 20
-"""Bytes of an answer that are handed to the connection in one piece."""
+"""Bytes of an answer that are handed to the connection in one piece at most."""
 _JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,7 +31,7 @@ EVENT_STREAM = (
 async def send_json(
     send: Send, body: bytes, status: int = 200, headers: dict[str, str] | None = None
 ) -> None:
-    """One JSON answer."""
+    """Send one JSON answer."""
     pairs = [_JSON, (b"content-length", b"%d" % len(body))]
     pairs += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
@@ -38,8 +39,7 @@ async def send_json(
 
 
 async def send_json_pieces(send: Send, pieces: list[bytes], headers: RawHeaders = ()) -> None:
-    """Send one JSON answer, which is long and comes in pieces; they are gone as they are sent. `headers`:
-    further ones."""
+    """Send one long JSON answer in pieces, each of which is freed as it is sent. `headers`: further ones."""
     length = sum(map(len, pieces))
     pairs = [_JSON, (b"content-length", b"%d" % length), *headers]
     await send({"type": "http.response.start", "status": 200, "headers": pairs})
@@ -53,7 +53,7 @@ async def send_json_pieces(send: Send, pieces: list[bytes], headers: RawHeaders 
 
 
 async def send_error(send: Send, error: ApiError) -> None:
-    """The envelope of an error, with its status and headers."""
+    """Send the envelope of an error, with its status and headers."""
     await send_json(send, error.envelope(), error.status, error.headers())
 
 
@@ -63,10 +63,9 @@ async def send_events(
     direct: DirectExchange | None = None,
     headers: RawHeaders = (),
 ) -> None:
-    """Send server-sent events. Headers go out with the first event: an error before
-    it has its own status.
+    """Send server-sent events. Headers go out with the first event, so an earlier error has its own status.
 
-    What follows is written past `send` where the exchange is at hand and the client keeps up.
+    Later events are written past `send` where a direct exchange exists and the client keeps up.
     """
     started = False
     async with contextlib.aclosing(events):
@@ -82,15 +81,15 @@ async def send_events(
 
 
 class DisconnectWatch:
-    """Calls `leave` if the client leaves in the block; the body has been read before.
+    """A block in which `leave` is called if the client leaves. The body was read before the block.
 
-    Our server calls back; at others a task waits for what `receive` says.
+    Our server calls back; at other servers a task waits for the message of `receive`.
     """
 
     __slots__ = ("_direct", "_leave", "_receive", "_task")
 
-    def __init__(self, scope: Scope, receive: Receive, leave: Callable[[], None]) -> None:
-        self._direct: DirectExchange | None = scope.get(DIRECT)
+    def __init__(self, direct: DirectExchange | None, receive: Receive, leave: Callable[[], None]) -> None:
+        self._direct = direct
         self._receive, self._leave = receive, leave
         self._task: asyncio.Task[None] | None = None
 
@@ -113,9 +112,9 @@ class DisconnectWatch:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
-    """Run `work`; cancel it the moment the client leaves. Raises ClientGone then.
+    """Run `work`, and cancel it and raise ClientGone as soon as the client leaves.
 
-    The caller may hand over a task of its own, and cancel it meanwhile: CancelledError then.
+    The caller may hand over a task and cancel it in the meantime, which raises CancelledError.
     """
 
     async def gone() -> None:

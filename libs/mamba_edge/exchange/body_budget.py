@@ -1,7 +1,8 @@
-"""How many bytes of request bodies one process holds at once, over all its requests.
+"""Limits the bytes of request bodies that one process holds at once, over all its requests.
 
-The request middleware gives each request a share of the budget and takes it back at the request's end;
-whoever reads a body takes from the share as the bytes come. What is announced and never sent takes nothing.
+The request middleware gives each request a share of the budget and takes it back at the request's end. The
+reader of a body takes from the share as the bytes arrive. A body that is announced and never sent takes
+nothing.
 """
 
 import math
@@ -10,7 +11,7 @@ from mamba_edge.errors import TooManyBodies
 
 
 class BodyBudget:
-    """At most `limit` bytes; None = no limit."""
+    """A budget of at most `limit` bytes; None = no limit."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
@@ -19,16 +20,16 @@ class BodyBudget:
 
     @classmethod
     def with_room_for_one(cls, limit: int, largest: int) -> "BodyBudget":
-        """At most `limit` bytes, but in any case one body of the `largest` size that is taken."""
+        """Return a budget of at most `limit` bytes that fits at least one body of the `largest` size."""
         return cls(max(limit, largest))
 
     @property
     def room(self) -> float:
-        """Bytes that are left."""
+        """Return the number of bytes that are left."""
         return math.inf if self._limit is None else self._limit - self.held
 
     def check(self, size: int) -> None:
-        """Whether so many more bytes would fit. Raises TooManyBodies."""
+        """Raise TooManyBodies unless `size` more bytes fit."""
         if self._limit is not None and self.held + size > self._limit:
             raise TooManyBodies(
                 f"the requests under way hold {self.held} bytes of bodies; with {size} more there would be "
@@ -37,7 +38,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one request holds of a budget."""
+    """The bytes of a budget that one request holds."""
 
     __slots__ = ("_budget", "_size")
 
@@ -47,20 +48,20 @@ class BodyShare:
 
     @property
     def room(self) -> float:
-        """Bytes that it may take now."""
+        """Return the number of bytes that the request may take now."""
         return self._budget.room
 
     def check(self, size: int) -> None:
-        """Whether a body of so many bytes would fit now. Raises TooManyBodies."""
+        """Raise TooManyBodies unless a body of `size` bytes would fit now."""
         self._budget.check(size)
 
     def take(self, size: int) -> None:
-        """So many bytes came. Raises TooManyBodies."""
+        """Take `size` bytes that arrived. Raises TooManyBodies."""
         self._budget.check(size)
         self._budget.held += size
         self._size += size
 
     def release(self) -> None:
-        """The bytes are gone."""
+        """Give all bytes back."""
         self._budget.held -= self._size
         self._size = 0

@@ -1,31 +1,33 @@
-"""Whether requests still come: a process that is about to end takes them until nobody sends any more.
+"""Watches whether requests still arrive: a process that is about to end takes them until none come any more.
 
-Used by the engine's and the gateway's drain. In Kubernetes those who choose between pods learn that one goes
-when it learns it itself, and act on that some time later; how much later nobody can say beforehand.
+Used by the drains of engine and gateway. In Kubernetes, proxies and endpoint controllers learn that a pod
+stops when the pod itself does, and act on it some time later; how much later is not known in advance.
 """
 
 import asyncio
 from collections.abc import Callable
 
 LEAVE_SHARE = 0.5
-"""Of the drain timeout, at most, may pass until none comes: what was taken last has the rest to finish in."""
+"""Largest share of the drain timeout that may pass until no request arrives. The last request has the rest of
+the timeout to finish in."""
 LOOKS = 10
-"""A loop that stood still, as where the processor is short, has not seen who came meanwhile; its timers are
-due all the same. So the time is counted in so many pieces, between which it sees to its sockets."""
+"""Pieces into which the waiting time is divided, so that the loop handles its sockets between them. A loop
+that was held up, as where the processor is short, has not seen the requests that came in the meantime, while
+its timers are due all the same."""
 
 
 class RequestArrivals:
-    """Of one process."""
+    """The arrivals of one process."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def record(self) -> None:
-        """A request is here."""
+        """Count a request that arrived."""
         self._count += 1
 
     async def none_for(self, seconds: float, busy: Callable[[], bool] = lambda: False) -> None:
-        """Return when for so long none has come, and it was not `busy` with those that came before."""
+        """Return when no request has come for `seconds` and the process was not `busy` with earlier ones."""
         quiet, seen = 0, self._count
         while quiet < LOOKS:
             await asyncio.sleep(seconds / LOOKS)

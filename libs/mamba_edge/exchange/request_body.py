@@ -1,6 +1,6 @@
-"""The bytes of a request's body, within limits of size and time that hold while it arrives.
+"""Reads the bytes of a request's body, within limits of size and time that hold while it arrives.
 
-Used by every endpoint that takes a body; what the bytes mean is the endpoint's business.
+Used by every endpoint that takes a body; the endpoint interprets the bytes.
 """
 
 import asyncio
@@ -10,39 +10,46 @@ from collections.abc import Iterable, Sequence
 from starlette.types import Receive
 
 from mamba_edge.connection.direct_exchange import DirectExchange
-from mamba_edge.errors import BodyTooLarge, RequestTimeout, TooManyBodies
+from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, TooManyBodies, UnsupportedMediaType
 from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 BODY_SECONDS = 60.0
-"""How long a body may take to arrive where nothing else is set."""
+"""Default limit on the seconds in which a body arrives."""
 DISCARD_SECONDS = 2.0
-"""Longest time a refused body is read on and dropped."""
+"""Longest time for which a refused body is read and dropped, in seconds."""
 
 
 class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection, so that there is nobody to answer."""
 
 
 def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
-    """The first value of a header, or None; `name` in lower case."""
+    """Return the first value of a header, or None; `name` in lower case."""
     size = len(name)
     for key, value in headers:
-        # Most names have another length: asking for that costs less than a copy in lower case.
+        # Most names have another length: comparing lengths costs less than a copy in lower case.
         if len(key) == size and key.lower() == name:
             return value
     return None
 
 
 def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The first value of each header, for who asks for several of them; names in lower case, as ASGI has
-    them."""
+    """Return the first value of each header, by name in lower case, as ASGI has the names."""
     return dict(reversed(headers))
 
 
+def require_plain(encoding: str | None) -> None:
+    """Raise UnsupportedMediaType if a Content-Encoding says that the body is coded, for example with gzip."""
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType(
+            f"a body with Content-Encoding {encoding[:80]!r} is not read; send it plain"
+        )
+
+
 def whole_body(limit: int, share: BodyShare, direct: DirectExchange) -> bytes | None:
-    """The body, where all of it has come and may be taken; else None, and it is for `read_body`."""
+    """Return the body if all of it has arrived and fits, else None; then call `read_body`."""
     whole = direct.body(min(limit, share.room))
     if whole is not None:
         share.take(len(whole))
@@ -59,14 +66,27 @@ async def read_body(
     share: BodyShare | None = None,
     direct: DirectExchange | None = None,
 ) -> bytes:
-    """The whole body, at most `limit` bytes within `seconds`; its bytes are taken from `share`.
+    """Read and return the whole body, at most `limit` bytes within `seconds`.
 
-    A body that is too large is refused as soon as that is known. With `discard`, so many more bytes of it are
-    read and dropped at most, since a client that still writes would lose the answer to the closed connection;
-    without, the server reads on and the connection stays usable. `direct`: of the request, where our server
-    has it: what has come by now is not waited for.
+    A body that is too large is refused as soon as that is known. A client that still writes would lose the
+    answer if the connection were closed, so up to `discard` more bytes are read and dropped before; with 0
+    the server reads on and the connection stays usable.
 
-    Raises BodyTooLarge, TooManyBodies, RequestTimeout, ClientGone.
+    Args:
+        headers: the request's headers.
+        receive: the channel of ASGI.
+        limit: largest size in bytes.
+        seconds: longest time until the body is complete.
+        discard: bytes of a refused body that are read and dropped at most.
+        share: the share of the process's budget from which the bytes are taken.
+        direct: the request's direct exchange, where our server has one: bytes that arrived are not waited
+            for.
+
+    Raises:
+        BodyTooLarge: the body exceeds `limit`.
+        TooManyBodies: the budget is used up.
+        RequestTimeout: the body did not arrive within `seconds`.
+        ClientGone: the client left.
     """
     share = share or BodyShare(BodyBudget())
     if direct is not None and (whole := whole_body(limit, share, direct)) is not None:
@@ -77,33 +97,11 @@ async def read_body(
             raise BodyTooLarge(f"the body has {announced} bytes; at most {limit} are accepted")
         share.check(announced)
     except (BodyTooLarge, TooManyBodies) as refusal:
-        refusal.close = discard > 0
-        if discard and find_header(headers, b"expect") is None:
-            await _drop(receive, discard)
+        await _refuse(refusal, receive, discard, more=find_header(headers, b"expect") is None)
         raise
-    body = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                more = message.get("more_body", False)
-                part = message.get("body", b"")
-                try:
-                    if len(body) + len(part) > limit:
-                        raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
-                    share.take(len(part))
-                except (BodyTooLarge, TooManyBodies) as refusal:
-                    refusal.close = discard > 0
-                    body.clear()
-                    share.release()
-                    if discard and more:
-                        await _drop(receive, discard)
-                    raise
-                body += part
-                if not more:
-                    return bytes(body)
+            return await _all_parts(receive, limit, share, discard)
     except TimeoutError as error:
         raise RequestTimeout(f"the body did not arrive within {seconds:g} s") from error
 
@@ -113,7 +111,36 @@ def _announced(headers: RawHeaders) -> int:
     return int(declared[:18]) if declared is not None and declared.isdigit() else 0
 
 
-async def _drop(receive: Receive, at_most: int) -> None:
+async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        more = message.get("more_body", False)
+        part = message.get("body", b"")
+        try:
+            if len(body) + len(part) > limit:
+                raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
+            share.take(len(part))
+        except (BodyTooLarge, TooManyBodies) as refusal:
+            body.clear()
+            share.release()
+            await _refuse(refusal, receive, discard, more=more)
+            raise
+        body += part
+        if not more:
+            return bytes(body)
+
+
+async def _refuse(refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:
+    """Prepare the refusal of a body; `more`: the client still writes."""
+    refusal.close = discard > 0
+    if discard and more:
+        await _discard(receive, discard)
+
+
+async def _discard(receive: Receive, at_most: int) -> None:
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):

@@ -1,9 +1,7 @@
-"""The outermost ASGI application: request id, trace, one log line, one count and one error style.
+"""The ASGI application around each server's own: request id, trace, one log line, one count, one error style.
 
-Wraps the application of each server. Whatever reaches it becomes the OpenAI envelope, unless bytes were sent
-already. Endpoints find in the scope: `request_id`, `header_values` (the first of each name), `arrival`
-(monotonic seconds), `trace` (a `RequestTrace`), `log_fields`, to which they may add, and `answer_headers`,
-which every answer gets.
+Every exception that reaches it becomes the OpenAI envelope, unless bytes were sent already. Endpoints find a
+`RequestContext` in the scope.
 """
 
 import logging
@@ -17,11 +15,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mamba_edge.connection.connection_room import PROBES
-from mamba_edge.connection.direct_exchange import BEGIN, DIRECT, DirectExchange
+from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import send_error
 from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
 from mamba_edge.exchange.request_body import ClientGone, first_values
+from mamba_edge.exchange.request_context import CONTEXT, RequestContext
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import LogContext, get_logger, log_request
 from mamba_telemetry.request_trace import RequestTrace, error_code
@@ -32,35 +31,35 @@ _levels = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
 FAILED_FROM = 500
-"""Statuses from here on are the server's failures; those below are the client's."""
-_FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]")
+"""Lowest status that counts as a failure of the server; those below are the client's."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _QUIET = PROBES | {"/v1/status"}
 
 
-_DRAWN = 64
-"""New ids that are drawn at once: each draw is a system call."""
+_NEW_IDS = 64
+"""Number of new ids that are generated at once: each draw of random bytes is a system call."""
 _new_ids: list[str] = []
-os.register_at_fork(after_in_child=_new_ids.clear)  # or two processes would give out the same ones
+os.register_at_fork(after_in_child=_new_ids.clear)  # otherwise two processes would use the same ids
 
 
-def request_id_of(given: str | None) -> str:
-    """The caller's id without anything that could break a log line or a header; a new one if none is left."""
-    return (given and _FOREIGN.sub("", given)[:128]) or _new_id()
+def request_id_of(caller_id: str | None) -> str:
+    """Return the caller's id without characters that break a log line, or a new id if none is left."""
+    return (caller_id and _UNSAFE.sub("", caller_id)[:128]) or _new_id()
 
 
 def _new_id() -> str:
     if not _new_ids:
-        drawn = os.urandom(16 * _DRAWN).hex()
-        _new_ids.extend(drawn[at : at + 32] for at in range(0, len(drawn), 32))
+        digits = os.urandom(16 * _NEW_IDS).hex()
+        _new_ids.extend(digits[start : start + 32] for start in range(0, len(digits), 32))
     return _new_ids.pop()
 
 
 class RequestMiddleware:
-    """`route_of` bounds the route label of a path; `answered` counts each answer by route and status.
+    """The middleware around one application.
 
-    Each request has a line in the log at level info; those of probes are for debugging. `bodies` bounds what
-    all requests together hold; each finds its `body_share` in the scope. `traced`: the routes whose requests
-    have spans.
+    `route_of` bounds the route label of a path; `answered` counts each answer by route and status. Each
+    request has a line in the log at level info; requests of probes have it at level debug. `bodies` bounds
+    the bytes of bodies of all requests together. `traced`: the routes whose requests have spans.
     """
 
     def __init__(
@@ -80,14 +79,14 @@ class RequestMiddleware:
         self._bodies = bodies or BodyBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry point."""
+        """Serve one request; the entry point of ASGI."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
             return
         values = first_values(scope["headers"])
-        given = values.get(b"x-request-id")
-        request_id = request_id_of(given.decode("latin-1") if given else None)
+        caller_id = values.get(b"x-request-id")
+        request_id = request_id_of(caller_id.decode("latin-1") if caller_id else None)
         own = (b"x-request-id", request_id.encode())
         route = self._route_of(scope["path"])
         fields: dict[str, Any] = {}
@@ -127,17 +126,10 @@ class RequestMiddleware:
         )
         context = {"request_id": request_id, "trace_id": trace.id}
         with LogContext(context):
-            scope.update(
-                request_id=request_id,
-                header_values=values,
-                log_fields=fields,
-                answer_headers=more_headers,
-                arrival=arrival,
-                trace=trace,
-                body_share=share,
-            )
-            if direct is not None:
-                scope[BEGIN] = begin
+            scope[CONTEXT] = RequestContext(
+                request_id, arrival, values, trace, share, fields, more_headers, direct,
+                None if direct is None else begin,
+            )  # fmt: skip
             try:
                 await self._app(scope, receive, send_marked)
             except ClientGone:
@@ -147,28 +139,28 @@ class RequestMiddleware:
                     log.error("unexpected_error", exc_info=error)
                 trace.root.fail(error_code(error))
                 if status and not complete:
-                    # Too late for a status: closing without the last chunk tells that something is missing.
+                    # Too late for a status: a missing last chunk shows the failure.
                     raise
                 if not status:
                     await send_error(send_marked, as_api_error(error))
             finally:
                 share.release()
                 seconds = time.monotonic() - arrival
-                self._end(trace, scope, route, status)
+                self._end(trace, scope, route, status, request_id)
                 self._answered(route, status)
                 level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
-                if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
+                if _levels.isEnabledFor(level):  # checked here, since structlog builds the whole line first
                     line = {"route": route, "status": status, **fields}
                     log_request(log, __name__, level, line, round(seconds, 4), context)
 
-    def _end(self, trace: RequestTrace, scope: Scope, route: str, status: int) -> None:
+    def _end(self, trace: RequestTrace, scope: Scope, route: str, status: int, request_id: str) -> None:
         if not trace.recording:
             return
         span = trace.root
         span.set(names.HTTP_METHOD, scope["method"])
         span.set(names.HTTP_ROUTE, route)
         span.set(names.HTTP_STATUS, status)
-        span.set(names.REQUEST_ID, scope["request_id"])
+        span.set(names.REQUEST_ID, request_id)
         if trace.answered_at is not None:
             span.event(names.FIRST_BYTE, trace.answered_at)
             span.set(names.TIME_TO_FIRST_CHUNK, trace.answered_at - span.begin)

@@ -22,8 +22,18 @@ from mamba_api.openai_responses import (
     ModelList,
 )
 from mamba_api.serving_status import ServingStatus
-from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.app.application import Responses, error_responses, make_application, publish
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.application import (
+    BAD_QUERY,
+    NO_MODEL,
+    TEXT,
+    UNAUTHORIZED,
+    KeyGuard,
+    Responses,
+    generation_errors,
+    make_application,
+    publish,
+)
 from mamba_edge.exchange.body_budget import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
@@ -34,19 +44,8 @@ from mamba_telemetry.tracing import OFF, Tracing
 Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
 
-_TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
-_UNAUTHORIZED = error_responses(e401="No or a wrong API key")
-_BAD_QUERY = error_responses(e400="A parameter is wrong")
-_NO_MODEL = error_responses(e404="No such model")
-_RELAY_ERRORS = error_responses(
-    e400="The request is wrong; `param` names the field",
-    e401="No or a wrong API key",
-    e404="No such model",
-    e408="The body did not arrive in time",
-    e413="The body is too large",
-    e415="The body is not JSON",
-    e429="Too many requests wait; see Retry-After",
+_RELAY_ERRORS = generation_errors(
     e500="A defect of the gateway or of the engine",
     e502="The engine broke off before it answered",
     e503="No engine can take the request, or the gateway drains; see Retry-After",
@@ -85,7 +84,7 @@ def make_app(
     _add_local(app, routes, guard)
     app.add_api_route(
         "/v1/status", status.status, operation_id="status", summary="What gateway and engines do",
-        response_model=ServingStatus, dependencies=[Security(guard)], responses=_UNAUTHORIZED,
+        response_model=ServingStatus, dependencies=[Security(guard)], responses=UNAUTHORIZED,
     )  # fmt: skip
     add_status_page(app)
     route_of = publish(
@@ -130,16 +129,16 @@ def _add_local(app: FastAPI, routes: LocalRoutes, guard: KeyGuard) -> None:
     keyed = [Security(guard)]
     app.add_api_route(
         "/v1/models", routes.models, operation_id="models", summary="Models of all engines",
-        response_model=ModelList, dependencies=keyed, responses=_UNAUTHORIZED,
+        response_model=ModelList, dependencies=keyed, responses=UNAUTHORIZED,
     )  # fmt: skip
     app.add_api_route(
         "/v1/models/{name:path}", routes.model, operation_id="model", summary="One model",
-        response_model=ModelCard, dependencies=keyed, responses=_UNAUTHORIZED | _NO_MODEL,
+        response_model=ModelCard, dependencies=keyed, responses=UNAUTHORIZED | NO_MODEL,
     )  # fmt: skip
     app.add_api_route(
         "/v1/routing/decisions", routes.decisions, operation_id="decisions",
         summary="Why engines were chosen", response_model=DecisionList, dependencies=keyed,
-        responses=_UNAUTHORIZED | _BAD_QUERY,
+        responses=UNAUTHORIZED | BAD_QUERY,
     )  # fmt: skip
     for path, operation, summary in (
         ("/readyz", "readyz", "Whether requests are welcome"),
@@ -152,6 +151,6 @@ def _add_local(app: FastAPI, routes: LocalRoutes, guard: KeyGuard) -> None:
     app.add_api_route("/livez", routes.livez, operation_id="livez", summary="Whether the process lives")
     app.add_api_route(
         "/metrics", routes.metrics, operation_id="metrics", summary="Prometheus metrics",
-        response_class=Response, responses=_TEXT,
+        response_class=Response, responses=TEXT,
     )  # fmt: skip
     app.add_api_route("/version", routes.version, operation_id="version", summary="Version of mambaserve")

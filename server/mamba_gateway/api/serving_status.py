@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from mamba_api.serving_status import EngineStatus, GatewayStatus, ServingStatus
 from mamba_edge.app.application import JsonResponse
-from mamba_edge.cached_value import CachedValue
+from mamba_edge.status_page import CachedValue
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.api.local_routes import GatewayReadiness
 from mamba_gateway.endpoints.endpoint import Endpoint

@@ -13,11 +13,11 @@ from itertools import chain, islice
 import structlog
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.client_name import CLIENT_HEADER
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
 from mamba_edge.exchange.body_budget import BodyShare
-from mamba_edge.exchange.content_coding import require_plain
 from mamba_edge.exchange.engine_limit import is_full, is_over_own_limit
+from mamba_edge.exchange.request_body import require_plain
+from mamba_edge.exchange.request_context import CLIENT_HEADER
 from mamba_gateway.admission.admission import Permit, PermitRequest
 from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.clock import Clock

@@ -109,7 +109,7 @@ class DirectFeed:
                 self._fail(url, name)
                 if loop.time() - answered > FORGET_SECONDS:
                     self._index.drop(name)
-                pause = backoff.failed()
+                pause = backoff.record_failure()
             except Exception:
                 # A task that dies would leave what it knew for ever.
                 log.exception("prefixes not followed", engine=name)
@@ -118,7 +118,7 @@ class DirectFeed:
                 pause = LONGEST_PAUSE
             else:
                 self._healthy[url] = True
-                backoff.worked()
+                backoff.record_success()
                 pause, answered = PAUSE_SECONDS, loop.time()
             self._polled.add(url)
             self._update_state()

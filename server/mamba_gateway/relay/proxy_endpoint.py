@@ -12,12 +12,10 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.client_name import CLIENT_HEADER
-from mamba_edge.connection.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, DisconnectWatch
-from mamba_edge.exchange.content_coding import require_plain
-from mamba_edge.exchange.request_body import ClientGone, read_body, whole_body
+from mamba_edge.exchange.request_body import ClientGone, read_body, require_plain, whole_body
+from mamba_edge.exchange.request_context import CLIENT_HEADER, RequestContext, context_of
 from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
 from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
@@ -35,7 +33,7 @@ from mamba_gateway.routing.routing_fields import NO_FIELDS, RoutingFields, routi
 from mamba_gateway.routing.routing_record import REQUEST_HEADER
 from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_telemetry import conventions as names
-from mamba_telemetry.request_trace import RequestTrace, SpanNote
+from mamba_telemetry.request_trace import SpanNote
 
 DISCARDED_LIMITS = 4
 """How many times the limit of a body that is too large is read and dropped, at most."""
@@ -70,31 +68,32 @@ class ProxyEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
-        direct: DirectExchange | None = scope.get(DIRECT)
-        response = ClientResponse(send, direct.write if direct else None, scope.get(BEGIN))
+        context = context_of(scope)
+        direct = context.direct
+        response = ClientResponse(send, direct.write if direct else None, context.begin)
         fields, key, reason = NO_FIELDS, ANYONE, ""
         try:
             if self._keys:
-                key = self._keys.check(scope["header_values"].get(b"authorization"))
-                scope["log_fields"]["key"] = key
-            if (coding := scope["header_values"].get(b"content-encoding")) is not None:
+                key = self._keys.check(context.header_values.get(b"authorization"))
+                context.log_fields["key"] = key
+            if (coding := context.header_values.get(b"content-encoding")) is not None:
                 require_plain(coding.decode("latin-1"))
             self._admission.enter(key)
             try:
                 limits, body = self._limiter.limits_of(key), None
                 if direct is not None:
-                    body = whole_body(self._max_body_bytes, scope["body_share"], direct)
+                    body = whole_body(self._max_body_bytes, context.body_share, direct)
                 if body is None:
-                    body = await self._body(scope, receive, key)
+                    body = await self._body(scope, context, receive, key)
                 fields = routing_fields(body)
-                request = self._request(scope, body, fields, limits, key)
+                request = self._request(scope, context, body, fields, limits, key)
                 del body  # the request lets go of it once an engine answers
                 # What waits may be streamed to a client behind a balancer with little patience.
                 if fields.stream and self._comment_interval > 0:
                     with response.kept_alive(self._comment_interval):
-                        await self._relayed(request, fields, key, limits, scope, receive, response)
+                        await self._relayed(request, fields, key, limits, context, receive, response)
                 else:
-                    await self._relayed(request, fields, key, limits, scope, receive, response)
+                    await self._relayed(request, fields, key, limits, context, receive, response)
             finally:
                 self._admission.leave(key)
         except ClientGone:
@@ -115,8 +114,8 @@ class ProxyEndpoint:
             response.status = response.status or 500  # what the middleware makes of it
             raise
         finally:
-            scope["log_fields"]["model"] = fields.model and fields.model[:LOGGED_MODEL]
-            self._record(scope, fields, response, reason)
+            context.log_fields["model"] = fields.model and fields.model[:LOGGED_MODEL]
+            self._record(scope["path"], context, fields, response, reason)
 
     def cancel_running(self) -> int:
         """End what still runs; streams get an error event. Returns how many were cancelled."""
@@ -127,11 +126,17 @@ class ProxyEndpoint:
         return len(self._running)
 
     def _request(
-        self, scope: Scope, body: bytes, fields: RoutingFields, limits: KeyLimits, key: str
+        self,
+        scope: Scope,
+        context: RequestContext,
+        body: bytes,
+        fields: RoutingFields,
+        limits: KeyLimits,
+        key: str,
     ) -> UpstreamRequest:
         shown = self._backend_keys.first if self._backend_keys else None
         headers = to_engine(
-            scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=shown
+            scope["headers"], context.request_id, traced=context.trace.caller.is_valid, key=shown
         )
         if self._keys:
             headers.append((CLIENT_HEADER, key.encode()))
@@ -143,15 +148,15 @@ class ProxyEndpoint:
             headers=headers,
             body=body,
             model=fields.model,
-            body_share=scope.get("body_share"),
-            request_id=scope["request_id"],
+            body_share=context.body_share,
+            request_id=context.request_id,
             meter=UsageMeter(),
-            explain=scope["header_values"].get(REQUEST_HEADER) == b"1",
-            trace=scope["trace"],
+            explain=context.header_values.get(REQUEST_HEADER) == b"1",
+            trace=context.trace,
             has_form=fields.has_form,
         )
 
-    async def _body(self, scope: Scope, receive: Receive, key: str) -> bytes:
+    async def _body(self, scope: Scope, context: RequestContext, receive: Receive, key: str) -> bytes:
         limit = self._max_body_bytes
         task = self._started()
         with self._admission.body_arrives(key, task.cancel) as arriving:
@@ -162,7 +167,7 @@ class ProxyEndpoint:
                     limit,
                     self._body_timeout,
                     discard=DISCARDED_LIMITS * limit,
-                    share=scope.get("body_share"),
+                    share=context.body_share,
                 )
             except asyncio.CancelledError:
                 if arriving.refusal is None and task not in self._cut:
@@ -178,7 +183,7 @@ class ProxyEndpoint:
         fields: RoutingFields,
         key: str,
         limits: KeyLimits,
-        scope: Scope,
+        context: RequestContext,
         receive: Receive,
         response: ClientResponse,
     ) -> None:
@@ -191,14 +196,14 @@ class ProxyEndpoint:
             task.cancel()
 
         try:
-            with DisconnectWatch(scope, receive, leave):
+            with DisconnectWatch(context.direct, receive, leave):
                 counted = limits.tokens_per_minute is not None
                 if self._prompts is not None and (counted or self._relay.has_choice):
                     await self._read_prompt(self._prompts, request)
                 tokens = tokens_of(request.prompt, len(request.body))
                 claim = PermitRequest(key, fields.rank, tokens + fields.answer_tokens, fields.model)
                 if limits.limited:
-                    await self._counted(request, claim, tokens, response, scope["answer_headers"])
+                    await self._counted(request, claim, tokens, response, context.answer_headers)
                 else:
                     waiting = request.trace.begin(names.GATEWAY_QUEUE)
                     await self._permitted(request, claim, tokens, response, waiting, None)
@@ -284,12 +289,14 @@ class ProxyEndpoint:
         finally:
             permit.release()
 
-    def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse, reason: str) -> None:
-        begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics
+    def _record(
+        self, path: str, context: RequestContext, fields: RoutingFields, response: ClientResponse, reason: str
+    ) -> None:
+        begin, now, metrics = context.arrival, time.monotonic(), self._metrics
         reason = KEY_LIMIT if response.over_own_limit else reason
         model = metrics.model_label(fields.model)
-        metrics.request(scope["path"], model, str(response.status), reason).inc()
-        trace: RequestTrace = scope["trace"]
+        metrics.request(path, model, str(response.status), reason).inc()
+        trace = context.trace
         # Comments that kept the stream alive meanwhile are no answer.
         trace.answered_at = response.first_byte
         if trace.recording:

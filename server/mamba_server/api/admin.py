@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 
 from mamba_api.eviction import Eviction
 from mamba_api.strategy import Strategy
-from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.app.application import JsonResponse, error_responses, make_application, publish
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.application import JsonResponse, KeyGuard, error_responses, make_application, publish
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_server.api.requests.errors import AdminRefused, Forbidden
 from mamba_server.api.requests.request_body import limited_route

@@ -17,8 +17,19 @@ from mamba_api.openai_responses import (
     Readiness,
 )
 from mamba_api.serving_status import ServingStatus
-from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.app.application import Responses, error_responses, make_application, publish
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.application import (
+    BAD_QUERY,
+    NO_MODEL,
+    TEXT,
+    UNAUTHORIZED,
+    KeyGuard,
+    Responses,
+    error_responses,
+    generation_errors,
+    make_application,
+    publish,
+)
 from mamba_edge.app.cors import with_cors
 from mamba_edge.exchange.body_budget import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
@@ -31,28 +42,16 @@ from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.serving_status import StatusEndpoint
 
-_TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
 _READINESS: Responses = {503: {"model": Readiness, "description": "Loading, restarting or draining"}}
 _GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
 _STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, then [DONE]"
-
-
-_UNAUTHORIZED = error_responses(e401="No or a wrong API key")
 _ARCHIVE: Responses = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
     304: {"description": "The client has these files: If-None-Match names their ETag"},
     **error_responses(e503="The model is not there yet; see Retry-After"),
 }
-_NO_MODEL = error_responses(e404="No such model")
-_GENERATION_ERRORS = error_responses(
-    e400="The request is wrong; `param` names the field",
-    e401="No or a wrong API key",
-    e404="No such model",
-    e408="The body did not arrive in time",
-    e413="The body is too large",
-    e415="The body is not JSON",
-    e429="Too many requests wait; see Retry-After",
+_GENERATION_ERRORS = generation_errors(
     e500="A defect of the server",
     e503="Not ready, draining, or the engine was lost; see Retry-After",
 )
@@ -83,9 +82,10 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         summary="What is cached here, for gateways",
         response_class=Response,
         dependencies=[Security(GatewayGuard(keys, about_keys))],
-        responses=_UNAUTHORIZED
+        responses=UNAUTHORIZED
         | _MSGPACK
-        | error_responses(e400="A parameter is wrong", e403="The key is not the one of gateways"),
+        | BAD_QUERY
+        | error_responses(e403="The key is not the one of gateways"),
     )
 
     app.add_api_route(
@@ -95,7 +95,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         summary="What this engine does",
         response_model=ServingStatus,
         dependencies=[Security(guard)],
-        responses=_UNAUTHORIZED,
+        responses=UNAUTHORIZED,
     )
     add_status_page(app)
 
@@ -152,7 +152,7 @@ def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
         summary="Served models",
         response_model=ModelList,
         dependencies=keyed,
-        responses=_UNAUTHORIZED,
+        responses=UNAUTHORIZED,
     )
     app.add_api_route(
         "/v1/models/{name:path}",
@@ -161,7 +161,7 @@ def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
         summary="One model",
         response_model=ModelCard,
         dependencies=keyed,
-        responses=_UNAUTHORIZED | _NO_MODEL,
+        responses=UNAUTHORIZED | NO_MODEL,
     )
     app.add_api_route(
         "/v1/tokenizer",
@@ -170,7 +170,7 @@ def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
         summary="Tokenizer and chat template, for gateways",
         response_class=Response,
         dependencies=keyed,
-        responses=_UNAUTHORIZED | _ARCHIVE,
+        responses=UNAUTHORIZED | _ARCHIVE,
     )
     for path, operation, summary in (
         ("/readyz", "readyz", "Whether requests are welcome"),
@@ -191,6 +191,6 @@ def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
         operation_id="metrics",
         summary="Prometheus metrics",
         response_class=Response,
-        responses=_TEXT,
+        responses=TEXT,
     )
     app.add_api_route("/version", info.version, operation_id="version", summary="Version of mambaserve")

@@ -14,12 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from mamba_edge.client_name import client_of
-from mamba_edge.connection.direct_exchange import DIRECT
 from mamba_edge.errors import ApiError, InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
-from mamba_edge.exchange.body_budget import BodyShare
-from mamba_edge.exchange.request_body import RawHeaders, find_header
+from mamba_edge.exchange.request_body import RawHeaders
+from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerFormat
@@ -83,19 +81,19 @@ class GenerationEndpoints:
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """Continue a prompt: a string, strings, token ids, or lists of token ids."""
-        return GeneratedResponse(lambda send: self._complete(body, request.scope, send))
+        return GeneratedResponse(lambda send: self._complete(body, context_of(request.scope), send))
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return GeneratedResponse(lambda send: self._answer(body, request.scope, send))
+        return GeneratedResponse(lambda send: self._answer(body, context_of(request.scope), send))
 
-    async def _complete(self, request: CompletionRequest, scope: Scope, send: Send) -> None:
+    async def _complete(self, request: CompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
-        self._describe("text_completion", request, scope)
+        self._describe("text_completion", request, context)
         with self._serving.admitted(len(request.prompts), request.n or 1) as places:
-            made = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
+            made = PromptBuilder(text, limits, self._serving.encoders, context.trace)
             prompts = await made.of_completion(request)
-            form = await output_grammar(request, text, self._check_grammar(scope, places))
+            form = await output_grammar(request, text, self._check_grammar(context, places))
         priorities = self._serving.settings.anonymous_priority
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
@@ -105,13 +103,13 @@ class GenerationEndpoints:
                 prompt,
                 text,
                 limits,
-                scope,
+                context,
                 form.grammar,
                 priorities=priorities,
             )
             for place, prompt in enumerate(prompts)
         ]
-        self._foresee(request, prompts, scope)
+        self._foresee(request, prompts, context)
         builder = CompletionResponseBuilder(
             request,
             text.tokenizer,
@@ -120,21 +118,21 @@ class GenerationEndpoints:
             created=int(time.time()),
             model=self._serving.model_name,
         )
-        await self._run(request, builder, adds, text, scope, send, headers=_headers(form))
+        await self._run(request, builder, adds, text, context, send, headers=_headers(form))
 
-    async def _answer(self, request: ChatCompletionRequest, scope: Scope, send: Send) -> None:
+    async def _answer(self, request: ChatCompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
-        self._describe("chat", request, scope)
+        self._describe("chat", request, context)
         with self._serving.admitted(1, request.n or 1) as places:
-            prompts = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
-            prompt = await prompts.of_chat(request, scope["body_bytes"])
-            form = await output_grammar(request, text, self._check_grammar(scope, places), prompt.opening)
+            prompts = PromptBuilder(text, limits, self._serving.encoders, context.trace)
+            prompt = await prompts.of_chat(request, context.body_bytes)
+            form = await output_grammar(request, text, self._check_grammar(context, places), prompt.opening)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         priorities = self._serving.settings.anonymous_priority
         add = _add_request(
-            request, response_id, prompt, text, limits, scope, form.grammar, priorities=priorities
+            request, response_id, prompt, text, limits, context, form.grammar, priorities=priorities
         )
-        self._foresee(request, [prompt], scope)
+        self._foresee(request, [prompt], context)
         read = AnswerFormat.of(request, text.template)
         builder = ChatResponseBuilder(
             request,
@@ -146,9 +144,11 @@ class GenerationEndpoints:
             readers=read.readers(request, text, prompt),
         )
         kept = text.tokenizer.ids_of(read.markers)
-        await self._run(request, builder, [add], text, scope, send, kept, headers=_headers(form))
+        await self._run(request, builder, [add], text, context, send, kept, headers=_headers(form))
 
-    def _foresee(self, request: GenerationRequest, prompts: Sequence[Prompt], scope: Scope) -> None:
+    def _foresee(
+        self, request: GenerationRequest, prompts: Sequence[Prompt], context: RequestContext
+    ) -> None:
         """Count what the log-probabilities of prompts will take against what bodies may. Raises
         InvalidRequest, TooManyBodies."""
         alternatives = prompt_alternatives(request)
@@ -165,21 +165,19 @@ class GenerationEndpoints:
                 "several requests",
                 param="logprobs",
             )
-        share: BodyShare | None = scope.get("body_share")
-        if share is not None:
-            share.take(size)
+        context.body_share.take(size)
 
-    def _describe(self, operation: str, request: GenerationRequest, scope: Scope) -> None:
+    def _describe(self, operation: str, request: GenerationRequest, context: RequestContext) -> None:
         """What the request's own span says of it: never what was asked."""
-        trace: RequestTrace = scope["trace"]
+        trace = context.trace
         if trace.recording:
             trace.root.set(names.OPERATION, operation)
             trace.root.set(names.PROVIDER, "mambaserve")
             trace.root.set(names.REQUEST_MODEL, self._serving.model_name)
             trace.root.set(names.REQUEST_STREAM, bool(request.stream))
 
-    def _check_grammar(self, scope: Scope, places: Places) -> GrammarCheck:
-        client = client_of(scope)
+    def _check_grammar(self, context: RequestContext, places: Places) -> GrammarCheck:
+        client = context.client
         return lambda grammar: self._serving.check_grammar(grammar, client, places)
 
     def _model(self, request: GenerationRequest) -> tuple[TextProcessor, ModelLimits]:
@@ -195,14 +193,14 @@ class GenerationEndpoints:
         builder: ResponseBuilder,
         adds: list[AddRequest],
         text: TextProcessor,
-        scope: Scope,
+        context: RequestContext,
         send: Send,
         visible_special: frozenset[int] = frozenset(),
         *,
         headers: RawHeaders = (),
     ) -> None:
         """`visible_special`: special tokens by which the response is parsed; `headers`: more of its own."""
-        fields = scope["log_fields"]
+        fields = context.log_fields
         fields["answer"] = adds[0].request_id
         serving = self._serving
         shown = TextVisibility(
@@ -211,14 +209,14 @@ class GenerationEndpoints:
             stop=bool(request.include_stop_str_in_output),
             visible_special=visible_special,
         )
-        trace: RequestTrace = scope["trace"]
+        trace = context.trace
         active = ActiveRequest(serving.engine, text.tokenizer, adds, shown, serving.metrics, trace)
         try:
             async with active:
                 if request.stream:
-                    told = find_header(scope["headers"], USAGE_HEADER) == b"1"
+                    told = context.header_values.get(USAGE_HEADER) == b"1"
                     events = _events(request, builder, active, trace, serving.encoders, with_comment=told)
-                    await send_events(send, events, scope.get(DIRECT), headers)
+                    await send_events(send, events, context.direct, headers)
                 else:
                     await send_json_pieces(send, await _whole(builder, active, serving.encoders), headers)
         finally:
@@ -240,13 +238,13 @@ def _add_request(
     prompt: Prompt,
     text: TextProcessor,
     limits: ModelLimits,
-    scope: Scope,
+    context: RequestContext,
     grammar: str,
     *,
     priorities: bool,
 ) -> AddRequest:
     """`priorities`: what clients without a name say of their priority acts, too."""
-    client = client_of(scope)
+    client = context.client
     most = output_tokens(request, len(prompt.token_ids), limits)
     return AddRequest(
         request_id=request_id,
@@ -257,7 +255,7 @@ def _add_request(
         client=client,
         cache_salt=request.cache_salt or "",
         turn_boundary=prompt.turn_boundary,
-        arrival=scope["arrival"],
+        arrival=context.arrival,
     )
 
 

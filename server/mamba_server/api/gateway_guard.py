@@ -7,8 +7,9 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.requests import HTTPConnection
 
 from mamba_api.names import GATEWAY_KEY
-from mamba_edge.api_keys import KeyFile, KeyGuard
-from mamba_edge.client_name import SCOPE_KEY
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.application import KeyGuard
+from mamba_edge.exchange.request_context import context_of
 from mamba_server.api.requests.errors import Forbidden
 
 
@@ -23,7 +24,7 @@ class GatewayGuard(KeyGuard):
     async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
         """Raises Unauthorized or Forbidden."""
         passed = await super().__call__(request)
-        name = request.scope.get(SCOPE_KEY)
+        name = context_of(request.scope).key_name
         if self._accepted is not None and name != GATEWAY_KEY and self._accepted.names != {name}:
             raise Forbidden(
                 f"this is for gateways, and needs the key named {GATEWAY_KEY!r}: a line 'KEY {GATEWAY_KEY}' "

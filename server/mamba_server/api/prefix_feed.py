@@ -35,7 +35,7 @@ class PrefixFeed:
         if (incarnation, since) == (log.incarnation, log.seq):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    await log.changed()
+                    await log.wait_for_change()
         changes = log.since(incarnation, since, MOST_BATCHES) if log.page_size else []
         snapshot = log.snapshot() if changes is None else None
         return Response(pack(Feed(log.heartbeat(), snapshot, changes or [])), media_type=CONTENT_TYPE)

@@ -20,8 +20,7 @@ from mamba_edge import process_memory
 from mamba_edge.api_keys import KeyFile, KeyFileError
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.exchange.request_arrivals import LEAVE_SHARE
-from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
-from mamba_edge.ready_line import tell_ready
+from mamba_edge.listener import CannotListen, is_loopback, listen, tell_ready, url_of
 from mamba_prefix.errors import BadRedisUrl
 from mamba_prefix.publisher import Publisher
 from mamba_prefix.redis_keys import RedisKeys

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from mamba_api.serving_status import EngineStatus, RequestStatus, ServingStatus
 from mamba_edge.app.application import JsonResponse
-from mamba_edge.cached_value import CachedValue
 from mamba_edge.errors import ApiError
+from mamba_edge.status_page import CachedValue
 from mamba_server.api.info import readiness
 from mamba_server.api.metrics.engine_metrics import parse_key
 from mamba_server.api.serving import Serving

@@ -8,7 +8,7 @@ import pytest
 from asgi import ask
 from mamba_edge.api_keys import KeyFile
 from mamba_prefix.messages import Feed, pack_entries, unpack
-from mamba_prefix.packed_arrays import entries_of
+from mamba_prefix.prefix_index import entries_of
 from scripted_engine import Api
 from virtual_time import in_virtual_time
 

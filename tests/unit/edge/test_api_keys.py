@@ -7,8 +7,12 @@ import pytest
 from starlette.requests import HTTPConnection
 from structlog.testing import capture_logs
 
-from mamba_edge.api_keys import GRACE_SECONDS, KeyFile, KeyFileError, KeyGuard
+from mamba_edge.api_keys import GRACE_SECONDS, KeyFile, KeyFileError
+from mamba_edge.app.application import KeyGuard
 from mamba_edge.errors import Unauthorized
+from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
+from mamba_edge.exchange.request_context import CONTEXT, RequestContext, context_of
+from mamba_telemetry.request_trace import UNTRACED
 
 
 def write(path: Path, text: str) -> None:
@@ -155,7 +159,10 @@ def test_a_broken_file_is_told_once_and_again_when_it_breaks_anew(path: Path) ->
 
 async def test_a_guard_without_a_file_lets_everybody_pass_and_one_with_a_file_asks_once(path: Path) -> None:
     def request(*headers: tuple[bytes, bytes]) -> HTTPConnection:
-        return HTTPConnection({"type": "http", "headers": list(headers)})
+        context = RequestContext(
+            "r", 0.0, dict(headers), UNTRACED, BodyShare(BodyBudget()), {}, [], direct=None, begin=None
+        )
+        return HTTPConnection({"type": "http", "headers": list(headers), CONTEXT: context})
 
     await KeyGuard(None, "")(request())
     guard = KeyGuard(KeyFile(path, "api_key_file"), "")
@@ -163,6 +170,7 @@ async def test_a_guard_without_a_file_lets_everybody_pass_and_one_with_a_file_as
         await guard(request())
     passed = request((b"authorization", b"Bearer one"))
     await guard(passed)
+    assert context_of(passed.scope).key_name == "key-1"
     write(path, "two\n")
     await guard(passed)
     with pytest.raises(Unauthorized):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from eventually import turns, until
-from mamba_edge.connection.direct_exchange import DIRECT
+from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.asgi_responses import DisconnectWatch, send_events, send_json, while_connected
@@ -201,7 +201,7 @@ async def test_a_server_that_calls_back_is_not_asked_and_a_client_that_leaves_la
         raise AssertionError("asked")
 
     direct = SimpleNamespace(on_disconnect=leaves.append)
-    with DisconnectWatch({DIRECT: direct}, receive, lambda: heard.append("left")):
+    with DisconnectWatch(cast("DirectExchange", direct), receive, lambda: heard.append("left")):
         leaves[0]()
     assert (heard, leaves[1:]) == (["left"], [None])
 
@@ -209,7 +209,7 @@ async def test_a_server_that_calls_back_is_not_asked_and_a_client_that_leaves_la
 async def test_at_other_servers_the_one_who_is_told_hears_of_the_end_of_the_connection() -> None:
     client = Client()
     heard: list[str] = []
-    with DisconnectWatch({}, client.receive, lambda: heard.append("left")):
+    with DisconnectWatch(None, client.receive, lambda: heard.append("left")):
         await turns()
         assert heard == []
         client.left.set()
@@ -223,7 +223,7 @@ async def test_our_server_tells_at_once_that_the_client_left_however_large_its_b
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await read_body(scope["headers"], receive, 2 << 20)
-        with DisconnectWatch(scope, receive, lambda: heard.append("left")):
+        with DisconnectWatch(scope[DIRECT], receive, lambda: heard.append("left")):
             heard.append("read")
             await until(lambda: len(heard) > 1)
 

@@ -8,6 +8,7 @@ from mamba_edge.errors import BodyTooLarge, TooManyBodies
 from mamba_edge.exchange.asgi_responses import send_json
 from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
 from mamba_edge.exchange.request_body import read_body
+from mamba_edge.exchange.request_context import context_of
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 
 
@@ -59,7 +60,7 @@ async def test_the_share_of_a_request_ends_with_it(end: str) -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seconds = 0.001 if end == "late" else 60
-        await read_body([], receive, 100, seconds, share=scope["body_share"])
+        await read_body([], receive, 100, seconds, share=context_of(scope).body_share)
         seen.append(budget.held)
         if end == "failure":
             raise RuntimeError

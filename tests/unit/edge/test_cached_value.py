@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mamba_edge.cached_value import CachedValue
+from mamba_edge.status_page import CachedValue
 
 
 class Counted:

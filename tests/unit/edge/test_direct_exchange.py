@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from eventually import turns
 from mamba_edge.app.cors import with_cors
 from mamba_edge.connection.connection_room import ConnectionRoom
-from mamba_edge.connection.direct_exchange import BEGIN, DIRECT, DirectExchange
+from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.connection.limited_protocol import LimitedProtocol
 from mamba_edge.connection.request_turns import RequestTurns
 from mamba_edge.exchange.request_body import ClientGone, read_body
+from mamba_edge.exchange.request_context import context_of
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_settings.http_limits import HttpLimits
 
@@ -252,8 +253,10 @@ async def test_the_middleware_adds_its_headers_and_counts_an_answer_that_went_pa
     counted: list[tuple[str, int]] = []
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:
-        scope["answer_headers"].append((b"x-ratelimit-limit-requests", b"7"))
-        assert scope[BEGIN](200, [(b"content-length", b"2")], b"{}", False)
+        context = context_of(scope)
+        context.answer_headers.append((b"x-ratelimit-limit-requests", b"7"))
+        assert context.begin is not None
+        assert context.begin(200, [(b"content-length", b"2")], b"{}", False)
 
     middleware = RequestMiddleware(
         inner, route_of=str, answered=lambda route, status: counted.append((route, status))

@@ -14,7 +14,7 @@ def test_what_was_there_is_no_longer_searched_and_what_comes_is() -> None:
     before, threshold = [[] for _ in range(1000)], gc.get_threshold()
     try:
         process_memory.freeze()
-        assert gc.get_threshold()[0] == process_memory.LOOK_AFTER
+        assert gc.get_threshold()[0] == process_memory.YOUNG_OBJECTS
         assert gc.get_freeze_count() >= 1000
         after = [[]]
         assert any(one is after for one in gc.get_objects())

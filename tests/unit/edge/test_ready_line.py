@@ -5,7 +5,7 @@ import os
 
 from structlog.testing import capture_logs
 
-from mamba_edge.ready_line import tell_ready
+from mamba_edge.listener import tell_ready
 
 
 def test_it_is_a_line_of_its_own_at_once() -> None:

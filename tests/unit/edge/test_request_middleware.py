@@ -14,6 +14,7 @@ from mamba_edge import errors
 from mamba_edge.errors import ApiError, InvalidRequest
 from mamba_edge.exchange.asgi_responses import send_json
 from mamba_edge.exchange.request_body import ClientGone
+from mamba_edge.exchange.request_context import context_of
 from mamba_edge.exchange.request_middleware import RequestMiddleware, request_id_of
 
 Inner = Callable[..., Any]
@@ -190,7 +191,7 @@ async def test_the_trace_of_the_caller_goes_on_and_a_wrong_one_is_none() -> None
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     await middleware.ask(headers=[("TraceParent", parent)]).done()
     await middleware.ask(headers=[("traceparent", "nonsense")]).done()
-    given, none = (scope["trace"].traceparent() for scope in middleware.scopes)
+    given, none = (context_of(scope).trace.traceparent() for scope in middleware.scopes)
     assert given == parent
     assert none == ""
 

@@ -3,7 +3,7 @@
 import httptools
 import pytest
 
-from mamba_edge.connection.request_target import KEPT_BYTES, KEPT_TARGETS, targets
+from mamba_edge.connection.request_head import KEPT_BYTES, KEPT_TARGETS, targets
 
 
 @pytest.mark.parametrize(

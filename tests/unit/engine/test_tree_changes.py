@@ -8,8 +8,8 @@ import numpy as np
 
 from cache_bench import ids
 from engine_trial import EngineTrial, TrialSetup
-from mamba_prefix.packed_arrays import entries_of, hashes_of
 from mamba_prefix.page_chain import PageChain
+from mamba_prefix.prefix_index import entries_of, hashes_of
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree

@@ -14,7 +14,7 @@ from mamba_gateway.endpoints.pool import Target
 from mamba_gateway.prefix_index.direct_feed import FORGET_SECONDS, UNSUPPORTED_SECONDS, DirectFeed
 from mamba_prefix.backoff import LONGEST_PAUSE
 from mamba_prefix.change_log import ChangeLog
-from mamba_prefix.engine_banks import MOST_ENGINES
+from mamba_prefix.engine_banks import MAX_ENGINES
 from mamba_prefix.messages import Snapshot, pack_entries, pack_hashes
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.page_rungs import rungs
@@ -224,7 +224,7 @@ async def test_an_engine_more_than_there_are_places_for_is_no_trouble_for_the_ot
     engine: Engine, following: Following
 ) -> None:
     engine.change({7: 1})
-    for number in range(MOST_ENGINES - 1):
+    for number in range(MAX_ENGINES - 1):
         following.index.take_snapshot(Snapshot(f"e{number}", "i", 1, 1, "f", 4, pack_entries({1: 1})))
     following.feed.set_targets([Target(engine.url, "pod")])
     await until(lambda: following.has(engine))

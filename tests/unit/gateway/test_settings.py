@@ -120,7 +120,7 @@ def test_a_size_that_would_be_read_in_part_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"redis_url": "http://r"}, "has to begin with one of redis://"),
+        ({"redis_url": "http://r"}, "must begin with one of redis://"),
         ({"redis_url": "redis://r"}, "--prefix-index-scope says which index"),
         ({"redis_url": "redis://r", "redis_url_file": "/f", "prefix_index_scope": "m"}, "not both"),
         ({"redis_url_file": "/f"}, "--prefix-index-scope says which index"),

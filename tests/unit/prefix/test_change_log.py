@@ -10,7 +10,7 @@ import pytest
 from mamba_prefix.change_log import MAX_CHANGES, ChangeLog
 from mamba_prefix.errors import ForeignMessage
 from mamba_prefix.messages import VERSION, Change, Feed, Snapshot, pack, pack_entries, pack_hashes, unpack
-from mamba_prefix.packed_arrays import entries_of, hashes_of
+from mamba_prefix.prefix_index import entries_of, hashes_of
 from virtual_time import in_virtual_time
 
 PAGES = {Change: ("pages_gained", "pages_lost"), Snapshot: ("pages",)}
@@ -74,16 +74,16 @@ def test_the_first_batch_of_an_incarnation_voids_all_before_it() -> None:
 @in_virtual_time
 async def test_who_waits_is_woken_by_a_change_and_by_the_end() -> None:
     log = make()
-    waiting = asyncio.create_task(log.changed())
+    waiting = asyncio.create_task(log.wait_for_change())
     await asyncio.sleep(1)
     assert not waiting.done()
     gain(log, 1)
     await asyncio.wait_for(waiting, 1)
-    waiting = asyncio.create_task(log.changed())
+    waiting = asyncio.create_task(log.wait_for_change())
     await asyncio.sleep(0)
     log.close()
     await asyncio.wait_for(waiting, 1)
-    await asyncio.wait_for(log.changed(), 1)
+    await asyncio.wait_for(log.wait_for_change(), 1)
 
 
 def test_every_message_comes_back_as_it_was() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from eventually import until
 from index_world import IndexWorld
-from mamba_prefix.engine_banks import MOST_ENGINES
+from mamba_prefix.engine_banks import MAX_ENGINES
 from mamba_prefix.messages import Change, Heartbeat, pack
 from memory_store import MemoryRedis, MemoryStore
 from virtual_time import in_virtual_time
@@ -19,7 +19,7 @@ from virtual_time import in_virtual_time
 
 @asynccontextmanager
 async def world(
-    seed: int = 0, length: int = 1000, most_engines: int = MOST_ENGINES
+    seed: int = 0, length: int = 1000, most_engines: int = MAX_ENGINES
 ) -> AsyncIterator[tuple[IndexWorld, MemoryRedis]]:
     redis = MemoryRedis(length)
     made = IndexWorld(lambda: MemoryStore(redis), Random(seed), most_engines)

@@ -87,8 +87,8 @@ class SlowTableAndModel(TableAndModel):
 class SlowTable(PrefixTable):
     few = 0  # the sieve is asked for each
 
-    def _step(self, places: int) -> None:
-        super()._step(places if places == len(self._old_keys) else 1)
+    def _advance(self, places: int) -> None:
+        super()._advance(places if places == len(self._old_keys) else 1)
 
 
 TestSlowTableAndModel = SlowTableAndModel.TestCase
@@ -114,9 +114,9 @@ def test_no_change_moves_the_whole_table() -> None:
     moved: list[int] = []
 
     class Watched(PrefixTable):
-        def _take_along(self, at: np.ndarray) -> None:
-            moved.append(len(at))
-            super()._take_along(at)
+        def _move(self, places: np.ndarray) -> None:
+            moved.append(len(places))
+            super()._move(places)
 
     table = Watched(1 << 21)
     hashes = random_hashes(100_000)

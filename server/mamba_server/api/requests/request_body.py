@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 from mamba_api.openai_fields import NOT_SUPPORTED
 from mamba_edge.app.application import Guard
 from mamba_edge.errors import UnsupportedMediaType
-from mamba_edge.exchange.content_coding import require_plain
-from mamba_edge.exchange.request_body import BODY_SECONDS, read_body
+from mamba_edge.exchange.request_body import BODY_SECONDS, read_body, require_plain
+from mamba_edge.exchange.request_context import context_of
 from mamba_server.api.requests.json_fields import JsonFields
 from mamba_telemetry.logs import get_logger
 
@@ -82,14 +82,15 @@ def limited_route(
 
             async def handle(request: Request) -> Response:
                 require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
+                context = context_of(request.scope)
                 body = await read_body(
                     request.scope["headers"],
                     request.receive,
                     limit,
                     seconds,
-                    share=request.scope["body_share"],
+                    share=context.body_share,
                 )
-                request.scope["body_bytes"] = len(body)
+                context.body_bytes = len(body)
                 fields = await reader.read(body)
                 unknown.warn(fields)
                 return await handler(JsonRequest(request, body, fields))

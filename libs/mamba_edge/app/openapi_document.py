@@ -1,0 +1,118 @@
+"""The OpenAPI document of an application, as our servers publish it.
+
+FastAPI describes the routes. `openapi_document` corrects what does not hold for our servers and adds the
+models of events and of bodies that FastAPI does not read itself. `publish` in `application` serves the
+document.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute
+
+from mamba_api.openai_examples import Examples
+
+Document = dict[str, Any]
+_GROUPS = (
+    ("Generation", "Answers of the model.", ("/v1/chat/", "/v1/completions")),
+    ("Models", "What is served.", ("/v1/models", "/v1/tokenizer")),
+    ("State", "What engines and gateways do.", ("/v1/", "/metrics")),
+    ("Administration", "For operators of the server.", ("/admin/",)),
+    ("Process", "Probes, version and this document.", ("/",)),
+)
+"""Name, description and path prefixes of each group. A path belongs to the first group with a matching
+prefix."""
+
+
+def openapi_document(
+    app: FastAPI,
+    events: dict[str, type[BaseModel]],
+    bodies: dict[str, type[BaseModel]],
+    examples: Mapping[str, Examples],
+    *,
+    key_needed: bool,
+) -> Document:
+    """Return the document of the routes of `app`.
+
+    FastAPI's 422 and its models are removed: invalid requests get 400 here. HEAD is left out, since every GET
+    implies it.
+    """
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        license_info=app.license_info,
+        routes=[_without_head(route) for route in app.routes],
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+            if not key_needed:
+                operation.pop("security", None)
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
+    if not key_needed:
+        # A page that shows the document would ask for a key that does not exist.
+        document["components"].pop("securitySchemes", None)
+    _tag_operations(document)
+    for path, model in events.items():
+        _add_schemas(schemas, model, "serialization")
+        for operation in document["paths"][path].values():
+            operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(model)
+    for path, model in bodies.items():
+        _add_schemas(schemas, model, "validation")
+        body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+        for operation in document["paths"][path].values():
+            operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+    for path, named in examples.items():
+        for operation in document["paths"][path].values():
+            operation["requestBody"]["content"]["application/json"]["examples"] = dict(named)
+    return document
+
+
+def _without_head(route: BaseRoute) -> BaseRoute:
+    if isinstance(route, APIRoute):
+        route = copy(route)
+        route.methods = (route.methods or set()) - {"HEAD"}
+    return route
+
+
+def _add_schemas(
+    schemas: Document, model: type[BaseModel], mode: Literal["validation", "serialization"]
+) -> None:
+    (_, more) = models_json_schema([(model, mode)], ref_template="#/components/schemas/{model}")
+    for name, schema in more.get("$defs", {}).items():
+        schemas.setdefault(name, schema)
+
+
+def _event_of(model: type[BaseModel]) -> Document:
+    refs: list[Document] = [
+        {"$ref": f"#/components/schemas/{name}"} for name in (model.__name__, "ErrorEnvelope")
+    ]
+    data = {
+        "type": "string",
+        "description": f"JSON of a {model.__name__}, or of an ErrorEnvelope; of the last event: `[DONE]`",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [*refs, {"const": "[DONE]"}]},
+    }
+    return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
+
+
+def _tag_operations(document: Document) -> None:
+    """Give each operation of `document` the tag of its group, and list the groups that are used."""
+    used: set[str] = set()
+    for path, operations in document["paths"].items():
+        name = next(name for name, _, prefixes in _GROUPS if path.startswith(prefixes))
+        used.add(name)
+        for operation in operations.values():
+            operation["tags"] = [name]
+    document["tags"] = [
+        {"name": name, "description": description} for name, description, _ in _GROUPS if name in used
+    ]
