@@ -28,7 +28,7 @@ class KnownCheckpoint:
         self.depth = depth
         self.node: Node | None = None
         self.uses = 1
-        self.place = 0
+        self.kind = 0
 
     @property
     def rate(self) -> float:
@@ -36,11 +36,11 @@ class KnownCheckpoint:
         return self._oracle.rate(self)
 
     @property
-    def heir(self) -> None:
+    def adopted(self) -> None:
         """Returns to places that are gone are in `rate` already."""
 
-    @heir.setter
-    def heir(self, value: None) -> None:
+    @adopted.setter
+    def adopted(self, value: None) -> None:
         pass
 
     def serves(self, other: "KnownCheckpoint") -> bool:

@@ -25,7 +25,7 @@ def collect(
         "cached_tokens_total": scheduler_counters.cached_tokens,
         "recomputed_tokens_total": scheduler_counters.recomputed_tokens,
         "preemptions_total": scheduler_counters.preemptions,
-        "checkpoints_made_total": cache_counters.made,
+        "checkpoints_made_total": cache_counters.created,
         "checkpoints_skipped_total": cache_counters.skipped,
         "checkpoints_evicted_total": cache_counters.evicted,
         "steps_total": core.step_number,

@@ -305,7 +305,7 @@ class EngineCore:
             sequence.in_flight -= 1
             self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
         self._commit_pieces(schedule, result, tokens, step_end - seconds, step_end)
-        self.cache.settle()
+        self.cache.release_retired()
         self.times.seconds.append(
             (launched.schedule_seconds, step_end - launched.started, self.clock() - step_end)
         )
@@ -437,7 +437,7 @@ class EngineCore:
             sequence.in_flight -= 1
             self._end_with_error(sequence, "the engine failed while it generated this answer; try again")
         self.cache.advance(schedule.step, failed=True)
-        self.cache.settle()
+        self.cache.release_retired()
 
     def _end_nonfinite(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
         """End the sequences that came to NaN or infinity, and them alone, before anything of this step, or of
