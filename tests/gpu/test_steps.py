@@ -11,7 +11,7 @@ from benchmarks.gpu.models import NANO
 from benchmarks.gpu.step_inputs import Piece, StepShape
 
 from mamba_kernels.dispatch.operators import triton_operators
-from mamba_server.engine.execution.decode_buckets import decode_buckets
+from mamba_server.engine.execution.decode_steps import decode_buckets
 from no_sync import no_sync
 from recorded_work import RecordedGraphs
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.scheduling.answer_lengths import WINDOW
+from mamba_server.engine.scheduling.answer_lengths import MAX_ANSWERS
 from mamba_server.engine.sequences.sequence import Phase, Sequence
 from operations import operations
 
@@ -112,10 +112,10 @@ def test_a_preempted_sequence_has_nothing_left_and_loses_no_token() -> None:
     for _ in range(4):
         engine.step()
     sequence = sequences(engine)["r0"]
-    known = sequence.known
+    known = sequence.known_tokens
     engine.core.scheduler.preempt(sequence)
     assert (sequence.phase, sequence.allocation, sequence.row) == (Phase.WAITING, None, -1)
-    assert sequence.known == known
+    assert sequence.known_tokens == known
     assert engine.core.scheduler.counters.preemptions == 1
     engine.close()
 
@@ -135,7 +135,7 @@ def test_a_preempted_sequence_waits_until_its_last_token_is_back() -> None:
 
 
 def expect_answers(engine: EngineTrial, tokens: int) -> None:
-    for _ in range(WINDOW):
+    for _ in range(MAX_ANSWERS):
         engine.core.scheduler.answers.ended(tokens)
 
 
