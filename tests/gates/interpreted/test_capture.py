@@ -23,8 +23,8 @@ from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_kernels.triton_support import UnsupportedArgument
 from mamba_server.engine.boot import BootOverrides
 from mamba_server.engine.execution import runner
-from mamba_server.engine.execution.decode_steps import decode_buckets
 from mamba_server.engine.execution.decode_step import DecodeStep
+from mamba_server.engine.execution.decode_steps import decode_buckets
 from mamba_server.model.decode_inputs import DecodeInputs
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
