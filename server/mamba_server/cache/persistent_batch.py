@@ -2,9 +2,9 @@
 
 It alone knows how far a sequence has come: depth, last launched step, live slot, pages. The state cache is
 its only writer: it assigns a row at admission, records launches there, and takes the row back with the memory
-of its sequence. Step arrays and the runner read it; the one method of theirs that writes is `unsent_pages`,
-which the runner calls once a step and which writes `sent` alone. A row's number names the same row on the
-device, where the last sampled token and the penalty counts are kept.
+of its sequence. Step arrays and the runner read it. The runner also calls `unsent_pages` once a step, which
+writes `sent` alone. A row's number names the same row on the device, where the last sampled token and the
+penalty counts are kept.
 """
 
 import numpy as np

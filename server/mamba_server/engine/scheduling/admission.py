@@ -22,7 +22,7 @@ MAX_DEFERRED = 64
 MAX_STARTED = 8
 """Sequences that start in one step, whatever time they take."""
 HALF_A_PAGE = 0.5
-"""Average unused share of the last page of a sequence, in pages."""
+"""Average unused part of the last page of a sequence, in pages."""
 FORECAST_STEPS = 16
 """Steps after which a refused forecast is repeated although no sequence has ended."""
 

@@ -260,7 +260,7 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """No sequence runs or waits, no step is in flight, and no delta is pending."""
+        """Whether no sequence runs or waits, no step is in flight, and no delta is pending."""
         return (
             self.scheduler.idle
             and not self._launched
