@@ -174,7 +174,9 @@ class RadixStateCache:
                 self.tree.unlock(match.node)
             return None
         ghost_match = self._observe_prompt(self.ghosts, token_ids, salt) if self.ghosts is not None else None
-        choice = self._choose_checkpoints(len(token_ids), ghost_match, match, turn_boundary, branches)
+        choice = CheckpointChoice(Placement((), ()))
+        if self.prefix_caching:
+            choice = self._chooser.choose(len(token_ids), ghost_match, match, turn_boundary, branches)
         live, *spare = grant.slots
         row = self.batch.add(live, match.resumable, longest)
         self.batch.state_seed[row] = token_ids[0]
@@ -201,21 +203,12 @@ class RadixStateCache:
                 self.tree.eviction.offer(ghost.node)
         return match
 
-    def _choose_checkpoints(
-        self,
-        prompt: int,
-        ghost_match: GhostMatch | None,
-        match: Match,
-        turn_boundary: int,
-        branches: Sequence[int],
-    ) -> CheckpointChoice:
-        if not self.prefix_caching:
-            return CheckpointChoice(Placement((), ()))
-        chooser = CheckpointChooser(
+    @property
+    def _chooser(self) -> CheckpointChooser:
+        return CheckpointChooser(
             self.tree, self.ghosts, self.track_interval, self.cap, self.min_checkpoint_depth,
             spare=self._slots_to_spare,
         )  # fmt: skip
-        return chooser.choose(prompt, ghost_match, match, turn_boundary, branches)
 
     def _end_prefill(self, allocation: SequenceAllocation) -> None:
         """Record that the last piece of the prompt is launched: a later miss on it is not `in_flight`."""
