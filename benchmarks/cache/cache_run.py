@@ -55,7 +55,7 @@ def drive(
             continue
         total += len(token_ids)
         saved += serve(cache, token_ids, number + 1)
-    return CacheRun(total, saved, refused, cache.counters.made, cache.counters.evicted)
+    return CacheRun(total, saved, refused, cache.counters.created, cache.counters.evicted)
 
 
 def serve(cache: RadixStateCache, token_ids: Tokens, step: int) -> int:
@@ -71,5 +71,5 @@ def serve(cache: RadixStateCache, token_ids: Tokens, step: int) -> int:
     cache.advance(step)
     cache.commit(allocation, token_ids, step)
     cache.retire(allocation, lambda: token_ids)
-    cache.settle()
+    cache.release_retired()
     return match.resumable

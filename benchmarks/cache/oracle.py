@@ -20,7 +20,7 @@ LOOK_AHEAD = 12
 class KnownCheckpoint:
     """The end of one prefix; `rate` is all that eviction asks of it."""
 
-    __slots__ = ("_oracle", "depth", "node", "place", "prefix", "uses")
+    __slots__ = ("_oracle", "depth", "kind", "node", "prefix", "uses")
 
     def __init__(self, oracle: "Oracle", prefix: int, depth: int) -> None:
         self._oracle = oracle
@@ -28,24 +28,19 @@ class KnownCheckpoint:
         self.depth = depth
         self.node: Node | None = None
         self.uses = 1
-        self.place = 0
+        self.kind = 0
 
     @property
     def rate(self) -> float:
         """One over the requests until the next that would resume here."""
         return self._oracle.rate(self)
 
-    @property
-    def heir(self) -> None:
-        """Returns to places that are gone are in `rate` already."""
-
-    @heir.setter
-    def heir(self, value: None) -> None:
-        pass
-
-    def serves(self, other: "KnownCheckpoint") -> bool:
-        """So nothing changes when a deeper checkpoint goes."""
+    def adopt_returns(self, other: "KnownCheckpoint") -> bool:
+        """Change nothing: `rate` includes the returns to deeper prefixes that are not cached."""
         return False
+
+    def drop_returns(self) -> None:
+        """Change nothing: `rate` follows the cache."""
 
 
 class KnownMatch:
@@ -81,11 +76,11 @@ class Oracle:
         known = (self._places.get(prefix) for prefix in path)
         return KnownMatch(ends, tip), [place for place in known if place and place.node]
 
-    def ghost_at(self, sighting: KnownMatch, depth: int, place: object, turn: int = 0) -> KnownCheckpoint:
+    def ghost_at(self, match: KnownMatch, depth: int, place: object, turn: int = 0) -> KnownCheckpoint:
         """The place at page `depth` of the request that came last."""
         return self._at(self.history.paths[self.number][depth - 1], depth)
 
-    def observe_answer(self, sighting: KnownMatch, token_ids: Tokens, salt: str) -> KnownCheckpoint | None:
+    def observe_answer(self, match: KnownMatch, token_ids: Tokens, salt: str) -> KnownCheckpoint | None:
         """Beyond the prompt nothing is known."""
         depth = len(token_ids) // self.history.block
         path = self.history.paths[self.number]

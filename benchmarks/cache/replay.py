@@ -110,5 +110,5 @@ def replay(
     causes.update(seen.misses)
     return ReplayResult(
         seen.prompt_tokens, seen.cached_tokens, refused,
-        counters.made, counters.evicted, counters.skipped, dict(causes),
+        counters.created, counters.evicted, counters.skipped, dict(causes),
     )  # fmt: skip

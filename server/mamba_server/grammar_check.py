@@ -1,11 +1,12 @@
-"""`python -m mamba_server.grammar_check`: says which grammars can be followed, in processes that may die.
+"""`python -m mamba_server.grammar_check`: checks which grammars can be followed, in processes that may die.
 
-Started by the API process. Native code reads what clients write here and nowhere else before it is known to
-end: each grammar is made in a fork of its own, with a bound on its time, its stack and its memory, exactly as
-the engine will make it. A fork that ends otherwise is an answer, too. Nobody else's request is in a fork.
+The API process starts it. Native code reads what clients write only here, until it is known to end: each
+grammar is compiled in its own fork, with bounds on its time, stack and memory, exactly as the engine will
+compile it. A fork that dies is a result, too. No fork holds another client's request.
 
-Standard input has a JSON object a line, `{"id": 1, "grammar": "…"}`, standard output
-`{"id": 1, "failure": "…"}`; the failure of a grammar that can be followed is empty. Ends with its input.
+Standard input has one JSON object a line, `{"id": 1, "grammar": "…"}`; standard output has `{"id": 1,
+"failure": "…"}`, where the failure of a grammar that can be followed is empty. The process ends with its
+input.
 """
 
 import json
@@ -21,18 +22,19 @@ from llguidance import LLTokenizer
 from mamba_server.grammar_matcher import first_mask, make_matcher, make_tokenizer
 
 CPU_SECONDS = 1.5
-"""Of one grammar; those of clients take some milliseconds."""
-MORE_MEMORY = 512 << 20
-"""Bytes that one grammar may take."""
-STACK = 8 << 20
-"""Bytes; the engine gives a grammar eight times as much."""
-MOST_CHARS = 600
-"""Of a failure: a line is written in one piece, however its characters are escaped."""
-LINE = 1 << 16
+"""Bound on the CPU time of one grammar, in seconds; those of clients take some milliseconds."""
+MAX_MEMORY_BYTES = 512 << 20
+"""Bytes of memory that one grammar may take."""
+STACK_BYTES = 8 << 20
+"""Bytes of stack of a check; the engine has eight times as much."""
+MAX_FAILURE_CHARS = 600
+"""Longest message of a failure, such that a line is written in one piece, however its characters are
+escaped."""
+READ_BYTES = 1 << 16
 TOO_LONG, TOO_LARGE, TOO_DEEP = (
-    f"it takes more than {CPU_SECONDS:g} s to be made; make it simpler",
-    f"it takes more than {MORE_MEMORY >> 20} MiB to be made; make it smaller",
-    "it cannot be made, most likely because it is nested too deeply; make it simpler",
+    f"it takes more than {CPU_SECONDS:g} s to compile; make it simpler",
+    f"it takes more than {MAX_MEMORY_BYTES >> 20} MiB to compile; make it smaller",
+    "it cannot be compiled, most likely because it is nested too deeply; make it simpler",
 )
 _FAILURE_OF_SIGNAL: dict[int, str] = {
     signal.SIGPROF: TOO_LONG,
@@ -42,38 +44,38 @@ _FAILURE_OF_SIGNAL: dict[int, str] = {
 
 
 class CheckingProcess:
-    """One process that forks for each grammar that it reads."""
+    """Process that forks for each grammar that it reads."""
 
     def __init__(self, tokenizer: LLTokenizer | None, vocab_size: int, broken: str) -> None:
-        """`broken`: why there is no tokenizer, "" = there is one."""
+        """Keep the tokenizer; `broken`: why there is none, "" = there is one."""
         self._tokenizer, self._vocab_size, self._broken = tokenizer, vocab_size, broken
         self._forks: dict[int, int] = {}
-        """By process: the id of its request."""
+        """Id of the request, by process id of the fork."""
 
     def run(self) -> None:
-        """Answer until the input ends."""
-        ears, mouth = os.pipe()
-        for end in (ears, mouth):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(mouth)
+        """Answer requests until the input ends."""
+        wakeup_read, wakeup_write = os.pipe()
+        for descriptor in (wakeup_read, wakeup_write):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wakeup_write)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         pending = bytearray()
         while True:
-            ready, _, _ = select.select([0, ears], [], [])
-            if ears in ready:
-                os.read(ears, 4096)
+            ready, _, _ = select.select([0, wakeup_read], [], [])
+            if wakeup_read in ready:
+                os.read(wakeup_read, 4096)
                 self._reap()
             if 0 not in ready:
                 continue
-            read = os.read(0, LINE)
-            if not read:
+            data = os.read(0, READ_BYTES)
+            if not data:
                 return
-            pending += read
+            pending += data
             *lines, rest = pending.split(b"\n")
             pending = bytearray(rest)
             for line in lines:
-                asked = json.loads(line)
-                self._begin(asked["id"], asked["grammar"])
+                request = json.loads(line)
+                self._begin(request["id"], request["grammar"])
 
     def _begin(self, number: int, grammar: str) -> None:
         child = os.fork()
@@ -88,9 +90,9 @@ class CheckingProcess:
             os._exit(code)
 
     def _checked(self, grammar: str) -> str:
-        """In the fork."""
+        """Return why the grammar cannot be followed; "" = it can. Runs in the fork."""
         signal.set_wakeup_fd(-1)
-        # What ends in native code is told to whoever asked, and is no news for the log.
+        # A crash in native code is the answer to its client and does not belong in the log.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         bound_this_process()
         if self._tokenizer is None:
@@ -99,7 +101,7 @@ class CheckingProcess:
             matcher = make_matcher(self._tokenizer, grammar)
             words = first_mask(matcher, self._vocab_size)
             failure = str(matcher.get_error()) or ("" if words.any() else "no token may come first")
-            del matcher  # what is nested is taken apart as it was made
+            del matcher  # freeing a nested grammar is recursive, too
         except (ValueError, MemoryError) as error:
             return str(error) or TOO_LARGE
         return failure
@@ -116,12 +118,12 @@ class CheckingProcess:
 
 
 def bound_this_process() -> None:
-    """Let it take so much time, stack and memory from now on, and no more."""
+    """Limit the time, stack and memory of this process from now on."""
     if (sizes := Path("/proc/self/statm")).exists():
-        most = int(sizes.read_text().split()[0]) * resource.getpagesize() + MORE_MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = int(sizes.read_text().split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
-    stack = STACK if hard == resource.RLIM_INFINITY else min(STACK, hard)
+    stack = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -129,8 +131,8 @@ def bound_this_process() -> None:
 
 
 def answer(number: int, failure: str) -> None:
-    """Write one line."""
-    os.write(1, json.dumps({"id": number, "failure": failure[:MOST_CHARS]}).encode() + b"\n")
+    """Write the answer to request `number`, one line."""
+    os.write(1, json.dumps({"id": number, "failure": failure[:MAX_FAILURE_CHARS]}).encode() + b"\n")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""How many cores a process of this machine or container may keep busy.
+"""Number of cores that a process of this machine or container may keep busy.
 
-The engine reads it to choose its threads; it is the one place that looks.
+The engine reads it to choose its threads; no other module determines it.
 """
 
 import os
@@ -10,8 +10,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """The cores this process may run on, or the whole ones its cgroup's quota pays for, if those are fewer;
-    at least 1.
+    """Return the cores this process may use, at least 1.
+
+    These are the cores it may run on, or, if fewer, the whole cores that its cgroup's quota pays for.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota(cgroup)
@@ -19,7 +20,7 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Cores' worth of time, of cgroup version 2 or 1; None = no limit."""
+    """Return the cores' worth of time that cgroup version 2 or 1 allows; None = no limit."""
     words = _words(cgroup / "cpu.max") or [
         *_words(cgroup / "cpu" / "cpu.cfs_quota_us"),
         *_words(cgroup / "cpu" / "cpu.cfs_period_us"),

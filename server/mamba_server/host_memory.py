@@ -1,6 +1,6 @@
-"""How much main memory a process of this machine or container may still take.
+"""Main memory that a process of this machine or container may still take.
 
-The engine and the command line read it to plan for a CPU; it is the one place that looks.
+The engine and the command line read it to plan for a CPU; no other module determines it.
 """
 
 from pathlib import Path
@@ -10,9 +10,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """The smaller of what the kernel calls available and what the cgroup leaves, in bytes.
+    """Return the bytes that both the kernel and the cgroup still allow.
 
-    Raises `OSError` where neither is told (no Linux).
+    Raises `OSError` where neither reports them (no Linux).
     """
     free = _kernel(meminfo)
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
@@ -30,7 +30,7 @@ def _kernel(meminfo: Path) -> int:
 
 
 def _reclaimable(stat: Path) -> int:
-    """File pages the kernel gives back before it refuses memory."""
+    """Return the bytes of file pages that the kernel gives back before it refuses memory."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -60,7 +60,7 @@ def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
         seen.update(
             preempted=trial.core.scheduler.counters.preemptions, failed=trial.core.failed_steps,
             evicted=counters.evicted, duplicates=counters.duplicates, skipped=counters.skipped,
-            resumed=trial.core.scheduler.counters.cached_tokens, made=counters.made,
+            resumed=trial.core.scheduler.counters.cached_tokens, made=counters.created,
         )  # fmt: skip
         seen.update({f"miss {cause}": count for cause, count in trial.core.scheduler.counters.misses.items()})
         seen.update(f"ended {reason}" for reason in trial.ended.values())

@@ -177,7 +177,7 @@ class SlotWorld:
                 actor.known = max(actor.known, each.stop + 1)
             if actor.allocation is each.allocation:
                 self.bench.cache.commit(each.allocation, actor.text[: actor.known], flight.step)
-        self.bench.cache.settle()
+        self.bench.cache.release_retired()
 
     def _fail(self, flight: Flight) -> None:
         failed = {each.name for each in flight.entries}
@@ -187,7 +187,7 @@ class SlotWorld:
                 self._leave(actor, 0)
             actor.over = True
         self.bench.cache.advance(flight.step, failed=True)
-        self.bench.cache.settle()
+        self.bench.cache.release_retired()
         # What is behind it goes on with rubbish for the failed sequences; they are over.
         for later in self.flights:
             later.entries = [each for each in later.entries if each.name not in failed]

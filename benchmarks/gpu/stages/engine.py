@@ -126,11 +126,11 @@ class EngineTrial:
     def _measured(self, name: str, *, salted: bool) -> Numbers:
         engine = self._booted()
         engine.core.flush_cache()
-        before = engine.core.cache.counters.made
+        before = engine.core.cache.counters.created
         answers, seconds = run(engine, self._load().add_requests(name, salted=salted))
         self._answers[name] = answers
         numbers: Numbers = latencies(answers, seconds)
-        numbers["checkpoints"] = engine.core.cache.counters.made - before
+        numbers["checkpoints"] = engine.core.cache.counters.created - before
         numbers["headline"] = {f"{name}, tokens/s": round(numbers["tokens_per_second"], 1)}
         return numbers
 

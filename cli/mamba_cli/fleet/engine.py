@@ -282,5 +282,5 @@ class SimulatedEngine:
         ids = request.ids
         assert ids is not None
         self.cache.retire(request.allocation, lambda: ids)
-        self.cache.settle()
+        self.cache.release_retired()
         request.allocation = request.ids = None

@@ -1,18 +1,23 @@
 """State cache: arena, pages, slots, radix tree, chunk plan, strategies, ledger. Pure and torch-free.
 
-This module is the seam: the engine imports these names and nothing below. `protocol` says what may be called
-when.
+This module is the interface: the engine imports these names and none of the modules. `protocol` states which
+call is allowed when.
 """
 
-from mamba_server.cache.capacity import Capacity
-from mamba_server.cache.chunk_plan import aligned_piece, chunk_ends
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.eviction import POLICIES
 from mamba_server.cache.ledger import LedgerAccount
-from mamba_server.cache.node import NO_TOKENS, Tokens, common_pages
+from mamba_server.cache.node import NO_TOKENS, CachedPrefix, PrefixListener, Tokens, common_pages
 from mamba_server.cache.persistent_batch import Bools, Ints, PersistentBatch
-from mamba_server.cache.prefix_listener import CachedPrefix, PrefixListener
-from mamba_server.cache.protocol import CacheSettings, DecodeRows, ManagedStateCache, Refusal, StateCache
+from mamba_server.cache.placement import aligned_piece, chunk_ends
+from mamba_server.cache.protocol import (
+    CacheSettings,
+    Capacity,
+    DecodeRows,
+    ManagedStateCache,
+    Refusal,
+    StateCache,
+)
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
 from mamba_server.cache.state_cache import AllocationFault, build_state_cache
 from mamba_server.cache.tree import Match

@@ -1,7 +1,8 @@
-"""The arena: slabs that are one slot or P pages each, whichever is asked for.
+"""Owner of the cache's memory: slabs, each of which serves as one state slot or as P pages.
 
-Allocation is all or nothing and never raises for a shortage. What is given back stays fenced until the last
-step that names it has completed. The state cache calls it; it knows nothing of sequences or the tree.
+An allocation is all or nothing, and a shortage raises nothing. Memory that is given back stays fenced until
+the last step that names it has completed. The state cache is the only caller; the arena knows neither
+sequences nor the tree.
 """
 
 import heapq
@@ -19,7 +20,7 @@ Pages = npt.NDArray[np.int32]
 
 
 class AllocationSite(Enum):
-    """Every place that asks for memory; failures are injected at each by the tests."""
+    """Every reason to allocate memory; the tests inject failures at each."""
 
     ADMIT = "admit"
     """Live slot, tracking slots and first pages of a sequence."""
@@ -27,9 +28,9 @@ class AllocationSite(Enum):
     """Pages for the next tokens of a running sequence."""
     PREFILL_CHECKPOINT = "prefill_checkpoint"
     BORROW = "borrow"
-    """The second tracking slot of a lazy sequence around a boundary."""
+    """Second tracking slot of a lazy sequence, around a boundary."""
     STRATEGY = "strategy"
-    """More tracking slots for a running sequence after a change of strategy."""
+    """Additional tracking slots for a running sequence after a change of strategy."""
 
 
 class PageOwner:
@@ -44,26 +45,26 @@ class PageOwner:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one allocation gave."""
+    """Slots and pages that one call of `allocate` returned."""
 
     slots: tuple[int, ...]
     pages: Pages
 
 
-_KEPT = (PageOwner.SEQUENCE, PageOwner.FENCED)
-"""Whose pages do not come back by eviction."""
+_UNEVICTABLE = (PageOwner.SEQUENCE, PageOwner.FENCED)
+"""Owners whose pages eviction cannot free."""
 _FREE, _SLOT, _PAGES, _PADDING = 0, 1, 2, 3
-SLICE = 512
-"""Slabs or nodes that a check looks at before others may have their turn."""
-PAGES_AT_ONCE = 1 << 16
-"""Pages that numpy counts for a check before others may have their turn."""
+SLABS_PER_SLICE = 512
+"""Slabs or nodes that a check examines before it yields."""
+PAGES_PER_SLICE = 1 << 16
+"""Pages that a check counts in one numpy call before it yields."""
 NO_PAGES: Pages = np.empty(0, np.int32)
 
 
 class Arena:
     """Slots and pages over `slabs` slabs; slot id = slab id, page id = slab id * P + index.
 
-    With `pages_per_slab` = 0 (pure recurrent model) pages take no memory: every page id is 0.
+    With `pages_per_slab` = 0 (a pure recurrent model) pages take no memory: every page id is 0.
     """
 
     def __init__(
@@ -72,88 +73,90 @@ class Arena:
         self.slabs = slabs
         self.pages_per_slab = pages_per_slab
         self.completed = 0
-        """The last step whose device work is known to be done."""
+        """Number of the last step whose work on the device is complete."""
         self._fail = fail
         self._role = [_PADDING] + [_FREE] * (slabs - 1)
         self._free_slabs = list(range(slabs - 1, 0, -1))
         self._slot_state = [SlotState.FREE] * slabs
         self._slot_fence = [0] * slabs
         self.slots_by_state = dict.fromkeys(SlotState, 0)
-        """How many slabs are slots in each state but FREE."""
+        """Number of slots in each state except FREE."""
         self._free_pages: list[list[int]] = [[] for _ in range(slabs)]
         self._partial: list[tuple[int, int]] = []
         self._partial_free = 0
         self.page_owner = np.zeros(max(1, slabs * pages_per_slab), np.int8)
         self.page_owner[: max(1, pages_per_slab)] = PageOwner.PADDING
         self.pages_by_owner = [0] * 5
-        """How many pages each owner but FREE has."""
+        """Number of pages of each owner except FREE."""
         self.pages_by_owner[PageOwner.PADDING] = max(1, pages_per_slab)
         self._kept = [0] * slabs
-        """Of each slab, the pages that eviction cannot give back, and the pins on those that it could."""
+        """For each slab, the number of pages that eviction cannot free plus the pins on pages that it
+        could."""
         self._kept_slabs = 0
-        """How many slabs have any."""
+        """Number of slabs whose entry in `_kept` is not 0."""
         self._fenced_slots: list[tuple[int, int]] = []
         self._fenced_pages: list[tuple[int, Pages]] = []
 
-    # --- what there is -------------------------------------------------------------------------------
+    # --- capacity ------------------------------------------------------------------------------------
 
     @property
     def free_slots(self) -> int:
-        """Slabs that could become slots at once."""
+        """Slabs that are free and can become slots at once."""
         return len(self._free_slabs)
 
     @property
     def free_pages(self) -> int:
-        """Pages that could be given at once (0 needed for a pure recurrent model)."""
+        """Pages that can be allocated at once; a pure recurrent model needs none."""
         return self._partial_free + len(self._free_slabs) * self.pages_per_slab
 
     @property
     def emptiable_slabs(self) -> int:
-        """Slabs that are free, or would be if every page of the tree that is not pinned were given back."""
+        """Slabs that are free, or that become free when all unpinned pages of the tree are freed."""
         return self.slabs - 1 - sum(self.slots_by_state.values()) - self._kept_slabs
 
     @property
     def partial_pages(self) -> int:
-        """Free pages in slabs that hold pages already."""
+        """Free pages in slabs that already hold pages."""
         return self._partial_free
 
     @property
     def has_fenced(self) -> bool:
-        """Something given back waits for a fence: a later step will have more memory."""
+        """Whether returned memory waits for a fence, so that a later step has more memory."""
         return bool(self._fenced_slots or self._fenced_pages)
 
     def slot_state(self, slot: int) -> SlotState:
         return self._slot_state[slot]
 
     def fits(self, slots: int, pages: int) -> bool:
-        """Whether `allocate` would succeed now."""
+        """Return whether `allocate` would succeed now."""
         spare = len(self._free_slabs) - slots
         if spare < 0:
             return False
         return not self.pages_per_slab or pages <= self._partial_free + spare * self.pages_per_slab
 
-    # --- take ----------------------------------------------------------------------------------------
+    # --- allocate ------------------------------------------------------------------------------------
 
     def allocate(
         self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0
     ) -> Allocation | None:
-        """Slots (`live` ones first) and pages for a sequence; None, and no change, if short."""
+        """Take slots (`live` ones first) and pages for a sequence; return None, with no change, if short."""
         if self._fail is not None and self._fail(site):
             return None
         if not self.fits(live + tracking, pages):
             return None
-        taken = tuple(self._free_slabs.pop() for _ in range(live + tracking))
-        for index, slot in enumerate(taken):
+        slots = tuple(self._free_slabs.pop() for _ in range(live + tracking))
+        for index, slot in enumerate(slots):
             self._role[slot] = _SLOT
             self.move(slot, SlotState.LIVE if index < live else SlotState.TRACK_PENDING)
-        return Allocation(taken, self._take_pages(pages))
+        return Allocation(slots, self._take_pages(pages))
 
     def _take_pages(self, count: int) -> Pages:
         if not self.pages_per_slab or not count:
             return np.zeros(count, np.int32)
         out: list[int] = []
         while len(out) < count:
-            # Fullest slab first, so that others empty and can change role.
+            # Pages come from the fullest slab first, so that other slabs become empty and can change their
+            # role.
             slab = self._fullest_partial()
             if slab < 0:
                 slab = self._free_slabs.pop()
@@ -162,10 +165,10 @@ class Arena:
                 self._free_pages[slab] = list(range(first + self.pages_per_slab - 1, first - 1, -1))
                 self._partial_free += self.pages_per_slab
             free = self._free_pages[slab]
-            take = min(count - len(out), len(free))
-            out.extend(free[-1 : -take - 1 : -1])
-            del free[-take:]
-            self._partial_free -= take
+            count_taken = min(count - len(out), len(free))
+            out.extend(free[-1 : -count_taken - 1 : -1])
+            del free[-count_taken:]
+            self._partial_free -= count_taken
             if free:
                 heapq.heappush(self._partial, (len(free), slab))
         pages = np.array(out, np.int32)
@@ -175,15 +178,15 @@ class Arena:
     def _fullest_partial(self) -> int:
         while self._partial:
             free, slab = heapq.heappop(self._partial)
-            # Entries go stale when pages come back; the true count was pushed then.
+            # An entry is stale once pages have come back; their return pushed the true count.
             if self._role[slab] == _PAGES and len(self._free_pages[slab]) == free:
                 return slab
         return -1
 
-    # --- change hands --------------------------------------------------------------------------------
+    # --- transfer --------------------------------------------------------------------------------
 
     def move(self, slot: int, state: SlotState, fence: int = 0) -> None:
-        """Take `slot` to `state` along the life-cycle table; `fence`: last step that names it."""
+        """Move `slot` to `state` along the life-cycle table; `fence`: last step that names the slot."""
         fence = max(fence, self._slot_fence[slot])
         before = self._slot_state[slot]
         check_transition(slot, before, state, fence=fence, completed=self.completed)
@@ -195,7 +198,7 @@ class Arena:
         self._slot_fence[slot] = fence
 
     def name_in_step(self, slot: int, step: int) -> None:
-        """A launched step reads or writes `slot`: nothing that needs its fence may happen before."""
+        """Record that launched step `step` uses `slot`: no move that needs its fence happens before."""
         self._slot_fence[slot] = max(self._slot_fence[slot], step)
 
     def give_pages_to_tree(self, pages: Pages) -> None:
@@ -203,20 +206,21 @@ class Arena:
             self._expect(pages, PageOwner.SEQUENCE)
             self._count_users(pages, PageOwner.SEQUENCE, PageOwner.TREE)
 
-    def _count_users(self, pages: Pages, before: int, after: int) -> None:
-        self.page_owner[pages] = after
-        self.pages_by_owner[before] -= len(pages)
-        self.pages_by_owner[after] += len(pages)
-        change = (after in _KEPT) - (before in _KEPT)
+    def _count_users(self, pages: Pages, old_owner: int, new_owner: int) -> None:
+        self.page_owner[pages] = new_owner
+        self.pages_by_owner[old_owner] -= len(pages)
+        self.pages_by_owner[new_owner] += len(pages)
+        change = (new_owner in _UNEVICTABLE) - (old_owner in _UNEVICTABLE)
         if change:
             self.pin(pages, change)
 
     def pin(self, pages: Pages, change: int) -> None:
-        """`pages` have so many users more (or less) for whom eviction has to spare them."""
+        """Change the number of users for whom eviction spares `pages` by `change`."""
         if not self.pages_per_slab:
             return
         kept, slabs = self._kept, (pages // self.pages_per_slab).tolist()
-        # One by one: for as many pages as change hands at once numpy takes longer to begin than this to end.
+        # A Python loop: for the few pages that change hands at a time, numpy takes longer to start than this
+        # loop to end.
         if change > 0:
             for slab in slabs:
                 if not kept[slab]:
@@ -228,10 +232,10 @@ class Arena:
                 if not kept[slab]:
                     self._kept_slabs -= 1
 
-    # --- give back -----------------------------------------------------------------------------------
+    # --- free ---------------------------------------------------------------------------------------
 
     def free_slot(self, slot: int, fence: int = 0) -> None:
-        """Give `slot` back; it is free once `fence` and every step that named it are complete."""
+        """Return `slot`; it is free once `fence` and every step that names it have completed."""
         self.move(slot, SlotState.FENCED, fence)
         if self._slot_fence[slot] > self.completed:
             self._fenced_slots.append((self._slot_fence[slot], slot))
@@ -239,7 +243,7 @@ class Arena:
             self._return_slot(slot)
 
     def free_pages_of(self, pages: Pages, fence: int, owner: int) -> None:
-        """Give `pages` of `owner` back after `fence`."""
+        """Return `pages` of `owner`; they are free once `fence` has completed."""
         if not self.pages_per_slab or not len(pages):
             return
         self._expect(pages, owner)
@@ -250,7 +254,7 @@ class Arena:
             self._return_pages(pages, owner)
 
     def advance(self, completed: int) -> None:
-        """Step `completed` is done on the device: what waited for it is free."""
+        """Record that step `completed` is complete, and free the memory that waited for it."""
         self.completed = max(self.completed, completed)
         if self._fenced_slots:
             waiting = []
@@ -301,39 +305,39 @@ class Arena:
                 f"W1: page {int(wrong[0])} belongs to {int(self.page_owner[wrong[0]])}, expected {owner}"
             )
 
-    # --- account -------------------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------------
 
     def slots_of(self, slabs: range) -> Iterator[tuple[int, SlotState]]:
-        """Those of `slabs` that are slots, and what they are."""
+        """Yield the slots among `slabs`, each with its state."""
         for slab in slabs:
             if self._role[slab] == _SLOT:
                 yield slab, self._slot_state[slab]
 
     def check_slabs(self) -> Iterator[None]:
-        """Roles, free lists, counts and page accounts of the slabs agree (W5: the sums are the capacity).
+        """Check that roles, free lists, counters and page owners agree (W5: the sums are the capacity).
 
-        Done when it is used up, some slabs at a time. Raises LedgerViolation.
+        The check is complete when the iterator is exhausted; each item is one slice. Raises LedgerViolation.
         """
         roles, listed = self._role.count(_FREE), np.zeros(self.slabs, np.int8)
-        for first in range(0, len(self._free_slabs), SLICE):
-            listed[self._free_slabs[first : first + SLICE]] = 1
+        for first in range(0, len(self._free_slabs), SLABS_PER_SLICE):
+            listed[self._free_slabs[first : first + SLABS_PER_SLICE]] = 1
             yield
         if roles != len(self._free_slabs) or int(np.count_nonzero(listed)) != roles:
             raise LedgerViolation(f"W5: {roles} free slabs, {len(self._free_slabs)} on the free list")
         partial_free = 0
         states = dict.fromkeys(SlotState, 0)
-        of_slabs = self.page_owner.reshape(self.slabs if self.pages_per_slab else 1, -1)
+        owners_by_slab = self.page_owner.reshape(self.slabs if self.pages_per_slab else 1, -1)
         free_pages: list[int] = []
         for slab in range(1, self.slabs):
-            if slab % SLICE == 1:
+            if slab % SLABS_PER_SLICE == 1:
                 yield
                 free_pages = np.count_nonzero(
-                    of_slabs[slab : slab + SLICE] == PageOwner.FREE, axis=1
+                    owners_by_slab[slab : slab + SLABS_PER_SLICE] == PageOwner.FREE, axis=1
                 ).tolist()
             if self._role[slab] == _PAGES:
                 count = len(self._free_pages[slab])
                 partial_free += count
-                if free_pages[(slab - 1) % SLICE] != count:
+                if free_pages[(slab - 1) % SLABS_PER_SLICE] != count:
                     raise LedgerViolation(f"W5: slab {slab} has {count} free pages, account differs")
                 if count == self.pages_per_slab:
                     raise LedgerViolation(f"W5: slab {slab} is empty but still has the role of pages")
@@ -347,30 +351,33 @@ class Arena:
             raise LedgerViolation(f"W5: slots by state are {states}, counted {self.slots_by_state}")
 
     def check_pages(self) -> Iterator[None]:
-        """The counts of pages are those of their owners. As `check_slabs`."""
+        """Check that the counters of pages match the owners, in slices like `check_slabs`."""
         owners = np.zeros(5, np.int64)
-        for first in range(0, len(self.page_owner), PAGES_AT_ONCE):
-            owners += np.bincount(self.page_owner[first : first + PAGES_AT_ONCE], minlength=5)
+        for first in range(0, len(self.page_owner), PAGES_PER_SLICE):
+            owners += np.bincount(self.page_owner[first : first + PAGES_PER_SLICE], minlength=5)
             yield
         if owners[1:].tolist() != self.pages_by_owner[1:]:
             raise LedgerViolation(f"W5: pages by owner are {owners.tolist()}, counted {self.pages_by_owner}")
 
     def check_pins(self, pinned: list[Pages]) -> Iterator[None]:
-        """Slabs are kept by pages of sequences and by those in use of the tree. As `check_slabs`."""
+        """Check the counts of pages that eviction cannot free, in slices like `check_slabs`.
+
+        `pinned`: pages of the tree that sequences use.
+        """
         kept = np.zeros(self.slabs, np.int64)
-        of_slabs = self.page_owner.reshape(self.slabs, -1)
-        portion = max(1, PAGES_AT_ONCE // self.pages_per_slab)
+        owners_by_slab = self.page_owner.reshape(self.slabs, -1)
+        portion = max(1, PAGES_PER_SLICE // self.pages_per_slab)
         for first in range(0, self.slabs, portion):
-            part = of_slabs[first : first + portion]
-            kept[first : first + portion] = sum((part == owner).sum(axis=1) for owner in _KEPT)
+            part = owners_by_slab[first : first + portion]
+            kept[first : first + portion] = sum((part == owner).sum(axis=1) for owner in _UNEVICTABLE)
             yield
-        for number in range(0, len(pinned), SLICE):
-            pages = np.concatenate(pinned[number : number + SLICE])
+        for number in range(0, len(pinned), SLABS_PER_SLICE):
+            pages = np.concatenate(pinned[number : number + SLABS_PER_SLICE])
             kept += np.bincount(pages // self.pages_per_slab, minlength=self.slabs)
             yield
         if kept.tolist() != self._kept:
-            odd = np.flatnonzero(kept != self._kept)
-            raise LedgerViolation(f"W5: slabs {odd[:5].tolist()} are kept {kept[odd[:5]].tolist()} times")
+            wrong = np.flatnonzero(kept != self._kept)
+            raise LedgerViolation(f"W5: slabs {wrong[:5].tolist()} are kept {kept[wrong[:5]].tolist()} times")
         if self._kept_slabs != np.count_nonzero(kept):
             raise LedgerViolation(
                 f"W5: {self._kept_slabs} slabs counted as kept, {np.count_nonzero(kept)} are"

@@ -1,123 +1,156 @@
-"""Which checkpoints a prompt leaves: of its places those that promise more than what they push out."""
+"""Choice of the checkpoints that a prompt leaves: those that promise more than what they evict.
+
+The state cache calls it when it admits a prompt.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mamba_server.cache.ghost_tree import CheckpointKind, GhostMatch, GhostTree
+from mamba_server.cache.ghost_tree import CheckpointKind, Ghost, GhostMatch, GhostTree
 from mamba_server.cache.placement import Placement, place
 from mamba_server.cache.tree import Match, RadixTree
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChoice:
-    """What was chosen when a prompt was admitted."""
+    """Checkpoints chosen for a prompt at its admission."""
 
     placement: Placement
     worthwhile: frozenset[int] = frozenset()
-    """Optional depths that are worth more than the least of what is cached."""
+    """Optional depths that are worth more than the least valuable checkpoint in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChooser:
-    """Chooses for prompts of one tree, under what holds while they are admitted."""
+    """Chooser for prompts of one tree, with the settings in force at their admission."""
 
     tree: RadixTree
     ghosts: GhostTree | None
-    """What foresees returns, if anything does."""
+    """Ghost tree that predicts returns, if there is one."""
     track_interval: int
     cap: int
-    """Most checkpoints of a prompt."""
+    """Most checkpoints of one prompt."""
     min_depth: int
-    """States of fewer tokens are not kept."""
+    """Least depth of a checkpoint, in tokens."""
     spare: bool
-    """There are free slots beyond those that the next sequence needs."""
+    """Whether there are more free slots than the next sequences need."""
 
     def choose(
         self,
         prompt: int,
-        sighting: GhostMatch | None,
+        ghost_match: GhostMatch | None,
         match: Match,
         turn_boundary: int,
         branches: Sequence[int],
     ) -> CheckpointChoice:
-        """For a prompt of `prompt` tokens that resumes at `match`.
+        """Choose for a prompt of `prompt` tokens that resumes at `match`.
 
-        branches: depths at which prompts that wait part from it; sighting: where the ghost tree has just seen
-        it, None = every place is taken.
+        `branches`: depths at which waiting prompts diverge from it; `ghost_match`: its place in the ghost
+        tree, None = every depth is used.
         """
         placed = place(
             prompt,
             match.resumable,
-            self._branch_depths(match, branches, sighting),
+            self._branch_depths(match, branches, ghost_match),
             turn_boundary,
             self.tree.page_size,
             self.track_interval,
             self.cap,
         )
         placement = Placement(self._deep_enough(placed.required), self._deep_enough(placed.optional))
-        if self.ghosts is None or sighting is None:
+        if self.ghosts is None or ghost_match is None:
             return CheckpointChoice(placement)
-        return self._worthwhile(self.ghosts, sighting, placement, match, branches)
+        return self._worthwhile(self.ghosts, ghost_match, placement, match, branches)
 
     def _branch_depths(
-        self, match: Match, branches: Sequence[int], sighting: GhostMatch | None
+        self, match: Match, branches: Sequence[int], ghost_match: GhostMatch | None
     ) -> Sequence[int]:
-        """Depths at which other prompts part from this one, most important first."""
-        if sighting is None:
+        """Return the depths at which other prompts diverge from this one, most important first."""
+        if ghost_match is None:
             return (match.kv_depth, *branches)
         page_size = self.tree.page_size
-        shared = max(match.kv_depth, sighting.shared * page_size)
-        known = sorted(
+        shared = max(match.kv_depth, ghost_match.shared * page_size)
+        past_branches = sorted(
             (
                 (ghost.rate * (ghost.depth * page_size - match.resumable), ghost.depth * page_size)
-                for ghost in sighting.path()
+                for ghost in ghost_match.path()
                 if ghost.depth * page_size > match.resumable
-                and (ghost.uses or ghost.place is CheckpointKind.BRANCH)
+                and (ghost.uses or ghost.kind is CheckpointKind.BRANCH)
             ),
             reverse=True,
         )
-        return (*branches, shared, *(depth for _, depth in known))
+        return (*branches, shared, *(depth for _, depth in past_branches))
 
     def _worthwhile(
         self,
         ghosts: GhostTree,
-        sighting: GhostMatch,
+        ghost_match: GhostMatch,
         placement: Placement,
         match: Match,
-        sure: Sequence[int],
+        awaited_depths: Sequence[int],
     ) -> CheckpointChoice:
-        """Keep of the placement what promises more than what it pushes out; `sure`: somebody waits for it."""
-        eviction, page_size = self.tree.eviction, self.tree.page_size
+        """Keep the depths of `placement` that promise more than what they evict, and `awaited_depths`."""
         required, optional = placement.required, placement.optional
-        places = [(depth, CheckpointKind.END, 0) for depth in required]
-        places += [(depth, CheckpointKind.GRID, rank) for rank, depth in enumerate(reversed(optional))]
-        marked = {
-            depth: ghosts.ghost_at(sighting, depth // page_size, place, rank) for depth, place, rank in places
-        }
-        left = {depth: ghost for depth, ghost in marked.items() if ghost is not None}
-        chosen = {depth: left.pop(depth) for depth in sure if depth in left}
-        least = eviction.lowest_worth()
-        while left:
-            best, most = 0, -1.0
-            for depth, ghost in left.items():
-                tokens = depth - max((each for each in chosen if each < depth), default=match.resumable)
-                pages = 0 if any(each > depth for each in chosen) else tokens // page_size
-                worth = eviction.worth(ghost.rate, tokens, pages)
-                if worth > most and (worth > least or (self.spare and depth in required)):
-                    best, most = depth, worth
-            if not best:
-                break
-            chosen[best] = left.pop(best)
-        for depth, ghost in left.items():
-            above = max((each for each in chosen if each < depth), default=0)
-            if above:
-                chosen[above].adopt_returns(ghost)
-            else:
-                eviction.inherit(match.node, ghost)
-        forgotten = [depth for depth in required if marked[depth] is None]
+        by_depth = self._ghosts_by_depth(ghosts, ghost_match, placement)
+        rejected = {depth: ghost for depth, ghost in by_depth.items() if ghost is not None}
+        chosen = {depth: rejected.pop(depth) for depth in awaited_depths if depth in rejected}
+        self._move_worthwhile(rejected, chosen, match.resumable, required)
+        self._transfer_returns(rejected, chosen, match)
+        forgotten = [depth for depth in required if by_depth[depth] is None]
         kept = tuple(sorted({*forgotten, *(depth for depth in required if depth in chosen)}))
         worthwhile = frozenset(depth for depth in optional if depth in chosen)
         return CheckpointChoice(Placement(kept, optional), worthwhile)
+
+    def _ghosts_by_depth(
+        self, ghosts: GhostTree, ghost_match: GhostMatch, placement: Placement
+    ) -> dict[int, Ghost | None]:
+        """Return the ghost at each depth of `placement`, required depths first; None = forgotten."""
+        kinds = [(depth, CheckpointKind.END, 0) for depth in placement.required]
+        grid = enumerate(reversed(placement.optional))
+        kinds += [(depth, CheckpointKind.GRID, rank) for rank, depth in grid]
+        page_size = self.tree.page_size
+        return {
+            depth: ghosts.ghost_at(ghost_match, depth // page_size, kind, rank) for depth, kind, rank in kinds
+        }
+
+    def _move_worthwhile(
+        self,
+        candidates: dict[int, Ghost],
+        chosen: dict[int, Ghost],
+        resumed: int,
+        required: Sequence[int],
+    ) -> None:
+        """Move candidates to `chosen`, the most valuable first, as long as one is worth its slot.
+
+        Each choice lowers the worth of the candidates above and below it.
+        """
+        least = self.tree.eviction.lowest_worth()
+        while candidates:
+            worths = {depth: self._worth(depth, candidates[depth], chosen, resumed) for depth in candidates}
+            admissible = [
+                depth
+                for depth, worth in worths.items()
+                if worth > least or (self.spare and depth in required)
+            ]
+            if not admissible:
+                return
+            best = max(admissible, key=worths.__getitem__)
+            chosen[best] = candidates.pop(best)
+
+    def _worth(self, depth: int, ghost: Ghost, chosen: dict[int, Ghost], resumed: int) -> float:
+        """Return the worth of a checkpoint at `depth` in addition to those at the `chosen` depths."""
+        tokens = depth - max((other for other in chosen if other < depth), default=resumed)
+        pages = 0 if any(other > depth for other in chosen) else tokens // self.tree.page_size
+        return self.tree.eviction.worth(ghost.rate, tokens, pages)
+
+    def _transfer_returns(self, rejected: dict[int, Ghost], chosen: dict[int, Ghost], match: Match) -> None:
+        """Count returns to each rejected depth for the nearest checkpoint above it."""
+        for depth, ghost in rejected.items():
+            nearest = max((other for other in chosen if other < depth), default=0)
+            if nearest:
+                chosen[nearest].adopt_returns(ghost)
+            else:
+                self.tree.eviction.transfer_returns(match.node, ghost)
 
     def _deep_enough(self, depths: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(depth for depth in depths if depth >= self.min_depth)

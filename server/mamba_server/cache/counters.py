@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Checkpoints that the tree took, that found no slot, that went, and that the tree had already."""
+    """Counters of checkpoints: each counts one event in their life and only grows."""
 
-    made: int = 0
+    created: int = 0
+    """Checkpoints that the tree took over."""
     skipped: int = 0
+    """Checkpoints that found no free slot."""
     evicted: int = 0
     duplicates: int = 0
+    """Checkpoints that the tree already had."""

@@ -1,6 +1,6 @@
 """Donation: a sequence's checkpoint and the pages below it become the radix tree's.
 
-Called by the state cache when the step that wrote a checkpoint is complete, and when a sequence ends.
+The state cache calls it when the step that wrote a checkpoint is complete, and when a sequence ends.
 Invariant names in comments are those of the state-cache page.
 """
 
@@ -17,7 +17,7 @@ from mamba_server.cache.tree import RadixTree
 
 
 class Donation:
-    """The way from sequences into `tree`."""
+    """Moves complete checkpoints and pages from sequences into the radix tree."""
 
     def __init__(
         self,
@@ -29,9 +29,10 @@ class Donation:
     ) -> None:
         self._arena, self._tree, self._counters = arena, tree, counters
         self.ghosts = ghosts
-        """What foresees returns; None where eviction does not ask."""
+        """Ghost tree that predicts returns; None with an eviction policy that uses no prediction."""
         self.cap = cap
-        """Most checkpoints of a path while slots are short; a change counts from the next donation on."""
+        """Most checkpoints that a path keeps while slots are short; a new value applies from the next
+        donation on."""
 
     def donate(
         self,
@@ -42,19 +43,19 @@ class Donation:
         *,
         capped: bool,
     ) -> None:
-        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree, their owner now.
+        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree, their new owner.
 
-        `capped`: slots are short, so that the path keeps at most `cap` checkpoints.
+        `capped`: slots are short, so the path keeps at most `cap` checkpoints.
         """
         count = checkpoint.depth // self._tree.page_size
         if checkpoint.depth % self._tree.page_size or count > allocation.page_count:
             raise LedgerViolation(f"P5: checkpoint at depth {checkpoint.depth} off the page grid")
-        node, taken = self.insert(allocation, token_ids[: checkpoint.depth], checkpoint.slot, step)
-        if taken:
+        node, accepted = self.insert(allocation, token_ids[: checkpoint.depth], checkpoint.slot, step)
+        if accepted:
             self._arena.move(checkpoint.slot, SlotState.CACHED)
-            self._counters.made += 1
+            self._counters.created += 1
             if capped:
-                self._cap_path(node, allocation.awaited)
+                self._cap_path(node, allocation.awaited_depths)
         else:
             self._arena.free_slot(checkpoint.slot)
             self._counters.duplicates += 1
@@ -62,57 +63,68 @@ class Donation:
     def insert(
         self, allocation: SequenceAllocation, token_ids: Tokens, slot: int, step: int
     ) -> tuple[Node, bool]:
-        """Pages, and the state in `slot` unless that is 0. Returns the node, and if it took the state."""
+        """Insert the pages of `token_ids`, and the state in `slot` unless that is 0.
+
+        Returns the node that ends there, and whether the tree took the state.
+        """
         count = len(token_ids) // self._tree.page_size
         pages = allocation.pages[:count]
-        guess = len(token_ids) in allocation.placement.optional
-        ghost, sighting = None, allocation.sighting
-        if self.ghosts is not None and slot and sighting is not None:
-            if count <= sighting.tip.depth:
+        is_optional = len(token_ids) in allocation.placement.optional
+        ghost, ghost_match = None, allocation.ghost_match
+        if self.ghosts is not None and slot and ghost_match is not None:
+            if count <= ghost_match.tip.depth:
                 ghost = self.ghosts.ghost_at(
-                    sighting, count, CheckpointKind.GRID if guess else CheckpointKind.END
+                    ghost_match, count, CheckpointKind.GRID if is_optional else CheckpointKind.END
                 )
             else:
-                ghost = self.ghosts.observe_answer(sighting, token_ids, allocation.salt)
-        node, had, taken = self._tree.insert(token_ids, pages, slot, step, allocation.salt, ghost=ghost)
+                ghost = self.ghosts.observe_answer(ghost_match, token_ids, allocation.salt)
+        node, present, accepted = self._tree.insert(
+            token_ids, pages, slot, step, allocation.salt, ghost=ghost
+        )
         if allocation.node is None or node.depth > allocation.node.depth:
             self._tree.lock(node, state=False)
             if allocation.node is not None:
                 self._tree.unlock(allocation.node)
             allocation.node = node
         if self._arena.pages_per_slab:
-            self._give_pages(allocation, node, count, had // self._tree.page_size)
-        return node, taken
+            self._give_pages(allocation, node, count, present // self._tree.page_size)
+        return node, accepted
 
-    def _give_pages(self, allocation: SequenceAllocation, node: Node, count: int, had: int) -> None:
-        """Pages past the first `had` become the tree's; of the others the sequence takes the tree's copy."""
-        if count > had:
-            self._arena.give_pages_to_tree(allocation.pages[had:count])
-        if not had:
+    def _give_pages(self, allocation: SequenceAllocation, node: Node, count: int, present: int) -> None:
+        """Give the tree the pages after the first `present`, which the sequence uses as the tree has them."""
+        if count > present:
+            self._arena.give_pages_to_tree(allocation.pages[present:count])
+        if not present:
             return
-        of_tree = np.concatenate([each.pages for each in node.path()])[:had]
-        own = allocation.pages[:had]
+        of_tree = np.concatenate([ancestor.pages for ancestor in node.path()])[:present]
+        own = allocation.pages[:present]
         if own.tobytes() != of_tree.tobytes():
-            # Launched steps still read the copies: they go when the last of those is complete (O3: by fence).
+            # Launched steps still read the copies, so the copies are freed by the fence of the last such step
+            # (O3).
             spare = own[own != of_tree]
             allocation.replace_pages(of_tree)
             self._arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 
-    def _cap_path(self, node: Node, awaited: set[int]) -> None:
-        """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to lose goes.
+    def _cap_path(self, node: Node, awaited_depths: set[int]) -> None:
+        """Drop checkpoints from the path to `node` until it has at most `cap`, the cheapest to lose first.
 
-        Those at the `awaited` depths stay too.
+        Ends, branches and the checkpoints at `awaited_depths` stay.
         """
         path = self._tree.checkpoints_on_path(node)
         while len(path) > self.cap:
-            above = [0] + [each.depth for each in path[:-1]]
+            above = [0] + [candidate.depth for candidate in path[:-1]]
             droppable = [
-                (each.depth - shallower if self.ghosts is None else self._tree.eviction.weigh(each), index)
-                for index, (each, shallower) in enumerate(zip(path, above, strict=True))
-                if each is not node
-                and not each.state_lock
-                and each.depth not in awaited
-                and len(each.children) < 2
+                (
+                    candidate.depth - shallower
+                    if self.ghosts is None
+                    else self._tree.eviction.weigh(candidate),
+                    index,
+                )
+                for index, (candidate, shallower) in enumerate(zip(path, above, strict=True))
+                if candidate is not node
+                and not candidate.state_lock
+                and candidate.depth not in awaited_depths
+                and len(candidate.children) < 2
             ]
             if not droppable:
                 return

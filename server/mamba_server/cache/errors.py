@@ -1,16 +1,13 @@
-"""What the state cache can fail with.
+"""Errors of the state cache.
 
 CacheError
-└── LedgerViolation   an invariant of the ledger does not hold: a defect of ours, never of the input
-
-A shortage is no error: allocation answers None and the sequence waits. A sequence larger than the whole arena
-is refused before it gets here.
+└── LedgerViolation   an owner, lock, count or life-cycle rule is violated: a bug, never the client's fault
 """
 
 
 class CacheError(Exception):
-    """Anything below; nobody raises it itself."""
+    """Base of the errors below; never raised itself."""
 
 
 class LedgerViolation(CacheError):
-    """Some page or slot has no owner, or two. The message names it and the invariant."""
+    """A page or slot without an owner, or with two. The message names it and the invariant."""

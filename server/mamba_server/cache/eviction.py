@@ -1,16 +1,18 @@
-"""Which checkpoint or leaf goes first: the least recently used, or what promises least for what it takes.
+"""Eviction policy: the order in which checkpoints and leaves are evicted.
 
-RecomputeCost weighs a checkpoint by the tokens that keeping it saves per request and slab: the rate at
-which its class returns at its age (the ghost tree counts that), times the tokens from the nearest shallower
-checkpoint, over the slabs of its state and of the pages that only it can resume. That is the slope of the
-bound on what a cache of this size can save. Called by the tree, the reclaimer and the state cache.
+LRU evicts the least recently used first. RecomputeCost weighs a checkpoint by the tokens that keeping it
+saves per request and slab: the rate at which its class returns at its age (counted by the ghost tree), times
+the tokens from the nearest shallower checkpoint, over the slabs of its state and of the pages that only this
+checkpoint can resume. That is the slope of the bound on what a cache of this size can save. Called by the
+tree, the reclaimer and the state cache.
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import get_args
 
 from mamba_api import eviction
-from mamba_server.cache.eviction_heap import EvictionHeap
 from mamba_server.cache.ghost_tree import GhostTree
 from mamba_server.cache.node import Node, ReturnForecast
 
@@ -18,8 +20,99 @@ Policy = eviction.Eviction
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
+_Entry = tuple[float, int, Node]
+"""Priority, serial number of the insertion (so that no two entries compare equal), node."""
+
+
+class EvictionHeap:
+    """Binary heap of nodes by priority, then by insertion; `node.victim_at` is the index of a node.
+
+    Each node is in it at most once and can be moved or removed. An outdated priority is corrected at once:
+    entries left to be skipped later would pile up, and the eviction that meets the pile would delay all
+    running answers.
+    """
+
+    __slots__ = ("_entries", "_order")
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self._order = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Node]:
+        """Yield all nodes, in no particular order."""
+        return (entry[2] for entry in self._entries)
+
+    def put(self, node: Node) -> None:
+        """Insert `node`, or move it to where its priority belongs now."""
+        entry = (node.priority, next(self._order), node)
+        if node.victims is self:
+            self._place(node.victim_at, entry)
+            return
+        if node.victims is not None:
+            node.victims.remove(node)
+        node.victims = self
+        self._entries.append(entry)
+        self._rise(len(self._entries) - 1, entry)
+
+    def pop(self) -> Node | None:
+        """Remove and return the first node; None if the heap is empty."""
+        if not self._entries:
+            return None
+        node = self._entries[0][2]
+        self.remove(node)
+        return node
+
+    def remove(self, node: Node) -> None:
+        """Remove `node`, which is in the heap."""
+        node.victims = None
+        last = self._entries.pop()
+        if last[2] is not node:
+            self._place(node.victim_at, last)
+
+    def _place(self, index: int, entry: _Entry) -> None:
+        """Put `entry` at the vacant `index`, and move it from there to where it belongs."""
+        if index and entry < self._entries[(index - 1) >> 1]:
+            self._rise(index, entry)
+        else:
+            self._sink(index, entry)
+
+    def _rise(self, index: int, entry: _Entry) -> None:
+        entries = self._entries
+        while index:
+            parent = (index - 1) >> 1
+            other = entries[parent]
+            if other < entry:
+                break
+            entries[index] = other
+            other[2].victim_at = index
+            index = parent
+        entries[index] = entry
+        entry[2].victim_at = index
+
+    def _sink(self, index: int, entry: _Entry) -> None:
+        entries = self._entries
+        size = len(entries)
+        child = 2 * index + 1
+        while child < size:
+            other = entries[child]
+            if child + 1 < size and entries[child + 1] < other:
+                child += 1
+                other = entries[child]
+            if entry < other:
+                break
+            entries[index] = other
+            other[2].victim_at = index
+            index = child
+            child = 2 * index + 1
+        entries[index] = entry
+        entry[2].victim_at = index
+
+
 class Eviction:
-    """The nodes that may go, in the order in which they would; those that are locked are passed over."""
+    """Nodes that may be evicted, in the order of their eviction; locked nodes are skipped."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -30,79 +123,84 @@ class Eviction:
         self._pages_per_slab = 0
 
     def use_forecast(self, ghosts: GhostTree | None, pages_per_slab: int) -> None:
-        """Take the rates of return from `ghosts`. `pages_per_slab`: 0 where pages take no memory."""
+        """Predict returns with `ghosts` from now on. `pages_per_slab`: 0 where pages take no memory."""
         self._ghosts = ghosts
         self._pages_per_slab = pages_per_slab
 
     def change(self, policy: Policy) -> None:
-        """Order those that may go by `policy` from now on."""
+        """Order the nodes by `policy` from now on."""
         self.policy = policy
         for node in list(self._checkpoints):
             self.offer(node)
 
     def touch(self, node: Node) -> None:
-        """`node` was made or resumed from just now."""
+        """Record that `node` was added or resumed from just now."""
         self._clock += 1.0
         node.used_at = self._clock
         node.priority = self.weigh(node)
         self.offer(node)
 
     def weigh(self, node: Node) -> float:
-        """What `node` is worth just now: the least goes first."""
+        """Return the present worth of `node`; the node with the lowest worth is evicted first."""
         if not node.slot or self.policy == "LRU":
             return node.used_at
-        tokens, pages = node.stake()
+        tokens, pages = node.exclusive_span()
         if node.ghost is not None:
             return self.worth(node.ghost.rate, tokens, pages)
-        # Of what the ghost tree has forgotten nothing is known but that it is old.
+        # The ghost tree has forgotten the checkpoint, so all that is known is that it is old.
         return self.worth(self._ghosts.unknown if self._ghosts is not None else 1.0, tokens, pages)
 
     def worth(self, rate: float, tokens: int, pages: int) -> float:
-        """Tokens saved per request and slab: a checkpoint that returns at `rate`, with `pages` of its own."""
+        """Return the tokens per request and slab that a checkpoint saves.
+
+        `rate`: returns per request; `tokens`: recomputed without it; `pages`: that only this checkpoint can
+        resume.
+        """
         slabs = 1 + pages / self._pages_per_slab if self._pages_per_slab else 1.0
         return rate * tokens / slabs
 
-    def inherit(self, node: Node | None, ghost: ReturnForecast | None) -> None:
-        """There is no checkpoint at `ghost`: who comes back to it resumes at `node`, the nearest above."""
+    def transfer_returns(self, node: Node | None, ghost: ReturnForecast | None) -> None:
+        """Count returns to `ghost`, which has no checkpoint, for `node`: the nearest checkpoint above it."""
         if node is None or node.ghost is None or ghost is None:
             return
         if node.ghost.adopt_returns(ghost):
             self.offer(node)
 
     def lowest_worth(self) -> float:
-        """The worth of the next victim; infinite if there is none."""
+        """Return the worth of the next victim; infinity if there is none."""
         while (node := self.pop_checkpoint()) is not None:
-            # A locked one is offered again when it is unlocked.
+            # A locked node is offered again when it is unlocked.
             if not node.state_lock:
                 self.offer(node)
                 return node.priority
         return math.inf
 
     def offer(self, node: Node) -> None:
-        """`node` may be a victim (again)."""
+        """Make `node` a possible victim, with its present worth."""
         node.priority = self.weigh(node)
         (self._checkpoints if node.slot else self._bare).put(node)
 
     def withdraw(self, node: Node) -> None:
-        """`node` is no victim until it is offered again."""
+        """Make `node` no victim until it is offered again."""
         if node.victims is not None:
             node.victims.remove(node)
 
     def pop_bare_node(self) -> Node | None:
-        """Take out the least recently used node without a checkpoint; None if there is none."""
+        """Remove and return the least recently used node without a checkpoint; None if there is none."""
         return self._bare.pop()
 
     def pop_checkpoint(self) -> Node | None:
-        """Take out the node with the least valuable checkpoint; None if there is none."""
+        """Remove and return the node with the least valuable checkpoint; None if there is none."""
         while (node := self._checkpoints.pop()) is not None:
             current = self.weigh(node)
             if current > node.priority:
-                # The checkpoint above it is gone since: losing this one too costs more than was thought.
+                # The checkpoint above the node has been evicted since, so losing this one costs more than
+                # before.
                 self.offer(node)
                 continue
             return node
         return None
 
     def evicted(self, node: Node) -> None:
-        """`node` is the victim: the checkpoint above it serves who comes back."""
-        self.inherit(node.above(), node.ghost)
+        """Record that `node` is evicted: the checkpoint above it serves the requests that return to it."""
+        self.transfer_returns(node.above(), node.ghost)

@@ -1,9 +1,9 @@
-"""The ghost tree: a bounded memory of the prompts that came by, as page hashes, whatever is still cached.
+"""The ghost tree: a bounded record of recent prompts, as page hashes, whether or not they are still cached.
 
-It says where a new prompt parts from all that were seen, and counts when each place at which a checkpoint
-could be (an end, a branch, a grid point) is asked for again: what eviction and placement foresee returns
-from. One request uses one place, the deepest that it begins with. Called by the state cache; pure. It never
-holds pages or slots.
+It finds where a new prompt diverges from all earlier ones, and counts how often each possible checkpoint (an
+end, a branch, a grid point) is used again: eviction and placement predict returns from these counts. A
+request uses one checkpoint, the deepest that its prompt begins with. Called by the state cache; pure. It
+never holds pages or slots.
 """
 
 from collections import OrderedDict, defaultdict
@@ -19,165 +19,175 @@ from mamba_server.cache.return_times import BINS, EDGES, HazardRatio, ReturnTime
 
 HASH_BYTES = 8
 GHOST_BYTES = 730
-"""What Python takes for one ghost beside its hashes."""
-MOST_BYTES = 32 << 20
-MOST_USES = 3
-MOST_TURNS = 3
-"""Uses and turns beyond these make no class of their own."""
-MOST_OCTAVES = 12
-"""Texts of more than 2^11 pages are taken to be alike."""
+"""Memory of one ghost in Python, in bytes, without its hashes."""
+MAX_BYTES = 32 << 20
+MAX_USES = 3
+MAX_TURNS = 3
+"""Uses and turns above these bounds form no class of their own."""
+MAX_OCTAVES = 12
+"""Texts of more than 2^11 pages count as equally long."""
 
 
 class CheckpointKind(IntEnum):
-    """What a checkpoint was left for."""
+    """Reason why a checkpoint was placed at its depth."""
 
     END = 0
     """The end of a prompt or an answer."""
     BRANCH = 1
-    """Where prompts part."""
+    """Depth at which prompts diverge."""
     GRID = 2
-    """A guess: nobody asked for this depth."""
+    """Multiple of the track interval: a guess."""
 
 
 class Ghost:
-    """A run of page hashes; a checkpoint could be, or is, at its end."""
+    """Ghost of a possible checkpoint: the run of page hashes that ends there."""
 
     __slots__ = (
-        "at", "children", "depth", "due", "excess", "first", "heir", "length", "node", "parent", "passed",
-        "place", "raw", "returns", "since", "traffic", "turn", "uses",
+        "adopted", "age_bin", "children", "created_at", "depth", "due", "excess", "kind", "length", "node",
+        "parent", "passed", "raw", "returns", "since", "traffic", "turn", "uses",
     )  # fmt: skip
 
-    def __init__(self, parent: "Ghost | None", raw: bytes, place: CheckpointKind) -> None:
+    def __init__(self, parent: "Ghost | None", raw: bytes, kind: CheckpointKind) -> None:
         self.parent = parent
         self.raw = raw
         self.depth: int = (parent.depth if parent else 0) + len(raw) // HASH_BYTES
-        """In pages."""
+        """Depth of the end, in pages."""
         self.children: dict[bytes, Ghost] = {}
-        self.place = place
+        self.kind = kind
         self.uses = 0
         self.turn = 0
-        """Ends on its path before it: how long the conversation is. Of a guess: how many lie behind it."""
+        """Number of ends above it on its path: how long the conversation is. Of a grid point: how many lie
+        below it."""
         self.since = 0
-        """The request that made or used it last."""
-        self.at = 0
-        """The bin of its age."""
+        """Number of the request that created or used it last."""
+        self.age_bin = 0
+        """Bin of its age."""
         self.due = 0
-        """When it leaves that bin; where the clock says otherwise it is out of date."""
+        """Number of the request at which it leaves that bin; an entry of the clock with another number is
+        outdated."""
         self.returns: ReturnTimes | None = None
-        """The statistics of its class."""
+        """Statistics of its class."""
         self.excess: HazardRatio | None = None
-        """While it was never used: what the length of its text adds to what its class foretells."""
+        """Effect of the length of its text on the forecast of its class, until its first use."""
         self.traffic: HazardRatio | None = None
-        """While it was never used: what the traffic through the branch above it adds to that."""
-        self.first = 0
-        """The request that made it."""
+        """Effect of the traffic through the branch above it on the same forecast, until its first use."""
+        self.created_at = 0
+        """Number of the request that created it."""
         self.passed = 0
-        """How many requests had it on their path."""
+        """Number of requests that had it on their path."""
         self.length: int = len(raw) // HASH_BYTES
-        """Pages of the text, new when it came, that it was first seen in."""
+        """Pages of the text in which it was first seen, as far as that text was new."""
         self.node: Node | None = None
-        """The checkpoint that is here now."""
-        self.heir: Ghost | None = None
-        """The deeper place, cached no longer, whose returns the checkpoint here serves too."""
+        """Node that holds the checkpoint now; None = not cached."""
+        self.adopted: Ghost | None = None
+        """Deeper ghost without a checkpoint, whose returns resume from the checkpoint here."""
 
     @property
     def rate(self) -> float:
-        """Returns to be expected per request of keeping it."""
-        return self.own_rate + (self.heir.own_rate if self.heir is not None else 0.0)
+        """Expected returns per request for which the checkpoint is kept."""
+        return self.own_rate + (self.adopted.own_rate if self.adopted is not None else 0.0)
 
     @property
     def own_rate(self) -> float:
-        """Without the heir's."""
+        """Rate without the returns to the adopted ghost."""
         if self.returns is None:
             return 0.0
-        rate = self.returns.rate(self.at)
+        rate = self.returns.rate(self.age_bin)
         if self.excess is not None:
             rate *= self.excess.ratio
         return rate if self.traffic is None else rate * self.traffic.ratio
 
     def adopt_returns(self, other: ReturnForecast) -> bool:
-        """Count the returns to `other`, a deeper place that is cached no longer, for the checkpoint here too;
-        return whether that adds to its rate. One deeper place counts: that which returns most."""
-        if other is self or (self.heir is not None and self.heir.rate >= other.rate):
+        """Count the returns to `other`, a deeper ghost without a checkpoint, for this checkpoint too.
+
+        Returns whether that adds to the rate. Only the deeper ghost with the highest rate counts.
+        """
+        if other is self or (self.adopted is not None and self.adopted.rate >= other.rate):
             return False
         assert isinstance(other, Ghost)
-        self.heir = other
+        self.adopted = other
         return True
 
     def drop_returns(self) -> None:
-        """Count returns to the checkpoint here alone."""
-        self.heir = None
+        """Stop counting the returns to another ghost."""
+        self.adopted = None
 
 
 class GhostMatch:
-    """What the ghost tree knows of one prompt: the places on its path, and where it parts from the others."""
+    """Match of one prompt with the ghost tree: its path, and where it diverges from earlier prompts."""
 
     __slots__ = ("shared", "tip")
 
     def __init__(self, tip: Ghost, shared: int) -> None:
         self.tip = tip
-        """The ghost of its end."""
+        """Ghost of the prompt's end."""
         self.shared = shared
-        """Pages that an earlier prompt began with too."""
+        """Number of pages that an earlier prompt began with, too."""
 
     def path(self) -> Iterator[Ghost]:
-        """The places on its path, deepest first."""
-        at = self.tip
-        while at.parent is not None:
-            yield at
-            at = at.parent
+        """Yield the ghosts on the path, deepest first."""
+        ghost = self.tip
+        while ghost.parent is not None:
+            yield ghost
+            ghost = ghost.parent
 
 
 class GhostTree:
-    """`most_bytes` bounds hashes and objects together: what was asked for longest ago is forgotten first."""
+    """Tree of ghosts.
 
-    def __init__(self, page_size: int, most_bytes: int = MOST_BYTES) -> None:
+    `max_bytes` bounds hashes and objects together: the ghost used longest ago is forgotten first.
+    """
+
+    def __init__(self, page_size: int, max_bytes: int = MAX_BYTES) -> None:
         self.page_size = page_size
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self.now = 0
         self.bytes = 0
         self._root = Ghost(None, b"", CheckpointKind.BRANCH)
         self._recent: OrderedDict[int, Ghost] = OrderedDict()
         self._clock: defaultdict[int, list[Ghost]] = defaultdict(list)
-        """Who leaves the bin of its age at which request."""
+        """Ghosts by the number of the request at which they leave the bin of their age."""
         self._mixer = PageMixer(page_size)
-        everything = self._everything = ReturnTimes(None)
-        self._of_place = {place: ReturnTimes(everything) for place in CheckpointKind}
-        self._of_class = {
-            (place, uses): ReturnTimes(self._of_place[place])
-            for place in CheckpointKind
-            for uses in range(MOST_USES + 1)
+        all_returns = self._all_returns = ReturnTimes(None)
+        self._by_kind = {kind: ReturnTimes(all_returns) for kind in CheckpointKind}
+        self._by_uses = {
+            (kind, uses): ReturnTimes(self._by_kind[kind])
+            for kind in CheckpointKind
+            for uses in range(MAX_USES + 1)
         }
-        self._of_turn = {
-            (place, uses, turn): ReturnTimes(self._of_class[place, uses])
-            for place, uses in self._of_class
-            for turn in range(MOST_TURNS + 1)
+        self._by_turn = {
+            (kind, uses, turn): ReturnTimes(self._by_uses[kind, uses])
+            for kind, uses in self._by_uses
+            for turn in range(MAX_TURNS + 1)
         }
-        self._of_length: defaultdict[tuple[CheckpointKind, int, int], HazardRatio] = defaultdict(HazardRatio)
-        """For places never used: by place, turn and octave of the length."""
-        self._of_traffic: defaultdict[tuple[CheckpointKind, int], HazardRatio] = defaultdict(HazardRatio)
-        """For places never used below a branch: by place and octave of the requests from one to the next that
-        come through there."""
+        self._by_length: defaultdict[tuple[CheckpointKind, int, int], HazardRatio] = defaultdict(HazardRatio)
+        """Ratios of ghosts that were never used, by kind, turn and octave of the length."""
+        self._by_traffic: defaultdict[tuple[CheckpointKind, int], HazardRatio] = defaultdict(HazardRatio)
+        """Ratios of ghosts that were never used and lie below a branch, by kind and octave of the number of
+        requests between two that pass the branch."""
 
     def __len__(self) -> int:
         return len(self._recent)
 
     @property
     def unknown(self) -> float:
-        """The rate of a checkpoint whose ghost was forgotten: that of the oldest."""
-        return self._everything.rate(BINS // 2)
+        """Rate of a checkpoint whose ghost was forgotten: that of a very old one."""
+        return self._all_returns.rate(BINS // 2)
 
     def hashes(self, token_ids: Tokens, salt: str) -> bytes:
-        """One hash per whole page of `token_ids`; those of another salt differ from the first page on."""
+        """Return one hash per whole page of `token_ids`; with another salt all of them differ."""
         mixed = self._mixer.pages(token_ids)
         if salt and len(mixed):
             mixed[0] ^= np.frombuffer(blake2b(salt.encode(), digest_size=8).digest(), np.uint64)[0]
         return mixed.tobytes()
 
-    # --- what comes by -------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------
 
     def observe(self, token_ids: Tokens, salt: str) -> tuple[GhostMatch, list[Ghost]]:
-        """A request for `token_ids` came; also the places whose age has changed its bin since the last."""
+        """Record a request for `token_ids`.
+
+        Returns its match, and the ghosts whose age has entered another bin since the request before.
+        """
         self.now += 1
         aged = self._age()
         raw = self.hashes(token_ids[:-1], salt)
@@ -190,41 +200,45 @@ class GhostTree:
             same = _common(child.raw, raw, shared * HASH_BYTES)
             shared += same
             if same * HASH_BYTES < len(child.raw):
-                # Someone else went on here: the place where they part, from now on.
+                # Another prompt continued differently: a branch from now on.
                 node = self._split(child, same, CheckpointKind.BRANCH)
                 break
             node = used = child
         if used is not self._root:
             self._use(used, to_its_end=used.depth == size)
         if shared < size:
-            turn = used.turn + 1 if used.place is CheckpointKind.END and used is node else 0
+            turn = used.turn + 1 if used.kind is CheckpointKind.END and used is node else 0
             node = self._add(node, raw[shared * HASH_BYTES :], CheckpointKind.END, turn)
-        sighting = GhostMatch(node, shared)
+        match = GhostMatch(node, shared)
         self._touch(node, passed=1)
         self._forget()
-        return sighting, aged
+        return match, aged
 
-    def ghost_at(
-        self, sighting: GhostMatch, depth: int, place: CheckpointKind, turn: int = 0
-    ) -> Ghost | None:
-        """The place at page `depth` of a prompt, made if need be; None past its end or if forgotten."""
-        at: Ghost | None = sighting.tip
-        while at is not None and at.parent is not None and at.parent.depth >= depth:
-            at = at.parent
-        if at is None or at.parent is None or at.depth < depth:
+    def ghost_at(self, match: GhostMatch, depth: int, kind: CheckpointKind, turn: int = 0) -> Ghost | None:
+        """Return the ghost at page `depth` of a prompt, created if needed.
+
+        None past the end of the prompt, or if the prompt was forgotten.
+        """
+        ghost: Ghost | None = match.tip
+        while ghost is not None and ghost.parent is not None and ghost.parent.depth >= depth:
+            ghost = ghost.parent
+        if ghost is None or ghost.parent is None or ghost.depth < depth:
             return None
-        if at.depth == depth:
-            return at
-        return self._split(at, depth - at.parent.depth, place, turn)
+        if ghost.depth == depth:
+            return ghost
+        return self._split(ghost, depth - ghost.parent.depth, kind, turn)
 
-    def observe_answer(self, sighting: GhostMatch, token_ids: Tokens, salt: str) -> Ghost | None:
-        """The sequence of `sighting` ended with `token_ids` (whole pages) and leaves a checkpoint there."""
-        tip = sighting.tip
+    def observe_answer(self, match: GhostMatch, token_ids: Tokens, salt: str) -> Ghost | None:
+        """Record that the sequence of `match` ended with `token_ids` (whole pages); return that ghost.
+
+        None if the prompt was forgotten.
+        """
+        tip = match.tip
         if len(token_ids) // self.page_size <= tip.depth:
-            return self.ghost_at(sighting, len(token_ids) // self.page_size, CheckpointKind.END)
+            return self.ghost_at(match, len(token_ids) // self.page_size, CheckpointKind.END)
         if tip.parent is None:
             return None
-        # Below the first page no hash depends on the salt.
+        # The hashes below the first page do not depend on the salt.
         raw = self.hashes(token_ids[tip.depth * self.page_size :], "")
         turn = tip.turn
         while raw and (child := tip.children.get(raw[:HASH_BYTES])) is not None:
@@ -237,101 +251,101 @@ class GhostTree:
             raw = raw[same * HASH_BYTES :]
         if not raw:
             return tip
-        made = self._add(tip, raw, CheckpointKind.END, turn)
-        self._touch(made)
+        end = self._add(tip, raw, CheckpointKind.END, turn)
+        self._touch(end)
         self._forget()
-        return made
+        return end
 
     # --- statistics ----------------------------------------------------------------------------------
 
     def _start(self, ghost: Ghost) -> None:
-        turn = min(ghost.turn, MOST_TURNS)
-        ghost.returns = self._of_turn[ghost.place, min(ghost.uses, MOST_USES), turn]
-        octave = min(ghost.length.bit_length(), MOST_OCTAVES)
-        # Once it was used, its own record says more.
+        turn = min(ghost.turn, MAX_TURNS)
+        ghost.returns = self._by_turn[ghost.kind, min(ghost.uses, MAX_USES), turn]
+        octave = min(ghost.length.bit_length(), MAX_OCTAVES)
+        # After its first use, the record of the ghost itself says more.
         ghost.excess = ghost.traffic = None
         if not ghost.uses:
-            ghost.excess = self._of_length[ghost.place, turn, octave]
+            ghost.excess = self._by_length[ghost.kind, turn, octave]
             ghost.traffic = self._traffic_above(ghost)
         ghost.since = self.now
         self._enter(ghost, 0)
 
     def _traffic_above(self, ghost: Ghost) -> HazardRatio | None:
-        """Of the nearest branch above; None: there is none."""
+        """Return the ratio for the traffic through the nearest branch above; None if there is no branch."""
         branch = ghost.parent
-        while branch is not None and branch.place is not CheckpointKind.BRANCH:
+        while branch is not None and branch.kind is not CheckpointKind.BRANCH:
             branch = branch.parent
         if branch is None or branch.parent is None:
             return None
-        gap = (self.now - branch.first) // max(1, branch.passed)
-        return self._of_traffic[ghost.place, min(gap.bit_length(), MOST_OCTAVES)]
+        gap = (self.now - branch.created_at) // max(1, branch.passed)
+        return self._by_traffic[ghost.kind, min(gap.bit_length(), MAX_OCTAVES)]
 
-    def _enter(self, ghost: Ghost, at: int) -> None:
+    def _enter(self, ghost: Ghost, age_bin: int) -> None:
         returns, excess = ghost.returns, ghost.excess
         assert returns is not None
-        ghost.at = at
-        returns.entered(at)
+        ghost.age_bin = age_bin
+        returns.entered(age_bin)
         if excess is not None:
-            share = returns.share(at)
+            share = returns.share(age_bin)
             excess.entered(share)
             if ghost.traffic is not None:
                 ghost.traffic.entered(share * excess.ratio)
-        due = ghost.due = ghost.since + EDGES[at + 1]
+        due = ghost.due = ghost.since + EDGES[age_bin + 1]
         self._clock[due].append(ghost)
 
     def _use(self, ghost: Ghost, *, to_its_end: bool) -> None:
-        """A request resumes at `ghost`, and goes on from there or (`to_its_end`) ends on the same page."""
+        """Record that a request resumes at `ghost`, and continues or (`to_its_end`) ends on the same page."""
         assert ghost.returns is not None
-        ghost.returns.returned(ghost.at)
+        ghost.returns.returned(ghost.age_bin)
         if ghost.excess is not None:
             ghost.excess.returned()
         if ghost.traffic is not None:
             ghost.traffic.returned()
-        if to_its_end and ghost.place is CheckpointKind.END:
+        if to_its_end and ghost.kind is CheckpointKind.END:
             ghost.turn += 1
         else:
             ghost.uses += 1
         self._start(ghost)
 
     def _age(self) -> list[Ghost]:
-        """Every ghost that has grown out of its bin enters the next; all of them."""
+        """Move every ghost that has outgrown its bin to the next one; return all of them."""
         aged, now = [], self.now
         for ghost in self._clock.pop(now, ()):
             if ghost.due != now or ghost.parent is None:
                 continue
-            # Ages grow by one, so each is met at the very edge between two bins.
-            if ghost.at < BINS - 2:
-                self._enter(ghost, ghost.at + 1)
+            # Ages grow by one, so each ghost is handled exactly at the edge between two bins.
+            if ghost.age_bin < BINS - 2:
+                self._enter(ghost, ghost.age_bin + 1)
             aged.append(ghost)
         return aged
 
     # --- the tree ------------------------------------------------------------------------------------
 
-    def _add(self, parent: Ghost, raw: bytes, place: CheckpointKind, turn: int) -> Ghost:
-        made = Ghost(parent, raw, place)
-        made.turn = turn
-        made.first = self.now
-        parent.children[raw[:HASH_BYTES]] = made
+    def _add(self, parent: Ghost, raw: bytes, kind: CheckpointKind, turn: int) -> Ghost:
+        ghost = Ghost(parent, raw, kind)
+        ghost.turn = turn
+        ghost.created_at = self.now
+        parent.children[raw[:HASH_BYTES]] = ghost
         if (
             len(parent.children) > 1
-            and parent.place is not CheckpointKind.BRANCH
+            and parent.kind is not CheckpointKind.BRANCH
             and parent.parent is not None
         ):
-            parent.place = CheckpointKind.BRANCH
-        self._recent[id(made)] = made
+            parent.kind = CheckpointKind.BRANCH
+        self._recent[id(ghost)] = ghost
         self.bytes += GHOST_BYTES + len(raw)
-        self._start(made)
-        return made
+        self._start(ghost)
+        return ghost
 
-    def _split(self, child: Ghost, keep: int, place: CheckpointKind, turn: int = 0) -> Ghost:
-        """Cut `child` after `keep` pages; the upper part is a new place."""
+    def _split(self, child: Ghost, keep: int, kind: CheckpointKind, turn: int = 0) -> Ghost:
+        """Cut `child` after `keep` pages; return the upper part, a new ghost."""
         parent = child.parent
         assert parent is not None
         cut = keep * HASH_BYTES
-        upper = Ghost(parent, child.raw[:cut], place)
+        upper = Ghost(parent, child.raw[:cut], kind)
         upper.turn = turn
         upper.length = child.length
-        upper.first, upper.passed = child.first, child.passed
+        upper.created_at, upper.passed = child.created_at, child.passed
         parent.children[child.raw[:HASH_BYTES]] = upper
         child.raw = child.raw[cut:]
         child.parent = upper
@@ -342,18 +356,18 @@ class GhostTree:
         return upper
 
     def _touch(self, tip: Ghost, passed: int = 0) -> None:
-        """The path to `tip` was asked for last, upper parts after lower ones: the oldest is always a leaf.
+        """Mark the path to `tip` as used last, upper parts after lower ones: the oldest is always a leaf.
 
-        `passed`: requests that did.
+        `passed`: number of requests that passed it.
         """
-        at = tip
-        while at.parent is not None:
-            self._recent.move_to_end(id(at))
-            at.passed += passed
-            at = at.parent
+        ghost = tip
+        while ghost.parent is not None:
+            self._recent.move_to_end(id(ghost))
+            ghost.passed += passed
+            ghost = ghost.parent
 
     def _forget(self) -> None:
-        while self.bytes > self.most_bytes and len(self._recent) > 1:
+        while self.bytes > self.max_bytes and len(self._recent) > 1:
             _, ghost = self._recent.popitem(last=False)
             assert ghost.parent is not None
             del ghost.parent.children[ghost.raw[:HASH_BYTES]]
@@ -361,12 +375,12 @@ class GhostTree:
             self.bytes -= GHOST_BYTES + len(ghost.raw)
 
 
-def _common(edge: bytes, raw: bytes, at: int) -> int:
-    """Pages of `edge` that `raw` has at byte `at`."""
-    if raw.startswith(edge, at):
+def _common(edge: bytes, raw: bytes, offset: int) -> int:
+    """Return how many pages of `edge` stand in `raw` at byte `offset`."""
+    if raw.startswith(edge, offset):
         return len(edge) // HASH_BYTES
-    size = min(len(edge), len(raw) - at)
-    left, right = np.frombuffer(edge, np.uint64, size // 8), np.frombuffer(raw, np.uint64, size // 8, at)
+    size = min(len(edge), len(raw) - offset)
+    left, right = np.frombuffer(edge, np.uint64, size // 8), np.frombuffer(raw, np.uint64, size // 8, offset)
     differs = left != right
     first = int(differs.argmax())
     return first if differs[first] else len(left)

@@ -1,7 +1,7 @@
 """The ledger: every slab, page and slot has exactly one owner, and the sums are the capacity.
 
 `check` recounts everything from its holders and compares with the arena's account; tests call it after every
-event, the engine when it is idle, in slices. `account` is what metrics and the admin call show.
+event, the engine when it is idle, in slices. Metrics and the admin call show `account`.
 """
 
 import itertools
@@ -12,20 +12,21 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.arena import SLICE, Arena, PageOwner, Pages
+from mamba_server.cache.arena import SLABS_PER_SLICE, Arena, PageOwner, Pages
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.tree import RadixTree
 
 Nodes = npt.NDArray[np.object_]
-"""A slice of the tree's nodes; an array, as a young list would be searched for garbage with all it holds."""
-PAGES_OF_NODES = 1 << 12
-"""Pages, a few from each node, that a check counts before others may have their turn."""
+"""Slice of the tree's nodes: an array, because the garbage collector would search a young list with all it
+holds."""
+PAGES_PER_COUNT = 1 << 12
+"""Pages, a few from each node, that a check counts in one call before it yields."""
 
 
 class Books(Protocol):
-    """Cache whose memory is counted: the arena that keeps the account, and all who hold a part of it."""
+    """Cache whose memory is counted: the arena that keeps the account, and all holders of its memory."""
 
     arena: Arena
     tree: RadixTree
@@ -34,7 +35,7 @@ class Books(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LedgerAccount:
-    """Slots and pages by owner. `free` slots are free slabs: they could be pages instead."""
+    """Slots and pages by owner. `free` slots are free slabs, which could become pages instead."""
 
     slots_total: int
     slots_free: int
@@ -53,7 +54,7 @@ class LedgerAccount:
 
 
 def account(cache: Books) -> LedgerAccount:
-    """Who owns what just now, from the arena's counts."""
+    """Return the number of slots and pages of each owner, from the arena's counters."""
     arena = cache.arena
     slots, pages = arena.slots_by_state, arena.pages_by_owner
     return LedgerAccount(
@@ -72,17 +73,20 @@ def account(cache: Books) -> LedgerAccount:
 
 
 def check(cache: Books) -> None:
-    """Recount. Raises LedgerViolation: owners (W1, W8), locks (W4), sums (W5), depths (P1, P5)."""
+    """Recount everything.
+
+    Raises LedgerViolation for wrong owners (W1, W8), locks (W4), sums (W5) or depths (P1, P5).
+    """
     for _ in audit(cache):
         pass
 
 
 def audit(cache: Books) -> Iterator[None]:
-    """`check` in slices of a few milliseconds at most; void when anything changes between two of them."""
+    """Run `check` in slices of a few milliseconds at most; void when anything changes between two slices."""
     yield from cache.arena.check_slabs()
     nodes: list[Nodes] = []
     walk = cache.tree.walk()
-    while part := list(itertools.islice(walk, SLICE)):
+    while part := list(itertools.islice(walk, SLABS_PER_SLICE)):
         nodes.append(np.array(part, np.object_))
         yield
     yield from _check_slots(cache, nodes)
@@ -94,8 +98,8 @@ def audit(cache: Books) -> Iterator[None]:
 def _check_slots(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
     of_sequences, of_tree = np.zeros(arena.slabs, np.int32), np.zeros(arena.slabs, np.int32)
-    for first in range(1, arena.slabs, SLICE):
-        for slot, state in arena.slots_of(range(first, min(first + SLICE, arena.slabs))):
+    for first in range(1, arena.slabs, SLABS_PER_SLICE):
+        for slot, state in arena.slots_of(range(first, min(first + SLABS_PER_SLICE, arena.slabs))):
             if state is SlotState.CACHED:
                 of_tree[slot] = 1
             elif state is not SlotState.FENCED:
@@ -104,14 +108,14 @@ def _check_slots(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     held = np.zeros(arena.slabs, np.int32)
     for allocation in cache.allocations.values():
         np.add.at(held, [allocation.live, *allocation.tracking_slots], 1)
-    _same("W1 slots of sequences", held, of_sequences)
+    _compare("W1 slots of sequences", held, of_sequences)
     held[:] = 0
     for part in nodes:
         np.add.at(held, [node.slot for node in part], 1)
         yield
-    # Of a node without a checkpoint.
+    # Slot 0 stands for a node without a checkpoint.
     held[0] = 0
-    _same("W1 slots of the tree", held, of_tree)
+    _compare("W1 slots of the tree", held, of_tree)
 
 
 def _check_pages(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
@@ -119,21 +123,21 @@ def _check_pages(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     held = np.zeros(len(arena.page_owner), np.int32)
     pinned: list[Pages] = []
     for part in nodes:
-        some: list[Pages] = []
-        pages_of_some = 0
+        batch: list[Pages] = []
+        batch_pages = 0
         for node in part:
-            some.append(node.pages)
-            pages_of_some += len(node.pages)
+            batch.append(node.pages)
+            batch_pages += len(node.pages)
             if node.kv_lock:
                 pinned.append(node.pages)
-            if pages_of_some > PAGES_OF_NODES:
-                held += np.bincount(np.concatenate(some), minlength=len(held))
-                some, pages_of_some = [], 0
+            if batch_pages > PAGES_PER_COUNT:
+                held += np.bincount(np.concatenate(batch), minlength=len(held))
+                batch, batch_pages = [], 0
                 yield
-        if some:
-            held += np.bincount(np.concatenate(some), minlength=len(held))
+        if batch:
+            held += np.bincount(np.concatenate(batch), minlength=len(held))
         yield
-    _same("W1 pages of the tree", held, arena.page_owner == PageOwner.TREE)
+    _compare("W1 pages of the tree", held, arena.page_owner == PageOwner.TREE)
     yield
     held[:] = 0
     locked = np.zeros(len(held), bool)
@@ -149,15 +153,14 @@ def _check_pages(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
         for shared_pages in path:
             locked[shared_pages] = False
         yield
-    _same("W1 pages of sequences", held, arena.page_owner == PageOwner.SEQUENCE)
+    _compare("W1 pages of sequences", held, arena.page_owner == PageOwner.SEQUENCE)
     yield
     yield from arena.check_pages()
     yield from arena.check_pins(pinned)
 
 
-def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
-    tree = cache.tree
-    number = checkpoints = pages = locked_pages = locked_states = forgotten = 0
+def _locks_of_sequences(cache: Books) -> tuple[dict[int, int], dict[int, int]]:
+    """Count the page locks and the state locks that sequences hold, by `id` of the node."""
     kv_locks: dict[int, int] = {}
     state_locks: dict[int, int] = {}
     for allocation in cache.allocations.values():
@@ -167,9 +170,16 @@ def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
             kv_locks[id(node)] = kv_locks.get(id(node), 0) + 1
         if allocation.match_node is not None:
             state_locks[id(allocation.match_node)] = state_locks.get(id(allocation.match_node), 0) + 1
+    return kv_locks, state_locks
+
+
+def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
+    tree = cache.tree
+    number = checkpoints = pages = locked_pages = locked_states = forgotten = 0
+    kv_locks, state_locks = _locks_of_sequences(cache)
     for number, node in enumerate(itertools.chain.from_iterable(nodes), 1):
         assert node.parent is not None
-        if not number % SLICE:
+        if not number % SLABS_PER_SLICE:
             yield
         if node.depth != node.parent.depth + len(node.token_ids) or len(node.token_ids) % tree.page_size:
             raise LedgerViolation(f"P1: node depth {node.depth} is not its key length")
@@ -185,18 +195,18 @@ def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
         locked_pages += len(node.pages) if node.kv_lock else 0
         locked_states += bool(node.state_lock)
     counted = (number, checkpoints, pages, locked_pages, locked_states, forgotten)
-    kept = (
+    recorded = (
         tree.nodes, tree.checkpoints, tree.pages, tree.locked_pages, tree.locked_states, tree.forgotten
     )  # fmt: skip
-    if counted != kept:
-        raise LedgerViolation(f"W5: tree counts {counted}, kept {kept}")
+    if counted != recorded:
+        raise LedgerViolation(f"W5: the tree holds {counted}, its counters say {recorded}")
 
 
-def _same(
-    what: str, held: npt.NDArray[np.int32], account: npt.NDArray[np.int32] | npt.NDArray[np.bool_]
+def _compare(
+    subject: str, held: npt.NDArray[np.int32], account: npt.NDArray[np.int32] | npt.NDArray[np.bool_]
 ) -> None:
-    odd = (held != account).nonzero()[0]
-    if len(odd):
+    wrong = (held != account).nonzero()[0]
+    if len(wrong):
         raise LedgerViolation(
-            f"{what}: held {held.sum()}, account {account.sum()}, differ at {odd[:5].tolist()}"
+            f"{subject}: held {held.sum()}, account {account.sum()}, differ at {wrong[:5].tolist()}"
         )

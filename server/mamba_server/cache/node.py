@@ -1,5 +1,10 @@
-"""A node of the radix tree: a run of pages with, optionally, one checkpoint at its end."""
+"""Node of the radix tree: a run of pages with, optionally, one checkpoint at its end.
 
+Also the two interfaces through which others see a node: the listener of the tree, and the statistics of
+returns.
+"""
+
+from collections.abc import Iterable
 from typing import Optional, Protocol
 
 import numpy as np
@@ -11,32 +16,37 @@ NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class NodeHeap(Protocol):
-    """Heap that may hold a node, as far as the node knows it."""
+    """Eviction heap, as far as a node needs it."""
 
     def remove(self, node: "Node") -> None:
-        """Take out `node`, which is in the heap."""
+        """Remove `node`, which is in the heap."""
 
 
 class ReturnForecast(Protocol):
-    """Statistics of returns to one checkpoint, as far as its node knows them."""
+    """Statistics of the returns to one checkpoint, as far as its node needs them."""
 
     node: Optional["Node"]
-    """Node whose checkpoint they are of; None while it has none."""
+    """Node that holds the checkpoint; None while there is none."""
 
     @property
     def rate(self) -> float:
-        """Returns to be expected per request of keeping the checkpoint."""
+        """Expected returns per request for which the checkpoint is kept."""
 
     def adopt_returns(self, other: "ReturnForecast") -> bool:
-        """Count the returns to `other`, a deeper place that is cached no longer, for this checkpoint too;
-        return whether that adds to its rate."""
+        """Count the returns to `other`, a deeper depth without a checkpoint, for this checkpoint too.
+
+        Returns whether that adds to the rate.
+        """
 
     def drop_returns(self) -> None:
-        """Count returns to this checkpoint alone."""
+        """Stop counting the returns to other depths."""
 
 
 class Node:
-    """`token_ids` and `pages` of the edge from the parent; `slot` != 0 is a checkpoint of depth `depth`."""
+    """Node with the `token_ids` and `pages` of the edge from its parent.
+
+    `slot` != 0 is a checkpoint of depth `depth`.
+    """
 
     __slots__ = (
         "chain",
@@ -62,38 +72,38 @@ class Node:
     def __init__(self, parent: Optional["Node"], token_ids: Tokens, pages: Pages, salt: str) -> None:
         self.parent = parent
         self.token_ids = token_ids
-        """Those of the edge, int32[pages * page size]; nobody else writes them."""
+        """Tokens of the edge, int32[pages * page size]; nobody else writes this array."""
         self.pages = pages
         self.depth: int = (parent.depth if parent else 0) + len(token_ids)
         self.children: dict[bytes, Node] = {}
         self.chain: int | None = None
-        """The running sum of its prefix's page chain, once somebody needed it."""
+        """Running sum of the page chain up to the end of the node, once computed."""
         self.rungs: bytes | None = None
-        """The hashes of the prefixes that end with its rungs, once somebody needed them."""
+        """Hashes of the prefixes that end with the rungs of this node, once computed."""
         self.slot = 0
         self.produced_step = 0
-        """The step that wrote the checkpoint: only later ones can match it (O7)."""
+        """Step that wrote the checkpoint: only later steps can match it (O7)."""
         self.epoch = 0
-        """Flushes before it came: nothing is resumed of what came before the last one."""
+        """Number of flushes before the node was added: nothing older than the last flush is resumed."""
         self.kv_lock = 0
         self.state_lock = 0
         self.ghost: ReturnForecast | None = None
-        """What is known of returns to the checkpoint that is here now."""
+        """Statistics of the returns to the checkpoint of this node."""
         self.used_at = 0.0
-        """The eviction clock when it was made or hit last."""
+        """Time on the eviction clock at which the node was added or last used."""
         self.priority = 0.0
         self.victims: NodeHeap | None = None
         """Eviction heap that holds this node; None while it cannot be evicted."""
         self.victim_at = 0
-        """Its place there."""
+        """Index of this node in that heap."""
         self.salt = salt
 
     def shared_pages(self, token_ids: Tokens) -> int:
-        """How many of this node's pages a text begins with that goes on with `token_ids` after the parent."""
+        """Return how many pages of this node `token_ids`, which continues the parent's text, begins with."""
         return common_pages(self.token_ids, token_ids, len(self.token_ids) // len(self.pages))
 
     def path(self) -> list["Node"]:
-        """From just below the root down to this node."""
+        """Return the nodes from just below the root down to this one."""
         out: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -103,32 +113,77 @@ class Node:
         return out
 
     def above(self) -> Optional["Node"]:
-        """The node of the nearest shallower checkpoint."""
+        """Return the node of the nearest shallower checkpoint."""
         node = self.parent
         while node is not None and not node.slot:
             node = node.parent
         return node
 
-    def stake(self) -> tuple[int, int]:
-        """What goes with its checkpoint: tokens from the nearest shallower one, and pages no other one needs.
+    def exclusive_span(self) -> tuple[int, int]:
+        """Return the tokens and pages lost with the checkpoint, which no other checkpoint can resume.
 
-        In one walk: each request has tens of checkpoints weighed anew.
+        One walk for both, because each request weighs tens of checkpoints.
         """
-        alone = not self.children
-        pages, node = len(self.pages) if alone else 0, self.parent
+        exclusive = not self.children
+        pages, node = len(self.pages) if exclusive else 0, self.parent
         while node is not None and not node.slot:
-            alone = alone and len(node.children) == 1
-            if alone:
+            exclusive = exclusive and len(node.children) == 1
+            if exclusive:
                 pages += len(node.pages)
             node = node.parent
         return self.depth - (node.depth if node is not None else 0), pages
 
 
 def common_pages(left: Tokens, right: Tokens, page_size: int) -> int:
-    """How many whole pages the two token runs share from their start."""
+    """Return how many whole pages the two token runs share from their start."""
     size = min(len(left), len(right))
     if not size:
         return 0
     differs = left[:size] != right[:size]
     first = int(differs.argmax())
     return (first if differs[first] else size) // page_size
+
+
+class CachedPrefix(Protocol):
+    """Prefix in the radix tree: the tokens of one edge, and the shorter prefix that they continue.
+
+    A listener reads it; it writes only `chain` and `rungs`, where the one listener keeps its results.
+    """
+
+    token_ids: Tokens
+    """Tokens of the edge alone."""
+    depth: int
+    """Tokens from the root to the end of the edge."""
+    slot: int
+    """Slot of the checkpoint at the end; 0 = there is none."""
+    salt: str
+    chain: int | None
+    """Running sum of the page chain up to the end, once a listener has computed it."""
+    rungs: bytes | None
+    """Hashes of the prefixes that end at the edge's rungs, once a listener has computed them."""
+
+    @property
+    def parent(self) -> Optional["CachedPrefix"]:
+        """Shorter prefix that this one continues; None for the root, which has no tokens."""
+
+
+class PrefixListener(Protocol):
+    """Observer of the radix tree. Each change is reported exactly once.
+
+    The tree calls it in the middle of an admission or a commit, so a listener only records the change.
+    """
+
+    def gained(self, prefix: CachedPrefix) -> None:
+        """Report that `prefix` now has a checkpoint."""
+
+    def lost(self, prefix: CachedPrefix) -> None:
+        """Report that `prefix` is about to lose its checkpoint."""
+
+    def pages_gained(self, prefix: CachedPrefix) -> None:
+        """Report that the pages of `prefix` can be used now."""
+
+    def pages_lost(self, prefix: CachedPrefix) -> None:
+        """Report that `prefix` is about to be removed, with its pages."""
+
+    def flushed(self, kept: Iterable[CachedPrefix]) -> None:
+        """Report that all prefixes were forgotten except `kept`."""

@@ -1,14 +1,14 @@
-"""`StateCache`: what the engine may ask of a state cache. `mamba_server.cache` exports it and hides the rest.
+"""`StateCache`: the interface of a state cache. `mamba_server.cache` exports it and hides the rest.
 
-Rules for all of it. The cache is pure: no clock, no device, and one caller at a time, between two launches.
-A shortage is an answer and never an exception: None or False means "not now", and then nothing has changed.
-Only `LedgerViolation` is raised, where the caller or the cache broke an invariant. Memory that a launched
-step names is free only after `advance` has passed that step, whoever gives it back.
+Rules for all of it. The cache is pure: no clock, no device, and one caller at a time, between two launches. A
+shortage is a return value and never an exception: None or False means "not now", and then nothing has
+changed. Only `LedgerViolation` is raised, where the caller or the cache broke an invariant. Memory that a
+launched step names is free only after `advance` has passed that step, however it was returned.
 
-A state that leaves the arena for another engine, or comes from one, would be two methods more of
-`StateCache`: one that locks a checkpoint like `match` and `admit` do and reads its slot and pages until the
+A state that leaves the arena for another engine, or comes from one, would be two more methods of
+`StateCache`: one that locks a checkpoint as `match` and `admit` do and reads its slot and pages until the
 copy is complete, and one that allocates like `admit` and ends in the tree like `commit`. Drafted tokens would
-be another argument of `launch`, whose depth then may shrink at the commit.
+be another argument of `launch`, whose depth may then shrink at the commit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from mamba_planner.strategy import Reservation
-from mamba_server.cache.capacity import Capacity
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.eviction import Policy
 from mamba_server.cache.ledger import LedgerAccount
-from mamba_server.cache.node import Tokens
+from mamba_server.cache.node import PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Bools, Ints
-from mamba_server.cache.prefix_listener import PrefixListener
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
 from mamba_server.cache.tree import Match
 
@@ -39,7 +37,7 @@ class CacheSettings:
     eviction: Policy
     prefix_caching: bool = True
     min_checkpoint_depth: int = 0
-    """States of fewer tokens are not kept."""
+    """Least depth of a checkpoint, in tokens."""
     fingerprint: str = ""
     """Fingerprint of the weights, tokenizer, dtype and layout whose states the cache holds; never changes."""
 
@@ -51,24 +49,71 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why a change is not made, with its numbers, for the operator who asked for it."""
+    """Reason why a change is refused, with its numbers, for the operator who requested it."""
 
     message: str
 
 
+class Capacity(NamedTuple):
+    """Snapshot of the memory of one cache: the arena, and what eviction could free.
+
+    A tuple, since the scheduler takes a few of them in each step.
+    """
+
+    page_size: int
+    """Tokens per page."""
+    slabs: int
+    """Slabs of the arena without the padding slab: each is one slot, or `pages_per_slab` pages."""
+    pages_per_slab: int
+    """Pages per slab; 0 = pages take no memory, as in a model without attention."""
+    slots_per_sequence: int
+    """Slots that the strategy in force reserves for a sequence, the live one included."""
+    free_slots: int
+    evictable_slots: int
+    """Slots of checkpoints that no sequence is reading."""
+    free_pages: int
+    evictable_pages: int
+    """Pages of the tree that no running sequence uses."""
+    available_pages: int
+    """Pages that are free once everything unused is evicted; slabs of free slots count as pages."""
+    checkpoints: int
+    """Checkpoints in the tree."""
+    admitted: int
+    """Sequences that were admitted and have not ended or been preempted."""
+    retiring: int
+    """Sequences that have ended and whose memory is free after a later fence."""
+    returning: bool
+    """Whether a step in flight holds memory that is free after its fence."""
+    accepts_checkpoints: bool
+    """Whether a prefill that starts now can be expected to get slots for its checkpoints."""
+
+    def pages_for(self, tokens: int) -> int:
+        """Return the pages of a sequence of `tokens` tokens."""
+        return -(-tokens // self.page_size)
+
+    def never_fits(self, tokens: int, slots_per_sequence: int | None = None) -> bool:
+        """Return whether a sequence of `tokens` tokens would not even fit an otherwise empty arena.
+
+        `slots_per_sequence`: slots under another strategy than the one in force.
+        """
+        slots = self.slots_per_sequence if slots_per_sequence is None else slots_per_sequence
+        slabs = self.slabs - slots
+        return slabs < 0 or (self.pages_per_slab > 0 and self.pages_for(tokens) > slabs * self.pages_per_slab)
+
+
 class DecodeRows(NamedTuple):
-    """Rows that decode, before a step: arrays in the order that was asked for."""
+    """Rows that decode, before a step: arrays in the order of the requested rows."""
 
     depth: Ints
     """Tokens in the live slot."""
     needs_page: Bools
-    """Whether the next token lies on a page that the row does not have: `extend` first."""
+    """Whether the next token lies on a page that the row does not have, so that `extend` comes first."""
     last: Bools
-    """Whether the next token is the last that the sequence may sample."""
+    """Whether the next token is the last one that the sequence may sample."""
 
 
 class StateCache(Protocol):
-    """Cache of one device, as scheduler and core use it. A sequence calls in the order given here."""
+    """Cache of one device, as scheduler and core use it. The calls for one sequence come in this order."""
 
     @property
     def settings(self) -> CacheSettings:
@@ -76,14 +121,14 @@ class StateCache(Protocol):
 
     @property
     def capacity(self) -> Capacity:
-        """Read only: what there is at this moment. Take it anew after any other call."""
+        """Read only: memory at this moment. Any other call makes the snapshot out of date."""
 
     @property
     def counters(self) -> CacheCounters:
-        """Read only: what has happened since the start."""
+        """Read only: events since the start."""
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
-        """Read only: what the tree has of a prompt that would be launched in `step`. Void after `admit`."""
+        """Read only: return how much of a prompt, launched in `step`, the tree has. Void after `admit`."""
 
     def admit(
         self,
@@ -98,7 +143,7 @@ class StateCache(Protocol):
     ) -> SequenceAllocation | None:
         """Take slots and the pages of `context` tokens, evicting for them; lock what `match` resumes from.
 
-        `branches`: depths at which waiting prompts part from this one. `longest`: tokens that the sequence
+        `branches`: depths at which waiting prompts diverge from this one. `longest`: tokens that the sequence
         may grow to. None = not now.
         """
 
@@ -109,46 +154,60 @@ class StateCache(Protocol):
         """Plan a checkpoint at `depth`, for which another prompt waits; during the prefill."""
 
     def plan_prefill(self, allocation: SequenceAllocation, stop: int, step: int) -> list[Checkpoint]:
-        """Take slots for the checkpoints of a piece up to `stop`; before its launch. Short = fewer."""
+        """Take slots for the checkpoints of a piece up to `stop`, before its launch.
+
+        A shortage of slots yields fewer checkpoints.
+        """
 
     def decode_rows(self, rows: Ints) -> DecodeRows:
-        """Read only: where `rows` stand before they decode one more token."""
+        """Read only: return the state of `rows` before they decode one more token."""
 
     def plan_decode(self, allocation: SequenceAllocation, outputs: int, step: int) -> int:
-        """Take a slot for the state after the next token, output number `outputs`; before the launch. 0 =
-        none is due, or not now."""
+        """Take a slot for the state after the next token, output number `outputs`; before the launch.
+
+        0 = no checkpoint is due, or there is no slot now.
+        """
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
         """Record that `step`, which is launched next, takes `rows` to `depth`. Cannot be refused."""
 
     def advance(self, step: int, *, failed: bool = False) -> None:
-        """Record that `step` is complete, in the order of launches: memory that waited for it is free.
-        `failed`: nothing that it wrote is kept. Before the commits of its sequences."""
+        """Record that `step` is complete, in the order of launches, and free the memory that waited for it.
+
+        `failed`: nothing that the step wrote is kept. Called before the commits of its sequences.
+        """
 
     def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
-        """Give what `step` wrote for the sequence to the tree; `token_ids`: all that are known. Needed only
-        while `allocation.awaits_commit`."""
+        """Give the checkpoints that `step` wrote for the sequence to the tree.
 
-    def settle(self) -> None:
-        """Take back the memory of sequences whose last step is complete. After the commits of a step."""
+        `token_ids`: all known tokens. Needed only while `allocation.awaits_commit`.
+        """
+
+    def release_retired(self) -> None:
+        """Free the memory of retired sequences whose last step is complete. After the commits of a step."""
 
     def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
-        """End the sequence, at any time; `allocation` is not used again. Once its last launched step is
-        complete, `token_ids()` tells which of its tokens count, and its states go to the tree."""
+        """End the sequence, at any time; `allocation` is not used again.
+
+        Once its last launched step is complete, `token_ids()` returns the tokens that count, and the states
+        of these go to the tree.
+        """
 
     def discard_results(self, allocation: SequenceAllocation) -> None:
-        """Keep nothing that was computed for the sequence, in the tree neither. Before it is retired."""
+        """Drop everything that was computed for the sequence, also from the tree. Before it is retired."""
 
 
 class ManagedStateCache(StateCache, Protocol):
-    """The same cache with its upkeep, which the engine does between two steps."""
+    """State cache together with its upkeep, which the engine does between two steps."""
 
     def account(self) -> LedgerAccount:
-        """Read only: owners of all slots and pages."""
+        """Read only: return the owners of all slots and pages."""
 
     def recount(self) -> Iterator[None]:
-        """Read only: compare the account with the holders, in slices; void after any other call. Raises
-        LedgerViolation."""
+        """Read only: compare the account with the holders, in slices; void after any other call.
+
+        Raises LedgerViolation.
+        """
 
     def listen(self, listener: PrefixListener) -> None:
         """Report every change of the tree to `listener`, the only one, from now on."""
@@ -158,14 +217,16 @@ class ManagedStateCache(StateCache, Protocol):
 
     @property
     def sweeping(self) -> bool:
-        """Whether something of what was flushed is still in memory."""
+        """Whether flushed checkpoints are still in memory."""
 
     def sweep(self) -> None:
-        """Free a little of what was flushed; while `sweeping`, at any time."""
+        """Free a few flushed checkpoints; while `sweeping`, at any time."""
 
     def change_strategy(self, strategy: Reservation) -> Refusal | None:
-        """Run under `strategy` from the next step on: running sequences get or give back tracking slots.
-        Refusal = not now, and nothing has changed."""
+        """Run under `strategy` from the next step on; running sequences get or give back tracking slots.
+
+        A Refusal means "not now": nothing has changed.
+        """
 
     def change_settings(self, *, track_interval: int, cap: int, eviction: Policy) -> None:
-        """Go by these settings, which take no memory, from now on. Cannot be refused."""
+        """Apply these settings, which take no memory, from now on. Cannot be refused."""

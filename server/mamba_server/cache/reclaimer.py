@@ -1,6 +1,6 @@
-"""Takes memory from the arena, and makes room there by evicting from the tree what nobody uses just now.
+"""Reclaimer: allocates from the arena, and evicts unused memory from the tree where the arena is short.
 
-Called by the state cache alone. Which checkpoint goes first is the eviction policy's business.
+The state cache is the only caller. The eviction policy decides which checkpoint goes first.
 """
 
 from collections.abc import Sequence
@@ -10,26 +10,26 @@ from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
 
-NODES_AT_ONCE = 8
-"""Nodes that are swept before others may have their turn."""
+NODES_PER_SWEEP = 8
+"""Nodes that one call of `sweep` visits."""
 
 
 class Reclaimer:
-    """Gets memory out of one arena."""
+    """Allocator of one arena that evicts from one tree."""
 
     def __init__(self, arena: Arena, tree: RadixTree, counters: CacheCounters) -> None:
         self.arena = arena
         self.tree = tree
         self.counters = counters
         self._to_sweep: list[Node] = []
-        """Nodes under which there is something to sweep, themselves included."""
+        """Roots of the subtrees that may still hold forgotten checkpoints, themselves included."""
 
     def allocate(
         self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, evict: bool = True
     ) -> Allocation | None:
-        """Slots (`live` ones first) and pages, all or none; None if there is not enough, whatever goes.
+        """Take slots (`live` ones first) and pages, all or none; return None if eviction cannot free enough.
 
-        `evict`: what nobody uses just now may go for it; what is refused changes nothing (W6).
+        `evict`: unused checkpoints and pages may be evicted for it. A refused call changes nothing (W6).
         """
         slots = live + tracking
         if evict and not self.arena.fits(slots, pages) and self._can_make_room(slots, pages):
@@ -38,11 +38,11 @@ class Reclaimer:
 
     @property
     def available_pages(self) -> int:
-        """Pages that could be had now, with everything evicted that nobody uses."""
+        """Pages that can be allocated once everything unused has been evicted."""
         return self._room_without_pages(0) + self.tree.evictable_pages
 
     def _can_make_room(self, slots: int, pages: int) -> bool:
-        """Whether evicting all that is evictable would be enough."""
+        """Return whether evicting everything unused would free enough."""
         room = self._room_without_pages(slots)
         if room >= 0:
             return not self.arena.pages_per_slab or pages <= room + self.tree.evictable_pages
@@ -50,15 +50,15 @@ class Reclaimer:
         return emptied >= 0 and pages <= emptied * self.arena.pages_per_slab
 
     def _room_without_pages(self, slots: int) -> int:
-        """Pages there would be with every evictable checkpoint gone and `slots` taken; < 0: too few slots."""
+        """Return the pages free once all checkpoints are evicted and `slots` taken; < 0 = too few slots."""
         spare = self.arena.free_slots + self.tree.evictable_slots - slots
         return spare if spare < 0 else self.arena.partial_pages + spare * self.arena.pages_per_slab
 
     def make_room(self, slots: int, pages: int) -> None:
         """Evict until `slots` and `pages` fit, or nothing is left to evict."""
-        # Leaves without a checkpoint only show where prompts part. They go before all that can be resumed
-        # as long as pages are short, and no longer: slots hardly ever come of them, and the one start that
-        # drops all that have gathered makes every answer wait.
+        # Leaves without a checkpoint only show where prompts diverge. While pages are short they go before
+        # everything that can be resumed, and no longer: they hardly ever free a slot, and a start that drops
+        # all that have gathered would delay every answer.
         eviction = self.tree.eviction
         while not self.arena.fits(slots, pages):
             if self.sweeping:
@@ -76,7 +76,7 @@ class Reclaimer:
                 self._drop_leaf(node)
 
     def evict(self, node: Node) -> None:
-        """Evict the checkpoint of `node` (not locked) and the pages that only it could resume."""
+        """Evict the unlocked checkpoint of `node` and the pages that only this checkpoint could resume."""
         self.tree.eviction.evicted(node)
         self.arena.free_slot(self.tree.drop_state(node))
         self.counters.evicted += 1
@@ -86,21 +86,23 @@ class Reclaimer:
             self._drop_leaf(node)
 
     def _drop_bare(self, node: Node) -> None:
-        """Drop the pages that no checkpoint needs any more: below `node`, its own and those above it."""
+        """Drop the pages that no checkpoint needs any more: below `node`, its own, and those above it."""
         below = self.tree.bare_below(node)
         if below is None:
             return
-        for each in reversed(below):
-            self._drop_leaf(each)
+        for descendant in reversed(below):
+            self._drop_leaf(descendant)
         self.drop_upwards(node)
 
     def drop_upwards(self, node: Node) -> None:
-        """Drop `node` and what is above it, as far as nobody needs it."""
-        at: Node | None = node
-        while at is not None and at.parent is not None and not (at.slot or at.kv_lock or at.children):
-            above = at.parent
-            self._drop_leaf(at)
-            at = above
+        """Drop `node` and its ancestors up to the first that is in use."""
+        leaf: Node | None = node
+        while leaf is not None and leaf.parent is not None:
+            if leaf.slot or leaf.kv_lock or leaf.children:
+                return
+            parent = leaf.parent
+            self._drop_leaf(leaf)
+            leaf = parent
 
     def _drop_leaf(self, node: Node) -> None:
         self.arena.free_pages_of(self.tree.remove_leaf(node), 0, PageOwner.TREE)
@@ -108,9 +110,9 @@ class Reclaimer:
     # --- flush ---------------------------------------------------------------------------------------
 
     def flush(self, spared: Sequence[Node]) -> int:
-        """Forget every checkpoint but `spared`, all that are locked; the number lost.
+        """Forget every checkpoint except `spared`, which are all that are locked; return the number lost.
 
-        Nothing of them is resumed from now on; their memory comes back as it is swept, or asked for.
+        No forgotten checkpoint is resumed from now on; its memory comes back when it is swept or needed.
         """
         lost = self.tree.forget(spared)
         self._to_sweep = list(self.tree.roots.values())
@@ -118,19 +120,19 @@ class Reclaimer:
 
     @property
     def sweeping(self) -> bool:
-        """Some of what was flushed may still be there."""
+        """Whether forgotten checkpoints may still be in memory."""
         return bool(self._to_sweep)
 
     def sweep(self) -> None:
-        """Drop some more of what was flushed and is not in use."""
-        left, epoch = self._to_sweep, self.tree.epoch
-        for _ in range(NODES_AT_ONCE):
-            if not left:
+        """Drop some more of the forgotten checkpoints that are not in use."""
+        pending, epoch = self._to_sweep, self.tree.epoch
+        for _ in range(NODES_PER_SWEEP):
+            if not pending:
                 return
-            node = left.pop()
-            # What has come since under a node that was here is younger, or the upper part of a split, which
-            # goes with what is below it.
-            left.extend(node.children.values())
+            node = pending.pop()
+            # A node that was added after the flush is of the current epoch, or it is the upper part of a
+            # split node, which goes with the nodes below it.
+            pending.extend(node.children.values())
             if node.parent is None or node.epoch == epoch:
                 continue
             if node.slot:

@@ -1,9 +1,9 @@
-"""When prefixes come back: for each class of checkpoint, how many returned at which age, as it happens.
+"""Statistics of return times: for each class of checkpoint, the returns at each age, updated with each event.
 
-Ages are requests since the checkpoint could last have been used, in bins of half an octave. `rate` is the
-most returns per request of keeping that a checkpoint of a class and age promises (the Gittins index of
-its return time): what is worth keeping a while may be worth nothing later. `HazardRatio` is what one trait
-adds to the class. Called by the ghost tree; pure.
+Ages are requests since the last possible use of the checkpoint, in bins of half an octave. `rate` is the
+highest number of returns per request of keeping that a checkpoint of a class and age promises (the Gittins
+index of its return time): a checkpoint that is worth keeping for a while may be worth nothing later.
+`HazardRatio` is the effect of one trait on all classes. Called by the ghost tree; pure.
 """
 
 import numpy as np
@@ -14,24 +14,27 @@ Floats = npt.NDArray[np.float64]
 EDGES: tuple[int, ...] = (
     0, 1, 2, 4, 8, *(edge for octave in range(4, 21) for edge in (1 << octave, 3 << (octave - 1))),
 )  # fmt: skip
-"""Where the bins of ages begin; the last edge ends the last bin."""
+"""Lower edges of the bins of ages; the last edge ends the last bin."""
 BINS = len(EDGES) - 1
 _WIDTHS: Floats = np.diff(np.array(EDGES, np.float64))
 PRIOR = 0.1
-"""Share returning in a bin before anything is known: no age is special, so the older, the rarer."""
+"""Assumed share that returns in a bin before anything is known: no age is special, so returns are the rarer
+the older the checkpoint."""
 WEIGHT = 8.0
-"""Sightings in a bin after which a class counts as much as the wider class it belongs to."""
+"""Observations in a bin after which a class counts as much as the wider class that contains it."""
 SLACK = 1.0
-"""How far a class's forecasts may fall behind before the wider class decides: one sighting, wholly wrong."""
+"""Score by which a class's forecasts may fall behind before the wider class decides: one observation, wholly
+wrong."""
 WINDOW = 4096.0
-"""Sightings of a class after which what was seen before counts half: traffic changes."""
+"""Observations of a class after which earlier ones are halved, because traffic changes."""
 
 
 class ReturnTimes:
-    """Survival counts of one class. `wider` fills in where it has seen little; None: the prior does.
+    """Survival counts of one class.
 
-    Its forecasts are scored before their outcome is counted; a class that does worse than `wider` decides
-    nothing.
+    `wider` is the class that contains it and fills in where this one has few observations; without one, the
+    prior does. Forecasts are scored before their outcome is counted; a class that forecasts worse than
+    `wider` decides nothing.
     """
 
     __slots__ = (
@@ -55,39 +58,39 @@ class ReturnTimes:
         self._new_entered = [0] * BINS
         self._new_returned = [0] * BINS
         self._new = 0
-        """The sum of `_new_entered`."""
+        """Sum of `_new_entered`."""
         self._forecast: Floats = np.full(BINS, PRIOR)
-        """What it foretold of the sightings that are not counted yet."""
+        """Forecast for the observations that are not counted yet."""
         self._rates: list[float] = []
         self._decides: list[float] = []
         self._learn_after = 64.0
-        """Sightings after which what was learnt is out of date: a quarter more, and some."""
+        """Observations after which the learned rates are out of date: a quarter more, plus a constant."""
         self.score = 0.0
-        """By how much its squared errors were less than those of `wider`, of late."""
+        """Recent advantage of this class over `wider`, in squared error."""
 
-    def entered(self, at: int) -> None:
-        """One reached bin `at` (0: it was made or used just now)."""
-        self._new_entered[at] += 1
+    def entered(self, age_bin: int) -> None:
+        """Record that a checkpoint reached bin `age_bin` (0: it was created or used just now)."""
+        self._new_entered[age_bin] += 1
         self._new += 1
 
-    def returned(self, at: int) -> None:
-        """One came back while in bin `at`."""
-        self._new_returned[at] += 1
+    def returned(self, age_bin: int) -> None:
+        """Record that a checkpoint was used while in bin `age_bin`."""
+        self._new_returned[age_bin] += 1
 
-    def rate(self, at: int) -> float:
-        """Most returns per request of keeping one that has just entered bin `at`."""
+    def rate(self, age_bin: int) -> float:
+        """Return the most returns per request of keeping a checkpoint that has just entered `age_bin`."""
         if not self._rates or self._new > self._learn_after:
             self._learn()
-        return self._rates[at]
+        return self._rates[age_bin]
 
-    def share(self, at: int) -> float:
-        """The share that `rate` goes by: of those that enter bin `at`, those that come back within it."""
+    def share(self, age_bin: int) -> float:
+        """Return the share of checkpoints entering `age_bin` that return within it, as `rate` uses it."""
         if not self._rates or self._new > self._learn_after:
             self._learn()
-        return self._decides[at]
+        return self._decides[age_bin]
 
     def shares(self) -> Floats:
-        """For each bin, the share of those that enter it that come back within it."""
+        """Return for each bin the share of the checkpoints entering it that return within it."""
         prior = self.wider.shares() if self.wider is not None else np.full(BINS, PRIOR)
         shares: Floats = (self._returned + WEIGHT * prior) / (self._entered + WEIGHT)
         return shares
@@ -114,52 +117,48 @@ class ReturnTimes:
         if self._entered[0] > WINDOW:
             self._entered, self._returned = self._entered / 2, self._returned / 2
         self._learn_after = 64 + float(self._entered[0]) / 4
-        # To be worked out again when they are asked for.
+        # Computed again at the next use.
         self._rates = []
         if self.wider is not None:
             self.wider._count(entered, returned)  # noqa: SLF001 - the same class
 
 
 class HazardRatio:
-    """How many more of one trait return than their classes foretell, at every age alike.
+    """Ratio of the returns of checkpoints with one trait to the forecasts of their classes, at all ages."""
 
-    The ratio of returns to forecasts, drawn to 1: proportional hazards (Cox, 1972). A trait crossed with all
-    classes would leave too few sightings in each to learn from.
-    """
-
-    __slots__ = ("_foretold", "_returned", "ratio")
+    __slots__ = ("_expected", "_returned", "ratio")
 
     def __init__(self) -> None:
-        self._foretold = 0.0
+        self._expected = 0.0
         self._returned = 0.0
         self.ratio = 1.0
 
     def entered(self, share: float) -> None:
-        """One entered a bin in which `share` of its class come back."""
-        self._foretold += share
+        """Record that a checkpoint entered a bin in which `share` of its class return."""
+        self._expected += share
         self._weigh()
 
     def returned(self) -> None:
-        """One came back."""
+        """Record a return."""
         self._returned += 1
         self._weigh()
 
     def _weigh(self) -> None:
-        self.ratio = (self._returned + WEIGHT) / (self._foretold + WEIGHT)
-        if self._foretold > WINDOW / 2:
-            self._returned, self._foretold = self._returned / 2, self._foretold / 2
+        self.ratio = (self._returned + WEIGHT) / (self._expected + WEIGHT)
+        if self._expected > WINDOW / 2:
+            self._returned, self._expected = self._returned / 2, self._expected / 2
 
 
 def _error(shares: Floats, entered: Floats, returned: Floats) -> float:
-    """Squared errors of saying `shares` of these sightings."""
+    """Return the squared error of forecasting `shares` for these observations."""
     return float(((1 - shares) ** 2 * returned + shares**2 * np.maximum(entered - returned, 0)).sum())
 
 
 def _best_rates(shares: Floats) -> list[float]:
-    """For each bin, the greatest ratio of returns to requests kept over all times to give up after it."""
+    """Return for each bin the highest ratio of returns to requests kept, over all times to give up."""
     alive = np.exp(np.concatenate(([0.0], np.cumsum(np.log1p(-shares)))))
     back = alive[:-1] - alive[1:]
-    # Those that come back within a bin wait half of it on average.
+    # Checkpoints that return within a bin are kept for half of it on average.
     kept = _WIDTHS * (alive[:-1] - back / 2)
     sum_back = np.concatenate(([0.0], np.cumsum(back)))
     sum_kept = np.concatenate(([0.0], np.cumsum(kept)))

@@ -1,9 +1,4 @@
-"""What one admitted sequence has of the arena beside its row: tracking slots, checkpoints under way, locks.
-
-Made by the state cache at admission and given back whole when the sequence ends or is preempted, so nothing
-of it can survive (W9: nothing is left of a preempted sequence). The engine reads it; only the state cache
-changes it. How far the sequence has come stands in its row of the persistent batch and is read from there.
-"""
+"""Share of the arena that an admitted sequence holds besides its row: slots, checkpoints, locks."""
 
 from dataclasses import dataclass
 
@@ -16,7 +11,7 @@ from mamba_server.cache.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A slot that holds (or will hold) the state at `depth`."""
+    """Slot that holds, or will hold, the state at `depth`."""
 
     depth: int
     slot: int
@@ -24,7 +19,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """Written by launched step `step`; known to be complete when that step commits, not before."""
+    """Checkpoint that launched step `step` writes; complete when that step commits, not before."""
 
     checkpoint: Checkpoint
     step: int
@@ -32,14 +27,14 @@ class PendingCheckpoint:
 
 
 class SequenceAllocation:
-    """One admitted sequence's share of the arena; `row` of `batch` is its own."""
+    """Share of the arena that one admitted sequence holds; `row` is its row of `batch`."""
 
     __slots__ = (
         "_batch",
-        "awaited",
+        "awaited_depths",
         "awaits_commit",
-        "distrusted_from",
         "first_page",
+        "ghost_match",
         "match_node",
         "node",
         "pending",
@@ -49,8 +44,8 @@ class SequenceAllocation:
         "resumed",
         "row",
         "salt",
-        "sighting",
         "spare",
+        "untrusted_from",
         "worthwhile",
     )
 
@@ -61,81 +56,80 @@ class SequenceAllocation:
         self.row = row
         self.salt = salt
         self.first_page: bytes | None = None
-        """Tokens of the first page at admission: under them the prompt counts as being computed; None = it
-        does not any more."""
+        """Tokens of the first page while the prompt counts as being computed; None = no longer."""
         self.prefill_end = 0
         """Tokens to compute before the sequence decodes."""
         self.spare = spare
-        """Tracking slots with nothing in them."""
+        """Empty tracking slots."""
         self.ready: list[Checkpoint] = []
-        """Complete checkpoints in tracking slots, shallow first."""
+        """Complete checkpoints in tracking slots, shallowest first."""
         self.pending: list[PendingCheckpoint] = []
         self.awaits_commit = False
-        """Whether the commit of a launched step changes something: `pending` or `match_node` is set. Kept as
-        a field, since each sampled token asks."""
+        """Whether the commit of a launched step changes anything: `pending` or `match_node` is set. A field,
+        because each sampled token reads it."""
         self.placement = placement
         self.worthwhile: frozenset[int] = frozenset()
-        """Optional depths whose checkpoints promise more than what they would push out."""
-        self.awaited: set[int] = set()
-        """Depths at which prompts that were put off wait for a state of this one."""
-        self.sighting: GhostMatch | None = None
-        """Its prompt in the ghost tree."""
+        """Optional depths whose checkpoints promise more than what they would evict."""
+        self.awaited_depths: set[int] = set()
+        """Depths at which deferred prompts wait for a state of this sequence."""
+        self.ghost_match: GhostMatch | None = None
+        """Place of the prompt in the ghost tree."""
         self.node: Node | None = None
-        """Deepest tree node whose pages this sequence uses (page lock held)."""
+        """Deepest tree node whose pages this sequence uses (it holds the page lock)."""
         self.match_node: Node | None = None
-        """Checkpoint read by the first forward (state lock held until that forward's fence)."""
-        self.distrusted_from: int | None = None
-        """Depth from which on what it left in the tree is not to be resumed; None = all is well."""
+        """Checkpoint that the first forward reads; its state is locked until that forward's fence."""
+        self.untrusted_from: int | None = None
+        """Depth from which its checkpoints in the tree must not be resumed; None = all are valid."""
         self.resumed = self.depth
-        """Tokens that it did not compute."""
+        """Tokens resumed from a checkpoint instead of computed."""
 
-    # --- its row, read ------------------------------------------------------------------------------
+    # --- row ----------------------------------------------------------------------------------------
 
     @property
     def depth(self) -> int:
-        """Tokens folded into the live slot by launched steps."""
+        """Tokens that launched steps have folded into the live slot."""
         return int(self._batch.depth[self.row])
 
     @property
     def last_step(self) -> int:
-        """The last launched step that names it; 0 = none yet."""
+        """Last launched step that names the sequence; 0 = none yet."""
         return int(self._batch.last_step[self.row])
 
     @property
     def live(self) -> int:
-        """The live slot; 0 once it has been donated."""
+        """Live slot; 0 once it has been donated."""
         return int(self._batch.live[self.row])
 
     @property
     def page_count(self) -> int:
-        """How many pages it has, its own and the tree's."""
+        """Number of pages of the sequence, its own and the tree's."""
         return int(self._batch.page_count[self.row])
 
     @property
     def pages(self) -> Pages:
-        """Its page ids, in the order of the tokens: the row itself, no copy."""
+        """Page ids in the order of the tokens: a view of the row, no copy."""
         return self._batch.pages[self.row, : self.page_count]
 
     @property
     def decodes(self) -> bool:
-        """Whether a token may be sampled beyond that which the last launched step samples."""
+        """Whether another token may be sampled after the one of the last launched step."""
         return self.depth < int(self._batch.last_depth[self.row])
 
     def replace_pages(self, pages: Pages) -> None:
-        """Others in the place of its first ones, with the same keys and values."""
+        """Replace the first pages by `pages`, which hold the same keys and values."""
         self._batch.replace_pages(self.row, pages)
 
     @property
     def slot_in(self) -> int:
-        """Where the next forward reads the state: -1 = zeros, a checkpoint, or the live slot."""
+        """Slot from which the next forward reads the state: -1 = zeros, a checkpoint, or the live slot."""
         if self.last_step:
             return self.live
         return self.match_node.slot if self.match_node is not None else -1
 
-    # --- its prefix ---------------------------------------------------------------------------------
+    # --- prefix -------------------------------------------------------------------------------------
 
     def own_pages(self, page_size: int) -> int:
-        """Return the pages that only this sequence uses: they can be had once it is gone."""
+        """Return the number of pages that only this sequence uses: they are free once it is gone."""
         node = self.node
         while node is not None and node.kv_lock == 1:
             node = node.parent
@@ -143,31 +137,32 @@ class SequenceAllocation:
 
     @property
     def seen_pages(self) -> int:
-        """Pages of the prompt that an earlier prompt began with, cached or not; 0 where the cache does not
-        remember prompts."""
-        return self.sighting.shared if self.sighting is not None else 0
+        """Pages of the prompt that an earlier prompt began with, cached or not.
 
-    # --- its checkpoints ----------------------------------------------------------------------------
+        0 where the cache does not remember prompts.
+        """
+        return self.ghost_match.shared if self.ghost_match is not None else 0
+
+    # --- checkpoints --------------------------------------------------------------------------------
 
     def pending_depths(self) -> list[int]:
         """Return the depths of the prefill checkpoints that launched steps are writing."""
-        return [each.checkpoint.depth for each in self.pending if not each.decode]
+        return [pending.checkpoint.depth for pending in self.pending if not pending.decode]
 
     def coming_depths(self) -> list[int]:
         """Return the depths of the prefill checkpoints that are planned or being written."""
         planned = [depth for depth in self.placement.depths if depth > self.depth]
         return planned + self.pending_depths()
 
-    # --- its slots ----------------------------------------------------------------------------------
+    # --- slots --------------------------------------------------------------------------------------
 
     @property
     def reserved(self) -> int:
-        """Tracking slots under the strategy's reservation: not those of prefill checkpoints."""
-        return len(self.spare) + len(self.ready) + sum(each.decode for each in self.pending)
+        """Number of tracking slots under the strategy's reservation, so without those of the prefill."""
+        return len(self.spare) + len(self.ready) + sum(pending.decode for pending in self.pending)
 
     @property
     def tracking_slots(self) -> list[int]:
-        """Every slot beside the live one, whatever it holds."""
-        return (
-            self.spare + [each.slot for each in self.ready] + [each.checkpoint.slot for each in self.pending]
-        )
+        """All slots of the sequence except the live one."""
+        ready = [checkpoint.slot for checkpoint in self.ready]
+        return self.spare + ready + [pending.checkpoint.slot for pending in self.pending]

@@ -1,7 +1,7 @@
-"""The slot life cycle as one table: it drives the arena, the property tests and the exhaustive model.
+"""Life cycle of a slot as one table, which drives the arena, the property tests and the exhaustive model.
 
 A transition that follows a device write is legal only after a fence: the step whose completion makes the
-write visible. The arena asks `check_transition` for every move; the explorer in the tests walks the same
+write visible. The arena calls `check_transition` for every move; the explorer in the tests walks the same
 table.
 """
 
@@ -11,26 +11,26 @@ from mamba_server.cache.errors import LedgerViolation
 
 
 class SlotState(Enum):
-    """What a slot is just now."""
+    """State of one slot."""
 
-    # By identity: every move looks states up, and the hash of an Enum is Python code.
+    # Hash by identity: every move looks states up, and the hash of an Enum is Python code.
     __hash__ = object.__hash__
 
     FREE = "free"
     LIVE = "live"
-    """A running sequence updates it."""
+    """The slot is updated by a running sequence."""
     TRACK_PENDING = "track_pending"
-    """Reserved for a checkpoint, or named by a launched step whose fence has not passed."""
+    """The slot is reserved for a checkpoint, or a launched step whose fence has not passed names it."""
     TRACK_READY = "track_ready"
-    """Holds a checkpoint at a known depth; still the sequence's."""
+    """The slot holds a complete checkpoint and still belongs to the sequence."""
     CACHED = "cached"
-    """The tree's. Locked or not is the node's business."""
+    """The slot belongs to the tree, locked or not."""
     FENCED = "fenced"
-    """Given back, but a launched step still names it."""
+    """The slot was returned, but a launched step still names it."""
 
 
 TRANSITIONS: dict[tuple[SlotState, SlotState], bool] = {
-    # (from, to): does it need the fence of the last step that names the slot?
+    # (from, to): whether the move needs the fence of the last step that names the slot.
     (SlotState.FREE, SlotState.LIVE): False,
     (SlotState.FREE, SlotState.TRACK_PENDING): False,
     (SlotState.LIVE, SlotState.CACHED): True,
@@ -46,7 +46,7 @@ TRANSITIONS: dict[tuple[SlotState, SlotState], bool] = {
 
 
 def check_transition(slot: int, old: SlotState, new: SlotState, *, fence: int, completed: int) -> None:
-    """Refuse a move that the table does not have, or that runs ahead of its fence.
+    """Raise if the table does not have the move, or if its fence has not passed.
 
     Raises:
         LedgerViolation: names the slot, the move and the fence.

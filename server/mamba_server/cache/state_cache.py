@@ -12,24 +12,22 @@ from mamba_planner.checkpoint_spacing import decode_spacing
 from mamba_planner.strategy import Reservation
 from mamba_server.cache import ledger
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
-from mamba_server.cache.capacity import Capacity
 from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointChooser
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.donation import Donation
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.ghost_tree import GhostMatch, GhostTree
-from mamba_server.cache.node import NO_TOKENS, Node, Tokens
+from mamba_server.cache.node import NO_TOKENS, Node, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.placement import Placement
-from mamba_server.cache.prefix_listener import PrefixListener
-from mamba_server.cache.protocol import CacheSettings, DecodeRows, ManagedStateCache, Refusal
+from mamba_server.cache.protocol import CacheSettings, Capacity, DecodeRows, ManagedStateCache, Refusal
 from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.tree import Match, RadixTree
 
 AllocationFault = Callable[[AllocationSite], bool]
-"""Asked before each allocation: true makes it fail."""
+"""Predicate called before each allocation; True makes the allocation fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,10 @@ class RadixStateCache:
         self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_RetiringSequence] = []
         self.donation = Donation(arena, tree, self.counters, None, cap)
-        self.donation.ghosts = self._foreseeing()
+        self.donation.ghosts = self._new_ghost_tree()
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
-    # --- what there is -------------------------------------------------------------------------------
+    # --- settings and capacity -----------------------------------------------------------------------
 
     @property
     def settings(self) -> CacheSettings:
@@ -119,11 +117,11 @@ class RadixStateCache:
 
     @property
     def ghosts(self) -> GhostTree | None:
-        """What foresees returns; None where eviction does not ask."""
+        """Ghost tree that predicts returns; None with an eviction policy that uses no prediction."""
         return self.donation.ghosts
 
-    def _foreseeing(self) -> GhostTree | None:
-        """What the policy that is in force foresees returns from, and told so."""
+    def _new_ghost_tree(self) -> GhostTree | None:
+        """Connect the policy in force to a new ghost tree, if it uses one; return that tree."""
         eviction = self.tree.eviction
         ghosts = GhostTree(self.page_size) if self.settings.remembers_prompts else None
         eviction.use_forecast(ghosts, self.arena.pages_per_slab)
@@ -136,7 +134,7 @@ class RadixStateCache:
         return -(-tokens // self.page_size)
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
-        """Return what the tree has of `token_ids`; changes nothing."""
+        """Return how much of `token_ids` the tree has; change nothing."""
         if not self.prefix_caching:
             return Match(0, 0, 0, None, NO_PAGES, "")
         match = self.tree.match(token_ids, salt, step)
@@ -155,11 +153,10 @@ class RadixStateCache:
         *,
         longest: int | None = None,
     ) -> SequenceAllocation | None:
-        """Take slots and the pages of the first `context` tokens, resumed at `match`; None (no change) if
-        short.
+        """Take slots and the pages of the first `context` tokens, resumed at `match`; return None if short.
 
-        The matched checkpoint is locked before anything is evicted (W8: eviction never takes what was
-        matched) and read in place, under lock until that forward's fence (O4).
+        Nothing changes then. The matched checkpoint is locked before anything is evicted (W8: eviction never
+        takes what was matched) and read in place, under lock until that forward's fence (O4).
         """
         if not self.batch.free:
             return None
@@ -176,21 +173,17 @@ class RadixStateCache:
                 self.tree.unlock_state(match.node)
                 self.tree.unlock(match.node)
             return None
+        ghost_match = self._observe_prompt(self.ghosts, token_ids, salt) if self.ghosts is not None else None
         choice = CheckpointChoice(Placement((), ()))
-        sighting = self._observe_computed(token_ids, salt) if self.ghosts is not None else None
         if self.prefix_caching:
-            chooser = CheckpointChooser(
-                self.tree, self.ghosts, self.track_interval, self.cap, self.min_checkpoint_depth,
-                spare=self._slots_to_spare,
-            )  # fmt: skip
-            choice = chooser.choose(len(token_ids), sighting, match, turn_boundary, branches)
+            choice = self._chooser.choose(len(token_ids), ghost_match, match, turn_boundary, branches)
         live, *spare = grant.slots
         row = self.batch.add(live, match.resumable, longest)
         self.batch.state_seed[row] = token_ids[0]
         self.batch.append_pages(row, match.pages)
         self.batch.append_pages(row, grant.pages)
         allocation = SequenceAllocation(self.batch, row, salt, spare, choice.placement)
-        allocation.sighting, allocation.worthwhile = sighting, choice.worthwhile
+        allocation.ghost_match, allocation.worthwhile = ghost_match, choice.worthwhile
         if match.node is not None:
             allocation.node = allocation.match_node = match.node
             allocation.awaits_commit = True
@@ -202,17 +195,23 @@ class RadixStateCache:
             self._prefilling[salt, allocation.first_page] += 1
         return allocation
 
-    def _observe_computed(self, token_ids: Tokens, salt: str) -> GhostMatch:
-        assert self.ghosts is not None
-        sighting, aged = self.ghosts.observe(token_ids, salt)
+    def _observe_prompt(self, ghosts: GhostTree, token_ids: Tokens, salt: str) -> GhostMatch:
+        """Record the prompt in the ghost tree, and weigh again the checkpoints that have aged with it."""
+        match, aged = ghosts.observe(token_ids, salt)
         for ghost in aged:
             if ghost.node is not None:
                 self.tree.eviction.offer(ghost.node)
-        return sighting
+        return match
+
+    @property
+    def _chooser(self) -> CheckpointChooser:
+        return CheckpointChooser(
+            self.tree, self.ghosts, self.track_interval, self.cap, self.min_checkpoint_depth,
+            spare=self._slots_to_spare,
+        )  # fmt: skip
 
     def _end_prefill(self, allocation: SequenceAllocation) -> None:
-        """Record that no piece of the prompt is left to launch: a later miss on it is no longer
-        `in_flight`."""
+        """Record that the last piece of the prompt is launched: a later miss on it is not `in_flight`."""
         if allocation.first_page is None:
             return
         key, allocation.first_page = (allocation.salt, allocation.first_page), None
@@ -221,7 +220,7 @@ class RadixStateCache:
             del self._prefilling[key]
 
     def extend(self, allocation: SequenceAllocation, context: int) -> bool:
-        """Pages so that `allocation` covers `context` tokens; False (no change) if short."""
+        """Take pages so that `allocation` covers `context` tokens; return False, with no change, if short."""
         needed = self.pages_for(context) - allocation.page_count
         if needed <= 0:
             return True
@@ -234,20 +233,19 @@ class RadixStateCache:
     # --- checkpoints ---------------------------------------------------------------------------------
 
     def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int) -> None:
-        """Another prompt waits for a state of this one at `depth`: leave it there, whatever the cap says."""
-        allocation.awaited.add(depth)
+        """Plan a checkpoint at `depth`, for which another prompt waits, whatever the cap is."""
+        allocation.awaited_depths.add(depth)
         if (
             depth > allocation.depth
             and depth >= self.min_checkpoint_depth
             and depth not in allocation.placement.required
         ):
             placement = allocation.placement
-            optional = tuple(each for each in placement.optional if each != depth)
+            optional = tuple(other for other in placement.optional if other != depth)
             allocation.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
 
     def plan_prefill(self, allocation: SequenceAllocation, stop: int, step: int) -> list[Checkpoint]:
-        """Return the checkpoints that the piece [allocation.depth, stop) of `step` will write, each with its
-        slot."""
+        """Return the checkpoints, with slots, that `step` writes as it computes [allocation.depth, stop)."""
         if stop >= allocation.prefill_end:
             self._end_prefill(allocation)
         planned = []
@@ -260,7 +258,7 @@ class RadixStateCache:
             for depth in allocation.placement.optional
             if allocation.depth < depth <= stop
         )
-        out = []
+        checkpoints = []
         for depth, slot in sorted(planned):
             if not slot:
                 self.counters.skipped += 1
@@ -269,16 +267,16 @@ class RadixStateCache:
             allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=False))
             allocation.awaits_commit = True
             self.arena.name_in_step(slot, step)
-            out.append(checkpoint)
-        return out
+            checkpoints.append(checkpoint)
+        return checkpoints
 
     @property
     def _slots_to_spare(self) -> bool:
-        """Never the last free slab: that one belongs to whoever is admitted next."""
+        """Whether slots are free beyond those of the next two sequences, which are reserved for them."""
         return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
 
     def _optional_slot(self, allocation: SequenceAllocation, depth: int) -> int:
-        """A slot for a track-interval checkpoint: a free one, or that of a state worth less than this."""
+        """Return a free slot for a track-interval checkpoint, or that of a less valuable state; 0 = none."""
         if self._slots_to_spare:
             return self._checkpoint_slot(allocation, evict=False)
         if not self.strategy.evicts_for_checkpoints:
@@ -290,7 +288,7 @@ class RadixStateCache:
         return grant.slots[0] if grant is not None else 0
 
     def tracks_decode(self, depth: int, outputs: int) -> bool:
-        """Whether a sequence leaves a checkpoint at `depth`, reached with its `outputs`-th output token."""
+        """Return whether a sequence leaves a checkpoint at `depth`, with its `outputs`-th output token."""
         if not self.prefix_caching or depth % self.page_size:
             return False
         if not self.strategy.tracks_decode and not self._slots_to_spare:
@@ -301,14 +299,14 @@ class RadixStateCache:
         return not depth % spacing or not depth % self.track_interval
 
     def decode_rows(self, rows: Ints) -> DecodeRows:
-        """Return where `rows` stand before they decode one more token."""
+        """Return the state of `rows` before they decode one more token."""
         batch, page_size = self.batch, self.page_size
         depth = batch.depth[rows]
         needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])
         return DecodeRows(depth, needs_page, depth + 1 >= batch.last_depth[rows])
 
     def plan_decode(self, allocation: SequenceAllocation, outputs: int, step: int) -> int:
-        """Return the slot that the decode step to depth `allocation.depth + 1` also writes; 0 = none."""
+        """Return the slot to which the decode step to depth `allocation.depth + 1` also writes; 0 = none."""
         if not self.tracks_decode(allocation.depth + 1, outputs):
             return 0
         return self.take_decode_slot(allocation, step)
@@ -323,7 +321,8 @@ class RadixStateCache:
             grant = self.reclaimer.allocate(AllocationSite.BORROW, tracking=1)
             slot = grant.slots[0] if grant is not None else 0
         elif not self.strategy.tracks_decode:
-            # Without a buffer: a free slot, the tree's (so anybody's) as soon as it is written.
+            # Without a buffer, the checkpoint takes a free slot, which is the tree's as soon as it is
+            # written.
             slot = self._checkpoint_slot(allocation, evict=False)
         elif allocation.ready:
             slot = allocation.ready.pop(0).slot
@@ -348,32 +347,40 @@ class RadixStateCache:
         if failed:
             # A sequence that left the batch before the failure was known donates nothing.
             self._retiring = [
-                replace(each, token_ids=lambda: NO_TOKENS) if each.fence >= step else each
-                for each in self._retiring
+                replace(retiring, token_ids=lambda: NO_TOKENS) if retiring.fence >= step else retiring
+                for retiring in self._retiring
             ]
         self.arena.advance(step)
 
     def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
-        """What `step` wrote for `allocation` is complete. `token_ids`: all known tokens of the sequence."""
+        """Donate or keep the checkpoints of `allocation` that `step` has completed.
+
+        `token_ids`: all known tokens of the sequence.
+        """
         if allocation.match_node is not None:
             self.tree.unlock_state(allocation.match_node)
             allocation.match_node = None
         allocation.awaits_commit = False
         if not allocation.pending:
             return
-        still = []
+        incomplete = []
         for pending in allocation.pending:
             if pending.step > step:
-                still.append(pending)
-                continue
-            checkpoint = pending.checkpoint
-            self.arena.move(checkpoint.slot, SlotState.TRACK_READY)
-            if pending.decode:
-                self._keep_ready(allocation, checkpoint)
+                incomplete.append(pending)
             else:
-                self._donate(allocation, token_ids, checkpoint, step)
-        allocation.pending = still
-        allocation.awaits_commit = bool(still)
+                self._complete(allocation, token_ids, pending, step)
+        allocation.pending = incomplete
+        allocation.awaits_commit = bool(incomplete)
+
+    def _complete(
+        self, allocation: SequenceAllocation, token_ids: Tokens, pending: PendingCheckpoint, step: int
+    ) -> None:
+        """Keep a complete decode checkpoint in its tracking slot; donate one of the prefill."""
+        self.arena.move(pending.checkpoint.slot, SlotState.TRACK_READY)
+        if pending.decode:
+            self._keep_ready(allocation, pending.checkpoint)
+        else:
+            self._donate(allocation, token_ids, pending.checkpoint, step)
 
     def _keep_ready(self, allocation: SequenceAllocation, checkpoint: Checkpoint) -> None:
         allocation.ready.append(checkpoint)
@@ -389,7 +396,7 @@ class RadixStateCache:
     # --- retire --------------------------------------------------------------------------------------
 
     def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
-        """End the sequence: give back all, once its last launched step is complete.
+        """End the sequence: free all its memory once its last launched step is complete.
 
         States deeper than the tokens that count then (past a stop string, or written by a step whose token
         was dropped) are not donated (L3, L4).
@@ -400,25 +407,26 @@ class RadixStateCache:
         else:
             self._retire_now(allocation, token_ids())
 
-    def settle(self) -> None:
-        """Retire what was waiting for a fence that has passed. Called after the commits of a step."""
+    def release_retired(self) -> None:
+        """Free the memory of retired sequences whose fence has passed. After the commits of a step."""
         if self._retiring:
-            due = [each for each in self._retiring if each.fence <= self.arena.completed]
-            self._retiring = [each for each in self._retiring if each.fence > self.arena.completed]
-            for each in due:
-                self._retire_now(each.allocation, each.token_ids())
+            completed = self.arena.completed
+            due = [retiring for retiring in self._retiring if retiring.fence <= completed]
+            self._retiring = [retiring for retiring in self._retiring if retiring.fence > completed]
+            for retiring in due:
+                self._retire_now(retiring.allocation, retiring.token_ids())
 
     def discard_results(self, allocation: SequenceAllocation) -> None:
-        """What was computed for it is no number: it donates nothing, and what it left in the tree goes too.
+        """Donate nothing of the sequence, whose results are not finite, and drop its own checkpoints.
 
-        So does the checkpoint it resumed from, if nothing good has come of it.
+        The checkpoint it resumed from is dropped, too, unless a finite result has come of it.
         """
         unproven = allocation.match_node is not None
-        allocation.distrusted_from = allocation.resumed + (0 if unproven else 1)
+        allocation.untrusted_from = allocation.resumed + (0 if unproven else 1)
 
-    def _drop_distrusted(self, deepest: Node, depth: int) -> None:
+    def _drop_untrusted(self, deepest: Node, depth: int) -> None:
         for node in reversed(list(deepest.path())):
-            # Who is just being resumed from one will find out for itself.
+            # A sequence that is resuming from this checkpoint detects the failure at its own commit.
             if node.slot and node.depth >= depth and not node.state_lock:
                 self.reclaimer.evict(node)
 
@@ -427,9 +435,9 @@ class RadixStateCache:
         if allocation.match_node is not None:
             self.tree.unlock_state(allocation.match_node)
             allocation.match_node = None
-        usable = min(len(token_ids), allocation.depth) if allocation.distrusted_from is None else 0
+        usable = min(len(token_ids), allocation.depth) if allocation.untrusted_from is None else 0
         if self.prefix_caching and usable:
-            self._settle_pending(allocation, token_ids, usable)
+            self._complete_retired(allocation, token_ids, usable)
         for pending in allocation.pending:
             self.arena.free_slot(pending.checkpoint.slot)
         allocation.pending = []
@@ -447,38 +455,34 @@ class RadixStateCache:
             self.arena.free_pages_of(own, 0, PageOwner.SEQUENCE)
         if allocation.node is not None:
             self.tree.unlock(allocation.node)
-            if allocation.distrusted_from is not None:
-                self._drop_distrusted(allocation.node, allocation.distrusted_from)
+            if allocation.untrusted_from is not None:
+                self._drop_untrusted(allocation.node, allocation.untrusted_from)
             if self.ghosts is not None:
-                # Its checkpoint may have gone meanwhile, and the ghost tree knows where prompts part.
+                # The node's checkpoint may have been evicted meanwhile, and the ghost tree knows where
+                # prompts diverge.
                 self.reclaimer.drop_upwards(allocation.node)
         del self.allocations[allocation.row]
         self.batch.remove(allocation.row)
 
-    def _settle_pending(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
-        """Checkpoints of the last steps of a sequence that left the batch before those steps committed."""
-        left = []
+    def _complete_retired(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
+        """Complete the checkpoints of a sequence that left the batch before its last steps committed."""
+        unusable = []
         for pending in allocation.pending:
-            checkpoint = pending.checkpoint
-            if pending.step > self.arena.completed or checkpoint.depth > usable:
-                left.append(pending)
-                continue
-            self.arena.move(checkpoint.slot, SlotState.TRACK_READY)
-            if pending.decode:
-                self._keep_ready(allocation, checkpoint)
+            if pending.step > self.arena.completed or pending.checkpoint.depth > usable:
+                unusable.append(pending)
             else:
-                self._donate(allocation, token_ids, checkpoint, pending.step)
-        allocation.pending = left
+                self._complete(allocation, token_ids, pending, pending.step)
+        allocation.pending = unusable
 
     def _donate_end(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
-        """The deepest state on the page grid goes to the tree, then the pages up to the end."""
-        deep = usable >= self.min_checkpoint_depth
-        if deep and allocation.depth == usable and usable and usable % self.page_size == 0:
+        """Donate the deepest state on the page grid, then the pages up to the end."""
+        is_deep_enough = usable >= self.min_checkpoint_depth
+        if is_deep_enough and allocation.depth == usable and usable and usable % self.page_size == 0:
             live = allocation.live
             self.batch.live[allocation.row] = 0
             self._donate(allocation, token_ids, Checkpoint(usable, live), allocation.last_step)
         else:
-            fitting = [each for each in allocation.ready if each.depth <= usable]
+            fitting = [checkpoint for checkpoint in allocation.ready if checkpoint.depth <= usable]
             if fitting:
                 allocation.ready.remove(fitting[-1])
                 self._donate(allocation, token_ids, fitting[-1], allocation.last_step)
@@ -502,58 +506,58 @@ class RadixStateCache:
 
     def flush(self) -> int:
         """Forget every checkpoint that no sequence is reading; return their number."""
-        read = [each.match_node for each in self.allocations.values() if each.match_node is not None]
-        return self.reclaimer.flush(read)
+        matches = (allocation.match_node for allocation in self.allocations.values())
+        return self.reclaimer.flush([node for node in matches if node is not None])
 
     @property
     def sweeping(self) -> bool:
-        """Whether something of what was flushed is still in memory."""
+        """Whether flushed checkpoints are still in memory."""
         return self.reclaimer.sweeping
 
     def sweep(self) -> None:
-        """Free a little of what was flushed."""
+        """Free a few flushed checkpoints."""
         self.reclaimer.sweep()
 
     # --- change of settings --------------------------------------------------------------------------
 
     def change_settings(self, *, track_interval: int, cap: int, eviction: Policy) -> None:
-        """Go by these settings from now on."""
+        """Apply these settings from now on."""
         self.track_interval, self.cap = track_interval, cap
         self.change_eviction(eviction)
 
     def change_eviction(self, policy: Policy) -> None:
-        """Evict by `policy` from now on. Nothing cached is lost; a new RecomputeCost counts returns anew."""
+        """Evict by `policy` from now on. Nothing cached is lost; RecomputeCost starts with new counts."""
         eviction = self.tree.eviction
         if policy == eviction.policy:
             return
         for allocation in self.allocations.values():
-            allocation.sighting = None
+            allocation.ghost_match = None
         for retiring in self._retiring:
-            retiring.allocation.sighting = None
+            retiring.allocation.ghost_match = None
         for node in self.tree.walk():
             node.ghost = None
         eviction.policy = policy
-        self.donation.ghosts = self._foreseeing()
+        self.donation.ghosts = self._new_ghost_tree()
         eviction.change(policy)
 
     def change_strategy(self, strategy: Reservation) -> Refusal | None:
-        """Run under `strategy` from the next step on, or say why not now.
+        """Run under `strategy` from the next step on, or return why this is not possible now.
 
-        Running sequences get or give tracking slots here, all or none; what a launched step still writes is
-        settled by its commit.
+        Running sequences get or give back tracking slots here, all or none; slots to which a launched step
+        still writes follow at its commit.
         """
-        wanting = []
+        recipients = []
         for allocation in self.allocations.values():
             missing = strategy.tracking_slots - allocation.reserved
-            wanting.extend([allocation] * max(0, missing))
-        grant = self.reclaimer.allocate(AllocationSite.STRATEGY, tracking=len(wanting))
+            recipients.extend([allocation] * max(0, missing))
+        grant = self.reclaimer.allocate(AllocationSite.STRATEGY, tracking=len(recipients))
         if grant is None:
             return Refusal(
-                f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.allocations)} "
+                f"{strategy.name} needs {len(recipients)} more tracking slots for {len(self.allocations)} "
                 f"running sequences; {self.arena.free_slots} are free and "
                 f"{self.tree.evictable_slots} evictable"
             )
-        for allocation, slot in zip(wanting, grant.slots, strict=True):
+        for allocation, slot in zip(recipients, grant.slots, strict=True):
             allocation.spare.append(slot)
         self.strategy = strategy
         for allocation in self.allocations.values():
@@ -561,7 +565,7 @@ class RadixStateCache:
         return None
 
     def _trim_tracking(self, allocation: SequenceAllocation) -> None:
-        """Give back what the strategy does not reserve: empty slots first, then the older checkpoints."""
+        """Free slots beyond the strategy's reservation: empty slots first, then the older checkpoints."""
         extra = allocation.reserved - self.strategy.tracking_slots
         while extra > 0 and allocation.spare:
             self.arena.free_slot(allocation.spare.pop())
@@ -580,7 +584,7 @@ def build_state_cache(
     page_size: int,
     fault: AllocationFault | None = None,
 ) -> ManagedStateCache:
-    """Return an empty cache that keeps its rows in `batch`. `slabs`: that of padding included."""
+    """Return an empty cache that keeps its rows in `batch`. `slabs`: the padding slab included."""
     return RadixStateCache(
         Arena(slabs, pages_per_slab, fault),
         RadixTree(page_size, Eviction(settings.eviction), settings.fingerprint),

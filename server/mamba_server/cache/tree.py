@@ -1,41 +1,41 @@
-"""The radix tree: page-granular prefixes with optional checkpoints at node ends.
+"""The radix tree: page-granular prefixes with optional checkpoints at the ends of nodes.
 
-It owns the pages and slots that sequences donated; it hands them out by match and lock and gives them back by
-eviction. One root per cache salt; the fingerprint of weights, tokenizer, dtype and layout is the tree's own.
-Called by the state cache alone.
+It owns the pages and slots that sequences donated; sequences get them by match and lock, and eviction gives
+them back to the arena. One root per cache salt; the fingerprint of weights, tokenizer, dtype and layout
+belongs to the whole tree. Called by the state cache alone.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.node import Node, Pages, ReturnForecast, Tokens
-from mamba_server.cache.prefix_listener import PrefixListener
+from mamba_server.cache.node import Node, Pages, PrefixListener, ReturnForecast, Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How much of a prompt the tree has. `node` carries the checkpoint of `resumable` (None: nothing)."""
+    """Part of a prompt that the tree has. `node` holds the checkpoint at `resumable`; None = none."""
 
     kv_depth: int
-    """Tokens whose pages are here."""
+    """Tokens whose pages are in the tree."""
     state_depth: int
     """Depth of the deepest checkpoint on the path, complete or not."""
     resumable: int
-    """Depth to resume at: a complete checkpoint and all its pages, at most len - 1."""
+    """Depth to resume at: that of a complete checkpoint with all its pages, at most len - 1."""
     node: Node | None
     pages: Pages
     """Pages of [0, resumable)."""
     cause: str
-    """Why not more was resumable; see `MISS_CAUSES`. Empty if nothing was lost."""
+    """Reason why no more was resumable, one of `MISS_CAUSES`; empty if nothing was lost."""
 
     @property
     def evicted(self) -> bool:
-        """Whether the checkpoint to resume from has gone since."""
+        """Whether the checkpoint to resume from has been evicted since."""
         return self.node is not None and not self.node.slot
 
     def without(self, cause: str) -> "Match":
@@ -45,11 +45,28 @@ class Match:
         )
 
     def pages_in_use(self, page_size: int) -> int:
-        """Return the pages to resume from that running sequences use anyway."""
+        """Return the number of the match's pages that running sequences use anyway."""
         node = self.node
         while node is not None and not node.kv_lock:
             node = node.parent
         return node.depth // page_size if node is not None else 0
+
+
+_Path = list[tuple[Node, int]]
+"""Nodes from below the root down to where a prompt diverges, each with the number of pages shared."""
+
+
+class _PathCheckpoints(NamedTuple):
+    """Checkpoints on the path of a prompt."""
+
+    best: Node | None
+    """Node of the deepest checkpoint that can be resumed."""
+    deepest: int
+    """Depth of the deepest checkpoint within the prompt, complete or not; 0 = none."""
+    in_flight: bool
+    """Whether a checkpoint is still being written."""
+    too_deep: bool
+    """Whether a checkpoint lies behind the point at which the prompt diverges or ends."""
 
 
 MISS_CAUSES = (
@@ -63,16 +80,20 @@ MISS_CAUSES = (
     "no_memory",
     "prompt_logprobs",
 )
-"""`new`: these tokens were never seen; `no_memory`: resuming would have starved the sequence itself;
-`prompt_logprobs`: asked for, so the whole prompt is computed. The others are losses of something seen."""
+"""Causes of a miss.
+
+`new`: these tokens were never seen; `no_memory`: resuming would have starved the sequence itself;
+`prompt_logprobs`: they were requested, so the whole prompt is computed. The others are losses of tokens that
+were seen.
+"""
 
 
 def _no_pins(pages: Pages, change: int) -> None:
-    """Where no arena asks for pins."""
+    """Do nothing: default of a tree without an arena."""
 
 
 class RadixTree:
-    """Prefixes of one fingerprint. `page_size` tokens per page."""
+    """Tree of the prefixes of one fingerprint. `page_size`: tokens per page."""
 
     def __init__(self, page_size: int, eviction: Eviction, fingerprint: str = "") -> None:
         self.page_size = page_size
@@ -85,33 +106,53 @@ class RadixTree:
         self.locked_pages = 0
         self.locked_states = 0
         self.epoch = 0
-        """Flushes so far."""
+        """Number of flushes so far."""
         self.forgotten = 0
-        """Checkpoints of earlier epochs: nobody resumes from them, and they are still to be dropped."""
+        """Number of checkpoints of earlier epochs: none of them is resumed, and they are still to be
+        dropped."""
         self.listener: PrefixListener | None = None
         self.on_pin: Callable[[Pages, int], None] = _no_pins
-        """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
+        """Called with +1 when pages become used and with -1 when they are released: eviction skips used
+        pages."""
         self._evicted: dict[int, None] = {}
         self._first_pages: Counter[bytes] = Counter()
-        """Under how many salts there are prompts that begin with a page."""
+        """Number of salts that have a prompt beginning with a page, by that page."""
 
     # --- match ---------------------------------------------------------------------------------------
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
-        """The longest useful prefix of `token_ids` for a forward launched in `step`; changes nothing."""
+        """Return the longest useful prefix of `token_ids` for a forward launched in `step`; read only."""
         limit = len(token_ids) - 1
-        root = self.roots.get(salt)
-        node, at, path = root, 0, []
-        while node is not None and at < len(token_ids):
-            child = node.children.get(self._key(token_ids[at:]))
+        path, kv_depth = self._longest_path(token_ids, salt)
+        checkpoints = self._path_checkpoints(path, limit, step)
+        resumable = checkpoints.best.depth if checkpoints.best is not None else 0
+        pages = [node.pages for node, _ in path if node.depth <= resumable]
+        return Match(
+            kv_depth,
+            checkpoints.deepest,
+            resumable,
+            checkpoints.best,
+            np.concatenate(pages) if pages else np.empty(0, np.int32),
+            self._miss_cause(token_ids, path, kv_depth, checkpoints),
+        )
+
+    def _longest_path(self, token_ids: Tokens, salt: str) -> tuple[_Path, int]:
+        """Return the path of `token_ids` from the root, and the tokens whose pages it has."""
+        node, depth, path = self.roots.get(salt), 0, []
+        while node is not None and depth < len(token_ids):
+            child = node.children.get(self._key(token_ids[depth:]))
             if child is None:
                 break
-            shared = child.shared_pages(token_ids[at:])
+            shared = child.shared_pages(token_ids[depth:])
             path.append((child, shared))
-            at += shared * self.page_size
+            depth += shared * self.page_size
             if shared < len(child.pages):
                 break
             node = child
+        return path, depth
+
+    def _path_checkpoints(self, path: _Path, limit: int, step: int) -> _PathCheckpoints:
+        """Return the checkpoints of `path` within `limit` tokens, for a forward launched in `step`."""
         deepest, best = 0, None
         in_flight = too_deep = False
         for child, shared in path:
@@ -125,65 +166,65 @@ class RadixTree:
                 in_flight = True
                 continue
             best = child
-        resumable = best.depth if best is not None else 0
-        pages = [child.pages for child, _ in path if child.depth <= resumable]
-        cause = ""
-        reachable = min(at, limit // self.page_size * self.page_size)
-        if resumable < reachable:
-            cause = self._cause(path, resumable, deepest, in_flight=in_flight, too_deep=too_deep)
-        elif not at and len(token_ids) > self.page_size:
-            # Not under this salt, or something would have been shared.
-            cause = "salt_differs" if self._first_pages[self._key(token_ids)] else "new"
-        elif resumable < limit // self.page_size * self.page_size:
-            cause = "new"
-        elif resumable < limit and limit - resumable >= self.page_size:
-            cause = "off_grid"
-        return Match(
-            at, deepest, resumable, best, np.concatenate(pages) if pages else np.empty(0, np.int32), cause
-        )
+        return _PathCheckpoints(best, deepest, in_flight, too_deep)
 
-    def _cause(
-        self, path: list[tuple[Node, int]], resumable: int, deepest: int, *, in_flight: bool, too_deep: bool
+    def _miss_cause(
+        self, token_ids: Tokens, path: _Path, kv_depth: int, checkpoints: _PathCheckpoints
     ) -> str:
-        if in_flight and deepest > resumable:
+        """Return why no more of `token_ids` is resumable; empty if nothing was lost."""
+        page_size, limit = self.page_size, len(token_ids) - 1
+        resumable = checkpoints.best.depth if checkpoints.best is not None else 0
+        last_page = limit // page_size * page_size
+        if resumable < min(kv_depth, last_page):
+            return self._loss_cause(path, resumable, checkpoints)
+        if not kv_depth and len(token_ids) > page_size:
+            # The salt of an earlier prompt differs, or a page would be shared.
+            return "salt_differs" if self._first_pages[self._key(token_ids)] else "new"
+        if resumable < last_page:
+            return "new"
+        return "off_grid" if limit - resumable >= page_size else ""
+
+    def _loss_cause(self, path: _Path, resumable: int, checkpoints: _PathCheckpoints) -> str:
+        """Return why the deeper pages of `path` cannot be resumed."""
+        if checkpoints.in_flight and checkpoints.deepest > resumable:
             return "in_flight"
-        gone = [child for child, _ in path if id(child) in self._evicted or child.epoch != self.epoch]
-        if any(child.depth > resumable for child in gone):
+        lost = [node for node, _ in path if id(node) in self._evicted or node.epoch != self.epoch]
+        if any(node.depth > resumable for node in lost):
             return "evicted"
-        return "too_deep" if too_deep else "no_state"
+        return "too_deep" if checkpoints.too_deep else "no_state"
 
     # --- locks ---------------------------------------------------------------------------------------
 
     def lock(self, node: Node, *, state: bool) -> None:
         """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv locks)."""
-        at: Node | None = node
-        while at is not None:
-            if not at.kv_lock:
-                self.locked_pages += len(at.pages)
-                self.on_pin(at.pages, 1)
-            at.kv_lock += 1
-            at = at.parent
+        ancestor: Node | None = node
+        while ancestor is not None:
+            if not ancestor.kv_lock:
+                self.locked_pages += len(ancestor.pages)
+                self.on_pin(ancestor.pages, 1)
+            ancestor.kv_lock += 1
+            ancestor = ancestor.parent
         if state:
             if not node.state_lock:
                 self.locked_states += 1
             node.state_lock += 1
 
     def unlock(self, node: Node) -> None:
-        """Release the page lock of the path."""
-        at: Node | None = node
-        while at is not None:
-            if at.kv_lock <= at.state_lock:
-                raise LedgerViolation(f"W4: page lock of node at depth {at.depth} released once too often")
-            at.kv_lock -= 1
-            parent = at.parent
-            if not at.kv_lock:
-                self.locked_pages -= len(at.pages)
-                self.on_pin(at.pages, -1)
+        """Release the page lock of the path to `node`."""
+        current: Node | None = node
+        while current is not None:
+            if current.kv_lock <= current.state_lock:
+                raise LedgerViolation(f"W4: page lock at depth {current.depth} released once too often")
+            current.kv_lock -= 1
+            parent = current.parent
+            if not current.kv_lock:
+                self.locked_pages -= len(current.pages)
+                self.on_pin(current.pages, -1)
                 if parent is not None:
-                    self.eviction.offer(at)
-                elif not at.children:
-                    self.roots.pop(at.salt, None)
-            at = parent
+                    self.eviction.offer(current)
+                elif not current.children:
+                    self.roots.pop(current.salt, None)
+            current = parent
 
     def unlock_state(self, node: Node) -> None:
         """Release the checkpoint lock of `node`."""
@@ -195,7 +236,7 @@ class RadixTree:
             self.eviction.offer(node)
 
     def touch(self, node: Node) -> None:
-        """A hit refreshes only the checkpoint it used."""
+        """Record a hit on the checkpoint of `node`: only the checkpoint that was used is refreshed."""
         self.eviction.touch(node)
 
     # --- insert --------------------------------------------------------------------------------------
@@ -212,9 +253,9 @@ class RadixTree:
     ) -> tuple[Node, int, bool]:
         """Give the pages (and the checkpoint) of `token_ids` to the tree.
 
-        Returns (node that ends at len(token_ids), tokens whose pages the tree had already, slot taken?). The
-        caller keeps the pages of those first tokens and, if not taken, the slot: one owner each (W2).
-        `ghost`: what is known of returns to the checkpoint.
+        Returns (node that ends at len(token_ids), tokens whose pages the tree already had, whether it took
+        the slot). The caller keeps the pages of those first tokens and a slot that was not taken: each has
+        one owner (W2). `ghost`: statistics of returns to the checkpoint.
         """
         if (
             len(token_ids) % self.page_size
@@ -222,65 +263,75 @@ class RadixTree:
             or not len(token_ids)
         ):
             raise LedgerViolation(f"P5: a node of {len(token_ids)} tokens on pages of {self.page_size}")
+        node, present = self._insert_pages(token_ids, pages, salt)
+        return node, present, bool(slot) and self._insert_checkpoint(node, slot, step, ghost)
+
+    def _insert_pages(self, token_ids: Tokens, pages: Pages, salt: str) -> tuple[Node, int]:
+        """Return the node that ends with `token_ids`, and the tokens whose pages the tree already had."""
         node = self.roots.setdefault(salt, Node(None, token_ids[:0], pages[:0], salt))
-        at = 0
-        while at < len(token_ids):
-            child = node.children.get(self._key(token_ids[at:]))
+        depth = 0
+        while depth < len(token_ids):
+            child = node.children.get(self._key(token_ids[depth:]))
             if child is None:
-                child = Node(node, token_ids[at:].copy(), pages[at // self.page_size :].copy(), salt)
-                child.epoch = self.epoch
-                key = self._key(child.token_ids)
-                node.children[key] = child
-                if node.parent is None:
-                    self._first_pages[key] += 1
-                self.nodes += 1
-                self.pages += len(child.pages)
-                self.eviction.touch(child)
-                if self.listener is not None:
-                    self.listener.pages_gained(child)
-                node = child
-                break
-            shared = child.shared_pages(token_ids[at:])
+                return self._add_child(node, token_ids[depth:], pages[depth // self.page_size :]), depth
+            shared = child.shared_pages(token_ids[depth:])
             if shared < len(child.pages):
                 child = self._split(child, shared)
-            at += shared * self.page_size
+            depth += shared * self.page_size
             node = child
-        taken = False
-        if slot and node.epoch != self.epoch and self.listener is not None:
+        return node, depth
+
+    def _add_child(self, parent: Node, token_ids: Tokens, pages: Pages) -> Node:
+        child = Node(parent, token_ids.copy(), pages.copy(), parent.salt)
+        child.epoch = self.epoch
+        key = self._key(child.token_ids)
+        parent.children[key] = child
+        if parent.parent is None:
+            self._first_pages[key] += 1
+        self.nodes += 1
+        self.pages += len(child.pages)
+        self.eviction.touch(child)
+        if self.listener is not None:
+            self.listener.pages_gained(child)
+        return child
+
+    def _insert_checkpoint(self, node: Node, slot: int, step: int, ghost: ReturnForecast | None) -> bool:
+        """Return whether `node` took the checkpoint in `slot`; a node that has one already revives it."""
+        if node.epoch != self.epoch and self.listener is not None:
             self.listener.pages_gained(node)
-        if slot and not node.slot:
-            node.slot = slot
-            node.produced_step = step
-            node.epoch = self.epoch
-            node.ghost = ghost
-            if ghost is not None:
-                ghost.node = node
-            self.checkpoints += 1
-            self._evicted.pop(id(node), None)
-            taken = True
-            self.eviction.touch(node)
-            above = node.above()
-            if above is not None:
-                # Who came back to what lay below it resumes from the new one.
-                if above.ghost is not None:
-                    above.ghost.drop_returns()
-                self.eviction.offer(above)
-            if self.listener is not None:
-                self.listener.gained(node)
-        elif slot and node.epoch != self.epoch:
-            # The same tokens were computed anew, so what was forgotten holds again.
-            node.epoch = self.epoch
-            self.forgotten -= 1
-            if self.listener is not None:
-                self.listener.gained(node)
-        return node, at, taken
+        if node.slot:
+            if node.epoch != self.epoch:
+                # The same tokens were computed again, so the forgotten checkpoint is valid again.
+                node.epoch = self.epoch
+                self.forgotten -= 1
+                if self.listener is not None:
+                    self.listener.gained(node)
+            return False
+        node.slot = slot
+        node.produced_step = step
+        node.epoch = self.epoch
+        node.ghost = ghost
+        if ghost is not None:
+            ghost.node = node
+        self.checkpoints += 1
+        self._evicted.pop(id(node), None)
+        self.eviction.touch(node)
+        above = node.above()
+        if above is not None:
+            # Requests that return to depths below the checkpoint above resume from the new one.
+            if above.ghost is not None:
+                above.ghost.drop_returns()
+            self.eviction.offer(above)
+        if self.listener is not None:
+            self.listener.gained(node)
+        return True
 
     def _split(self, child: Node, keep: int) -> Node:
-        """Cut `child` after `keep` pages; the new upper node has the same locks and no state (W3)."""
+        """Cut `child` after `keep` pages; return the upper node, with the same locks and no state (W3)."""
         parent = child.parent
         assert parent is not None
         cut = keep * self.page_size
-        # Copies: what is left of an evicted tail would keep all of it.
+        # Copies, because a view would keep the memory of the whole run alive after its tail is evicted.
         upper = Node(parent, child.token_ids[:cut].copy(), child.pages[:keep].copy(), child.salt)
         parent.children[self._key(upper.token_ids)] = upper
         upper.kv_lock = child.kv_lock
@@ -296,15 +347,15 @@ class RadixTree:
         return upper
 
     def _key(self, token_ids: Tokens) -> bytes:
-        """Under which a parent has the child that goes on with `token_ids`: their first page."""
+        """Return the key of the child that continues with `token_ids`: their first page."""
         return token_ids[: self.page_size].tobytes()
 
     # --- evict ---------------------------------------------------------------------------------------
 
     def forget(self, spared: Sequence[Node]) -> int:
-        """No checkpoint that is here is resumed any more, but for `spared`: all that are locked.
+        """Forget all checkpoints except `spared`, which are all that are locked; return the number lost.
 
-        Returns how many were lost. They stay the tree's, and evictable, until somebody drops them.
+        None of them is resumed any more. They stay in the tree, and evictable, until they are dropped.
         """
         lost = self.evictable_slots - self.forgotten
         self.epoch += 1
@@ -316,11 +367,11 @@ class RadixTree:
         return lost
 
     def drop_state(self, node: Node) -> int:
-        """Take the checkpoint from `node`; what is left is a tombstone. Returns the slot."""
+        """Take the checkpoint from `node`, which stays as a tombstone; return the slot."""
         if node.state_lock:
             raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
         if self.listener is not None and node.epoch == self.epoch:
-            # What a flush forgot was told with it.
+            # A flush reports the checkpoints that it forgets itself.
             self.listener.lost(node)
         slot, node.slot = node.slot, 0
         self.forgotten -= node.epoch != self.epoch
@@ -336,7 +387,7 @@ class RadixTree:
         return slot
 
     def remove_leaf(self, node: Node) -> Pages:
-        """Take an unlocked leaf without a checkpoint out of the tree. Returns its pages."""
+        """Remove an unlocked leaf without a checkpoint; return its pages."""
         if node.children or node.kv_lock or node.slot or node.parent is None:
             raise LedgerViolation(f"W4: node at depth {node.depth} removed while it is in use")
         if self.listener is not None and node.epoch == self.epoch:
@@ -360,40 +411,40 @@ class RadixTree:
         return node.pages
 
     def checkpoints_on_path(self, node: Node) -> list[Node]:
-        """Nodes with a checkpoint from the root to `node`, shallow first."""
-        return [each for each in node.path() if each.slot]
+        """Return the nodes with a checkpoint from the root to `node`, shallowest first."""
+        return [ancestor for ancestor in node.path() if ancestor.slot]
 
     # --- account -------------------------------------------------------------------------------------
 
     @property
     def evictable_slots(self) -> int:
-        """Checkpoints nobody reads just now."""
+        """Number of checkpoints that no sequence is reading."""
         return self.checkpoints - self.locked_states
 
     @property
     def evictable_pages(self) -> int:
-        """Pages no running sequence uses."""
+        """Number of pages that no running sequence uses."""
         return self.pages - self.locked_pages
 
     def walk(self) -> Iterator[Node]:
-        """Every node but the roots."""
-        below = [iter(self.roots.values())]
-        while below:
-            node = next(below[-1], None)
+        """Yield every node except the roots."""
+        levels = [iter(self.roots.values())]
+        while levels:
+            node = next(levels[-1], None)
             if node is None:
-                below.pop()
+                levels.pop()
                 continue
             if node.parent is not None:
                 yield node
             if node.children:
-                below.append(iter(node.children.values()))
+                levels.append(iter(node.children.values()))
 
     @staticmethod
     def bare_below(node: Node) -> list[Node] | None:
-        """The nodes under `node`, each after its parent; None if one has a checkpoint or is in use."""
-        out = list(node.children.values())
-        for each in out:
-            if each.slot or each.kv_lock:
+        """Return the nodes under `node`, parents first; None if one has a checkpoint or is in use."""
+        descendants = list(node.children.values())
+        for descendant in descendants:
+            if descendant.slot or descendant.kv_lock:
                 return None
-            out.extend(each.children.values())
-        return out
+            descendants.extend(descendant.children.values())
+        return descendants

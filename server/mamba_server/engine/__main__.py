@@ -1,6 +1,6 @@
 """`python -m mamba_server.engine`: the engine process. Started by the API process, never by hand.
 
-Tells its parent about progress, readiness and fatal errors over the wire; logs go to standard error.
+It reports progress, readiness and fatal errors to its parent over the wire; logs go to standard error.
 """
 
 import argparse
@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
-    """An engine without its API process serves nobody."""
+    """Let the kernel kill this process when its parent dies: alone, an engine is of no use."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -36,21 +36,21 @@ def main() -> int:
     _die_with_parent()
     if os.getppid() != parent:
         return 1
-    # A terminal's Ctrl-C goes to the whole group; draining is the API process's business.
+    # A terminal's Ctrl-C goes to the whole group; the API process handles it by draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = EngineSettings.model_validate_json(options.settings)
 
     cores = usable_cores()
-    ours = set_up_threads(os.environ, cores)
-    # It brings numpy, which starts threads while it is imported.
+    chooses_threads = set_up_threads(os.environ, cores)
+    # This imports numpy, which starts threads while it is imported.
     from mamba_server.engine.engine_loop import EngineSockets, send_fatal
 
     port: EngineSockets | None = None
     try:
-        # Before the sockets, whose threads write to memory when they like.
+        # Before the sockets exist, because their threads write to memory at any time.
         _import_torch(settings)
         port = EngineSockets(options.to_engine, options.from_engine)
-        return _serve(settings, port, cores if ours else None)
+        return _serve(settings, port, cores if chooses_threads else None)
     except Exception as error:
         port = port or EngineSockets(options.to_engine, options.from_engine)
         exit_code = getattr(error, "exit_code", None)
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _import_torch(settings: EngineSettings) -> None:
-    """Import what computes; on a CPU what that leaves in memory is made small before the weights come.
+    """Import torch and the kernels; on a CPU, free the memory that this leaves before the weights are read.
 
     Raises NoDevice, UnknownKernels.
     """
@@ -76,13 +76,16 @@ def _import_torch(settings: EngineSettings) -> None:
 
     if pick_device(settings.device).type == "cpu":
         give_back_libraries()
-        # Kernels that are not there yet are compiled by `boot`, which can say so; the next start has them.
+        # Missing kernels are compiled by `boot`, which reports that; the next start has them.
         if not has_to_be_built():
             put_imports_aside(library())
 
 
 def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -> int:
-    """cores: of which some are to compute; None = as many as OpenMP was told."""
+    """Boot the engine and serve.
+
+    `cores`: cores to choose the number of threads from; None = as many threads as OpenMP was given.
+    """
     from mamba_server.engine.admin import AdminCalls
     from mamba_server.engine.boot import boot, ready_plan, use_threads
     from mamba_server.engine.engine_loop import EngineLoop, report_progress
@@ -92,8 +95,8 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
 
     engine = boot(settings, report_progress(port))
     use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
-    shown = ready_plan(engine)
-    admin = AdminCalls(engine.core, shown)
+    plan = ready_plan(engine)
+    admin = AdminCalls(engine.core, plan)
     grammars = GrammarCompiler(engine.directory, engine.model.vocab_size, engine.model.eos_token_ids)
     process = EngineLoop(
         engine.core,
@@ -110,7 +113,7 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
                 vocab_size=engine.model.vocab_size,
                 max_model_len=engine.plan.max_model_len,
                 eos_token_ids=engine.model.eos_token_ids,
-                plan=shown,
+                plan=plan,
                 fingerprint=engine.core.cache.settings.fingerprint,
                 page_size=engine.core.cache.capacity.page_size,
             )
@@ -122,7 +125,7 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
 
 if __name__ == "__main__":
     code = main()
-    # The interpreter's own end would bring back into memory all that was put aside, only to free it.
+    # Skip the interpreter's own shutdown: it would read all paged-out memory again, only to free it.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

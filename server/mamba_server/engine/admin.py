@@ -1,4 +1,4 @@
-"""Admin calls as the engine answers them: plan, ledger, requests, flush, change of strategy."""
+"""Answers of the engine to admin calls: plan, ledger, requests, flush, change of strategy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from mamba_server.wire import AdminCall, AdminReply
 
 
 class AdminCalls:
-    """Answers `AdminCall`s between two steps. `plan` is the JSON form of the plan in force."""
+    """Handler of `AdminCall`s between two steps. `plan` is the JSON form of the plan in force."""
 
     def __init__(self, core: EngineCore, plan: dict[str, Any]) -> None:
         self._core = core
@@ -24,11 +24,14 @@ class AdminCalls:
 
     @property
     def epoch(self) -> int:
-        """Rises when cached prefixes published before are void: by a flush, not by a change of strategy."""
+        """Number that rises when published prefixes are void: by a flush, not by a change of strategy."""
         return self._core.tree_changes.epoch
 
     def answer(self, call: AdminCall, *, recounted: bool = False) -> AdminReply:
-        """An unknown verb or a bad body is a 4xx. `recounted`: the books were, and nothing changed since."""
+        """Return the reply to `call`; an unknown verb or a bad body is a 4xx.
+
+        `recounted`: the books were recounted and nothing has changed since.
+        """
         if call.verb == "ledger":
             return AdminReply(call.call_id, 200, self._ledger(recounted=recounted))
         handler = self._verbs.get(call.verb)
@@ -99,7 +102,7 @@ class AdminCalls:
         return 200, after
 
     def _requests(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        out = [
+        requests = [
             {
                 "id": sequence.request_id,
                 "index": sequence.index,
@@ -113,4 +116,4 @@ class AdminCalls:
             for group in self._core.sequences.values()
             for sequence in group
         ]
-        return 200, {"requests": out}
+        return 200, {"requests": requests}

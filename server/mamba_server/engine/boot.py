@@ -1,7 +1,7 @@
-"""From settings to a running core: resolve, read, plan, load, allocate. Every failure is named and coded.
+"""Boot of the engine: resolve, read, plan, load, allocate. Every failure has a name and an exit code.
 
-Called once by the engine process. What it builds is what the plan says: the same planner as the command line
-and the operator, fed with the device's true memory and the files' true bytes.
+Called once by the engine process. The engine is built as the plan says: by the same planner as in the command
+line and the operator, with the device's true memory and the files' true bytes.
 """
 
 import secrets
@@ -32,8 +32,7 @@ from mamba_server.cache import (
     PersistentBatch,
     build_state_cache,
 )
-from mamba_server.engine.device_counters import Counters, device_counters
-from mamba_server.engine.device_gauges import Gauges, device_gauges
+from mamba_server.engine.device_metrics import Counters, Gauges, device_counters, device_gauges
 from mamba_server.engine.errors import DeviceLost, NoDevice
 from mamba_server.engine.execution.runner import ModelRunner
 from mamba_server.engine.execution.step_graphs import StepGraphs
@@ -61,31 +60,31 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BootOverrides:
-    """What the correctness gates vary and no setting does."""
+    """Parameters that the correctness gates vary and no setting does."""
 
     chunk: int | None = None
-    """None = that of the kind of device."""
+    """Prefill chunk; None = that of the kind of device."""
     fail: AllocationFault | None = None
     stream: Callable[[ForwardStream], ForwardStream] | None = None
-    """Wraps the forward stream."""
+    """Wrapper of the forward stream."""
     graphs: StepGraphs | None = None
-    """Captures decode steps, in the place of what does on the device."""
+    """Capture of decode steps, in place of the device's own."""
     measure: Measure | None = None
-    """Measures what the worst step takes, where nothing does on the device."""
+    """Measure of the memory of a step, on devices that have none of their own."""
     weights: TensorSource | None = None
-    """Hands out the model's tensors in the place of the directory's files."""
+    """Source of the model's tensors in place of the directory's files."""
     warm_up: bool = False
-    """Prepares steps also where no device asks for it."""
+    """Whether to prepare steps on a CPU, too."""
 
 
 NO_OVERRIDES = BootOverrides()
 SEED_BITS = 31
-"""Of a seed that an engine draws for itself."""
+"""Bits of a seed that an engine draws for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A booted engine: the core, what it was made from, and the stream to close at its end."""
+    """A booted engine: the core, its inputs, and the stream to close at its end."""
 
     core: EngineCore
     plan: MemoryPlan
@@ -93,11 +92,11 @@ class Engine:
     directory: Path
     stream: ForwardStream
     kernels: Backend
-    """What computes."""
+    """Kernels in use."""
     device_counters: Counters
     device_gauges: Gauges
     decode_steps: dict[str, int]
-    """Of `DecodeSteps.counts`, once the engine had started."""
+    """Value of `DecodeSteps.counts` after the start."""
 
 
 def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO_OVERRIDES) -> Engine:
@@ -109,7 +108,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     directory = resolve(settings.model, report)
     config = load_model_config(directory)
     if (why := why_not_served(config)) is not None:
-        # First of all: what does not fit either would be made to fit for nothing.
+        # Checked first, so that nobody buys memory for a model that cannot be served.
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
@@ -127,7 +126,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
     )
-    # Of kernels: one that fails until the engine is ready is left out.
+    # A kernel that fails before the engine is ready is left out.
     try_out = model.backend.operators.try_out
     measure = cuda_peak(device) if device.type == "cuda" else overrides.measure
     if measure is not None and settings.arena_bytes is None:
@@ -180,7 +179,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
-    """Do it on the forward stream. Raises DeviceLost where it was the end of the device."""
+    """Do the work on the forward stream. Raises DeviceLost if the device is lost."""
     try:
         stream.wait(stream.launch(work))
     except Exception as error:
@@ -189,16 +188,16 @@ def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
         raise
 
 
-def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device to run on. Raises NoDevice."""
-    there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
+def pick_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """Return the device to run on. Raises NoDevice."""
+    has_cuda = torch.cuda.is_available()
+    if requested == "cuda" and not has_cuda:
         raise NoDevice("--device cuda: torch sees no CUDA device here; use --device cpu or check the driver")
-    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+    return torch.device("cuda" if has_cuda and requested != "cpu" else "cpu")
 
 
 def use_threads(engine: Engine, count: int | None) -> None:
-    """Compute with `count` threads on a CPU from now on; None = as many as OpenMP was told."""
+    """Compute with `count` threads on a CPU from now on; None = as many as OpenMP was given."""
     if count is not None:
         torch.set_num_threads(count)
     if engine.kernels.library is not None:
@@ -206,7 +205,7 @@ def use_threads(engine: Engine, count: int | None) -> None:
 
 
 def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
-    """The forward stream for `device`."""
+    """Return the forward stream for `device`."""
     if device.type == "cuda":
         from mamba_server.engine.execution.cuda_stream import CudaStream
 
@@ -224,13 +223,13 @@ def _graphs(
     from mamba_server.engine.execution.cuda_graphs import CudaGraphs
     from mamba_server.engine.execution.cuda_stream import CudaStream
 
-    # Of the budget, what is left to steps that are no graphs.
-    planned = plan.budget_bytes - plan.weights_bytes - plan.arena_bytes
-    return CudaGraphs(stream, planned) if isinstance(stream, CudaStream) else None
+    # The part of the budget that is left to steps without a graph.
+    keep_free = plan.budget_bytes - plan.weights_bytes - plan.arena_bytes
+    return CudaGraphs(stream, keep_free) if isinstance(stream, CudaStream) else None
 
 
 def _memory(settings: EngineSettings, device: torch.device) -> Device:
-    told = settings.device_memory is not None
+    is_configured = settings.device_memory is not None
     if settings.device_memory is not None:
         size = int(settings.device_memory)
     elif device.type == "cuda":
@@ -238,21 +237,22 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
         return Device("cuda", size, told=False, free=free)
     else:
         size = available_bytes()
-    return Device("cuda" if device.type == "cuda" else "cpu", size, told=told)
+    return Device("cuda" if device.type == "cuda" else "cpu", size, told=is_configured)
 
 
 def _limits(
     settings: EngineSettings, plan: MemoryPlan, device: torch.device, overrides: BootOverrides
 ) -> SchedulerLimits:
-    # Rows of the batch are a bound and no more, within it memory decides. Each sequence has a slab at least.
-    most = min(settings.max_running_requests or MOST_RUNNING[device.type], plan.slabs - 1)
+    # The rows of the batch are only an upper bound: within it memory decides. Each sequence needs at least a
+    # slab.
+    max_running = min(settings.max_running_requests or MOST_RUNNING[device.type], plan.slabs - 1)
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
     chunk = overrides.chunk or CHUNK[device.type]
-    return SchedulerLimits(step_tokens, chunk, most, plan.max_model_len, plan.workload.output_tokens)
+    return SchedulerLimits(step_tokens, chunk, max_running, plan.max_model_len, plan.workload.output_tokens)
 
 
 def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.device) -> StepPace | None:
-    """None where a number of tokens was asked for, and no time."""
+    """Return the pace; None where a number of tokens is set instead of a time."""
     target = settings.step_time_asked
     if target is None:
         target = STEP_TIME[device.type]
@@ -260,7 +260,7 @@ def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.devic
 
 
 def _weights(directory: Path, dtype: str, settings: EngineSettings) -> int | None:
-    """Bytes of the weights as they will lie in memory, from the files' headers; None without files."""
+    """Return the bytes of the weights in memory, from the files' headers; None without files."""
     size = weights_size(directory)
     return None if size is None else size.loaded(dtype, settings.quantization)
 
@@ -293,16 +293,19 @@ def _cache(
 
 
 def ready_plan(engine: Engine) -> dict[str, Any]:
-    """The plan as the admin call and the API show it, with the threads and the kernels that compute, the seed
-    of requests that bring none, and what of Triton's cannot be used."""
-    shown = {
+    """Return the plan as the admin call and the API show it.
+
+    It includes threads, kernels, the seed of requests without one, prepared decode steps, and Triton kernels
+    that cannot be used.
+    """
+    plan = {
         **engine.plan.to_json(),
         "threads": torch.get_num_threads(),
         "kernels": engine.kernels.name,
         "seed": engine.core.seed,
     }
     if engine.decode_steps:
-        shown["decodeSteps"] = engine.decode_steps
+        plan["decodeSteps"] = engine.decode_steps
     if left_out := engine.kernels.operators.left_out:
-        shown["kernelsLeftOut"] = left_out
-    return shown
+        plan["kernelsLeftOut"] = left_out
+    return plan

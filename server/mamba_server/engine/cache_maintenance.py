@@ -1,7 +1,7 @@
-"""What the engine does beside its steps, a little after each: sweep out what was flushed, recount its books.
+"""Maintenance of the cache between steps: sweep flushed checkpoints, and recount the books.
 
-Both look at everything that is cached, so in one go they would hold up all running answers. The recount is
-void once anything changes: idle time pays for it. Called by the engine process.
+Both visit everything in the cache, so at once they would delay all running answers. A recount is void when
+anything changes, so it runs in idle time. Called by the engine process.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,31 +9,31 @@ from collections.abc import Callable, Iterator
 from mamba_server.cache import ManagedStateCache
 
 MAINTENANCE_SECONDS = 0.002
-"""How long it goes on before others have their turn."""
+"""Seconds of one round of maintenance."""
 
 
 class CacheMaintenance:
-    """Of `cache`; `clock` tells seconds."""
+    """Maintenance of `cache`; `clock` returns seconds."""
 
     def __init__(self, cache: ManagedStateCache, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._clock = clock
         self._audit: Iterator[None] | None = None
         self.recounted = True
-        """Nothing has changed since the books were recounted."""
+        """Whether nothing has changed since the books were recounted."""
 
     @property
     def due(self) -> bool:
-        """There is something left to do for an idle engine."""
+        """Whether an idle engine still has maintenance to do."""
         return self._cache.sweeping or not self.recounted
 
     def changed(self) -> None:
-        """What was recounted so far is void."""
+        """Record a change: an unfinished recount is void."""
         self._audit = None
         self.recounted = False
 
     def run(self, *, idle: bool) -> None:
-        """Do some more of it. Raises LedgerViolation where the books are wrong."""
+        """Do one round of maintenance. Raises LedgerViolation if the books are wrong."""
         began = self._clock()
         while self._cache.sweeping:
             self._cache.sweep()

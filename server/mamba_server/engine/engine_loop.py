@@ -1,22 +1,21 @@
-"""`EngineLoop`: main loop of the engine process: receives messages, steps the core, sends its results.
+"""`EngineLoop`: main loop of the engine process; it receives messages, steps the core and sends the results.
 
-Messages are read between two steps, deltas are sent after each step, statistics twice a second. Ends with
-`Shutdown`, when the parent process is gone, or with `Fatal` when the engine cannot start.
+Messages are read between two steps, deltas are sent after each step, statistics twice a second. The loop ends
+with `Shutdown`, when the parent process is gone, or with `Fatal` when the engine cannot start.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import zmq
 
 from mamba_server import wire
 from mamba_server.engine.admin import AdminCalls
 from mamba_server.engine.cache_maintenance import CacheMaintenance
-from mamba_server.engine.device_counters import Counters
-from mamba_server.engine.device_gauges import Gauges
+from mamba_server.engine.device_metrics import Counters, Gauges
 from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.grammar_compiler import GrammarCompiler
-from mamba_server.engine.output_messages import output_messages
 from mamba_server.engine.process_memory.garbage import search_new_objects
 from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.engine.stats import collect
@@ -28,9 +27,11 @@ from mamba_server.wire import (
     EngineStats,
     Fatal,
     FromEngine,
+    Outputs,
     Progress,
     Ready,
     RequestRejected,
+    SequenceDelta,
     Shutdown,
     StopSequence,
     Taken,
@@ -39,15 +40,17 @@ from mamba_server.wire import (
 
 STATS_SECONDS = 0.5
 CHANGES_SECONDS = 0.05
-"""Between two messages about checkpoints."""
+"""Seconds between two messages about checkpoints."""
 GRAMMAR_SECONDS = 0.001
-"""Between two looks at grammars that are being made, where nothing else is to be done."""
-MOST_MESSAGES = 64
-"""Messages handled between two steps: a burst of thousands must not stall the running sequences."""
+"""Seconds between two checks for compiled grammars, while there is nothing else to do."""
+MAX_MESSAGES = 64
+"""Most messages handled between two steps: a burst of thousands must not stall running sequences."""
+MAX_LOGPROBS = 8192
+"""Most log-probabilities in one message: reading one takes about 2 us, which delays everything else."""
 
 
 class EngineSockets:
-    """The engine's two sockets."""
+    """Sockets of the engine process, one in each direction."""
 
     def __init__(self, to_engine: str, from_engine: str) -> None:
         self._context = zmq.Context()
@@ -65,16 +68,16 @@ class EngineSockets:
         self._push.send(self._encode(message))
 
     def receive(self, timeout: float) -> list[ToEngine]:
-        """Up to `MOST_MESSAGES` messages; waits at most `timeout` seconds for the first."""
-        out: list[ToEngine] = []
+        """Return up to `MAX_MESSAGES` messages; wait at most `timeout` seconds for the first."""
+        messages: list[ToEngine] = []
         if timeout > 0 and not self._pull.poll(int(timeout * 1000)):
-            return out
-        while len(out) < MOST_MESSAGES:
+            return messages
+        while len(messages) < MAX_MESSAGES:
             try:
-                out.append(self._decode(self._pull.recv(zmq.NOBLOCK)))
+                messages.append(self._decode(self._pull.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 break
-        return out
+        return messages
 
     def close(self) -> None:
         self._pull.close()
@@ -83,7 +86,7 @@ class EngineSockets:
 
 
 class EngineLoop:
-    """The loop around one core."""
+    """Loop around one core."""
 
     def __init__(
         self,
@@ -105,22 +108,24 @@ class EngineLoop:
         self._next_stats = 0.0
         self._maintenance = CacheMaintenance(core.cache, clock)
         self._idle_reported = True
-        """The statistics of the idle engine were sent, and no message has arrived since."""
+        """Whether the statistics of the idle engine were sent, and no message has arrived since."""
         self._ledger_calls: list[AdminCall] = []
         """Pending `ledger` calls."""
         self._next_changes = 0.0
 
     def run(self, ready: Ready) -> None:
-        """Serve until `Shutdown`. Raises LedgerViolation if the memory accounting is inconsistent,
-        DeviceLost."""
+        """Serve until `Shutdown`.
+
+        Raises LedgerViolation if the memory accounting is inconsistent, and DeviceLost.
+        """
         self._port.send(ready)
         stalled = False
         while True:
-            resting = self._core.idle and not self._maintenance.due
-            rest = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
+            is_resting = self._core.idle and not self._maintenance.due
+            wait_seconds = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
             if self._grammars.pending:
-                rest = GRAMMAR_SECONDS
-            messages = self._port.receive(rest if resting else 0.001 if stalled else 0.0)
+                wait_seconds = GRAMMAR_SECONDS
+            messages = self._port.receive(wait_seconds if is_resting else 0.001 if stalled else 0.0)
             for message in self._without_aborted(messages):
                 if isinstance(message, Shutdown):
                     return
@@ -128,9 +133,9 @@ class EngineLoop:
             for request, grammar in self._grammars.take():
                 self._disturb()
                 self._add(request, grammar)
-            before = self._core.step_number
+            step_before = self._core.step_number
             deltas = self._core.step()
-            stalled = self._core.step_number == before and not deltas
+            stalled = self._core.step_number == step_before and not deltas
             for outputs in output_messages(deltas):
                 self._port.send(outputs)
             if self._core.device_error:
@@ -138,11 +143,11 @@ class EngineLoop:
             self._after_step()
 
     def _without_aborted(self, messages: list[ToEngine]) -> list[ToEngine]:
-        """The messages, without requests that were given up before they could begin."""
-        asked = [message.request_id for message in messages if isinstance(message, AddRequest)]
-        if not asked:
+        """Return the messages without requests that were aborted before they could begin."""
+        request_ids = [message.request_id for message in messages if isinstance(message, AddRequest)]
+        if not request_ids:
             return messages
-        self._port.send(Taken(asked))
+        self._port.send(Taken(request_ids))
         aborted: set[str] = set()
         kept: list[ToEngine] = []
         for message in reversed(messages):
@@ -173,7 +178,7 @@ class EngineLoop:
                 self._port.send(self._admin.answer(message))
 
     def _disturb(self) -> None:
-        """Something comes that may change what is counted."""
+        """Record that something may change the account of the memory."""
         self._maintenance.changed()
         self._idle_reported = False
 
@@ -199,8 +204,7 @@ class EngineLoop:
             self._send_stats()
 
     def _answer_ledger_calls(self) -> None:
-        """Answer pending `ledger` calls: an idle engine recounts first, a busy one reports its running
-        counts."""
+        """Answer pending `ledger` calls: an idle engine recounts first, a busy one reports its counters."""
         for call in self._ledger_calls:
             self._port.send(self._admin.answer(call, recounted=self._maintenance.recounted))
         self._ledger_calls.clear()
@@ -215,7 +219,7 @@ Report = Callable[[str, int, int], None]
 
 
 def report_progress(port: EngineSockets) -> Report:
-    """A callback (stage, done, total) that tells the API process, at most ten times a second."""
+    """Return a callback (stage, done, total) that informs the API process, at most ten times a second."""
     last = 0.0
 
     def report(stage: str, done: int, total: int) -> None:
@@ -230,3 +234,25 @@ def report_progress(port: EngineSockets) -> Report:
 
 def send_fatal(port: EngineSockets, message: str, exit_code: int) -> None:
     port.send(Fatal(message, exit_code))
+
+
+def output_messages(deltas: Sequence[SequenceDelta]) -> Iterator[Outputs]:
+    """Yield the messages of one step in the order of sending; long prompt scores come in pieces."""
+    whole = []
+    for delta in deltas:
+        scores = delta.prompt_logprobs or []
+        size = 1 + max((len(score.top_ids) for score in scores[-1:] if score is not None), default=0)
+        tokens = max(MAX_LOGPROBS // size, 1)
+        if len(scores) <= tokens:
+            whole.append(delta)
+            continue
+        for start in range(0, len(scores), tokens):
+            piece = scores[start : start + tokens]
+            yield Outputs([SequenceDelta(delta.request_id, delta.index, [], prompt_logprobs=piece)])
+        whole.append(_without_scores(delta))
+    if whole:
+        yield Outputs(whole)
+
+
+def _without_scores(delta: SequenceDelta) -> SequenceDelta:
+    return msgspec.structs.replace(delta, prompt_logprobs=None)

@@ -1,22 +1,22 @@
-"""What the engine process itself can fail with.
+"""Errors of the engine process itself.
 
 EngineError
-├── NoDevice     the wanted device is not here (exit 2)
+├── NoDevice     the requested device is not here (exit 2)
 └── DeviceLost   the device failed for good, while it served or before (exit 1)
 """
 
 
 class EngineError(Exception):
-    """Base. `exit_code` is what the process ends with."""
+    """Base of these errors. `exit_code` is the exit code of the process."""
 
     exit_code = 1
 
 
 class DeviceLost(EngineError):
-    """The device fails every step: only another process can go on with it, or without."""
+    """The device fails every step: only another process can use it again."""
 
 
 class NoDevice(EngineError):
-    """The wanted device is not here."""
+    """The requested device is not here."""
 
     exit_code = 2

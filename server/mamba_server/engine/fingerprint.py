@@ -1,6 +1,6 @@
-"""What tells models apart whose cached states cannot stand for each other.
+"""Fingerprint of a model: engines may share cached states only if theirs are equal.
 
-Two engines with one fingerprint tokenize alike and compute alike, wherever their files lie.
+Two engines with one fingerprint tokenize and compute alike, wherever their files are.
 """
 
 from hashlib import blake2b
@@ -11,11 +11,11 @@ from mamba_api.quantization import Quantization
 SAMPLE_BYTES = 4096
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 READ_WHOLE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""Files that decide what a prompt becomes; of weights three samples tell two trainings apart."""
+"""Files that determine the tokens of a prompt. Of weights, three samples distinguish two trainings."""
 
 
 def fingerprint_of(directory: Path, dtype: str, state_dtype: str, quantization: Quantization = "none") -> str:
-    """32 hexadecimal digits for the model in `directory`, computed with these types."""
+    """Return 32 hexadecimal digits for the model in `directory`, computed with these types."""
     digest = blake2b(digest_size=16)
 
     def add(part: bytes) -> None:
@@ -23,9 +23,9 @@ def fingerprint_of(directory: Path, dtype: str, state_dtype: str, quantization: 
 
     for part in (dtype, state_dtype, *(() if quantization == "none" else (quantization,))):
         add(part.encode())
-    if (of_tools := directory / TOOL_TEMPLATE).is_file():
+    if (tool_template := directory / TOOL_TEMPLATE).is_file():
         add(TOOL_TEMPLATE.encode())
-        add(of_tools.read_bytes())
+        add(tool_template.read_bytes())
     for path in sorted(directory.iterdir()):
         if path.name in READ_WHOLE:
             add(path.name.encode())
@@ -35,7 +35,7 @@ def fingerprint_of(directory: Path, dtype: str, state_dtype: str, quantization: 
             size = path.stat().st_size
             add(size.to_bytes(8, "little"))
             with path.open("rb") as file:
-                for at in (0, size // 2, max(0, size - SAMPLE_BYTES)):
-                    file.seek(at)
+                for offset in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+                    file.seek(offset)
                     add(file.read(SAMPLE_BYTES))
     return digest.hexdigest()

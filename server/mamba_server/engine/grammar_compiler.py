@@ -1,7 +1,7 @@
-"""`GrammarCompiler`: makes `OutputGrammar`s of requests beside the loop, which goes on meanwhile.
+"""`GrammarCompiler`: compiles the `OutputGrammar`s of requests in threads, while the loop continues.
 
-The API process has had each made before, in a process that may die: what comes here is known to end. The
-model's tokenizer is read for the first of them: 0.6 s, and 130 MB, where there are 131,072 tokens.
+The API process has compiled each one before, in a process that may die, so every grammar here is known to
+end. The model's tokenizer is read for the first of them: 0.6 s and 130 MB for 131,072 tokens.
 """
 
 import threading
@@ -17,39 +17,39 @@ from mamba_server.grammar_matcher import first_mask, make_matcher, make_tokenize
 from mamba_server.wire import AddRequest, RequestRejected
 
 THREADS = 2
-"""A grammar that takes a second does not stand in front of all others."""
-STACK = 64 << 20
-"""Bytes of address space of such a thread: eight times what the grammar was checked with."""
-MOST_KEPT = 32
-"""Grammars that are kept at their beginning, since clients repeat them."""
+"""Number of threads, such that a grammar that takes a second does not delay all others."""
+STACK_BYTES = 64 << 20
+"""Bytes of address space of such a thread's stack: eight times those of the check."""
+MAX_KEPT = 32
+"""Number of grammars kept at their beginning, since clients repeat them."""
 
 
 class GrammarCompiler:
-    """The grammars of one model. Called by the loop's thread."""
+    """Compiler for the grammars of one model. Called by the loop's thread."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """`directory`: of the model, with its tokenizer.json."""
+        """Start the threads. `directory`: that of the model, with its tokenizer.json."""
         self._directory, self._vocab_size, self._eos = directory, vocab_size, list(eos_token_ids)
         self._threads = ThreadPoolExecutor(THREADS, "grammars")
         self._pending: dict[str, AddRequest] = {}
         self._kept: OrderedDict[str, Future[OutputGrammar]] = OrderedDict()
-        """By text: the grammar, made or being made."""
+        """Grammars by text, compiled or being compiled."""
         self._reading = threading.Lock()
         self._read: LLTokenizer | None = None
 
     @property
     def pending(self) -> bool:
-        """Some grammar is being made."""
+        """Whether a grammar is being compiled."""
         return bool(self._pending)
 
     def begin(self, request: AddRequest) -> None:
-        """Make the grammar of the request; `take` has it later."""
+        """Compile the grammar of the request; `take` returns it later."""
         text = request.params.grammar
         self._pending[request.request_id] = request
         if text in self._kept:
             self._kept.move_to_end(text)
             return
-        before = threading.stack_size(STACK)
+        before = threading.stack_size(STACK_BYTES)
         try:
             self._kept[text] = self._threads.submit(self.compile, text)
         finally:
@@ -57,32 +57,38 @@ class GrammarCompiler:
         self._drop_oldest()
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for the request any more; no effect if it is none of these."""
+        """Forget the request; no effect if it has no pending grammar."""
         request = self._pending.pop(request_id, None)
         if request is None:
             return
         text = request.params.grammar
-        if all(each.params.grammar != text for each in self._pending.values()) and self._kept[text].cancel():
+        if (
+            all(other.params.grammar != text for other in self._pending.values())
+            and self._kept[text].cancel()
+        ):
             del self._kept[text]
 
     def take(self) -> list[tuple[AddRequest, OutputGrammar | RequestRejected]]:
-        """The requests whose grammars are made, whatever is in front of them, each with it or with why there
-        is none."""
-        done = [each for each in self._pending.values() if self._kept[each.params.grammar].done()]
+        """Return the requests with finished grammars, in any order, each with its grammar or rejection."""
+        pending = self._pending.values()
+        done = [request for request in pending if self._kept[request.params.grammar].done()]
         return [(request, self._result(request)) for request in done]
 
     def compile(self, text: str) -> OutputGrammar:
-        """Raises ValueError with what is wrong with the grammar, or with the tokenizer."""
+        """Compile one grammar.
+
+        Raises ValueError if the grammar or the tokenizer is invalid, with the reason.
+        """
         tokenizer = self._tokenizer()
         matcher = make_matcher(tokenizer, text)
-        # What a grammar costs shows in its first mask, which the loop will find made.
+        # The first mask is the most expensive one; the loop then finds it computed.
         words = first_mask(matcher, self._vocab_size)
         if failure := str(matcher.get_error()):
             raise ValueError(failure)
         if not words.any():
             raise ValueError("no token may come first")
-        known = frozenset(tokenizer.eos_tokens)
-        return OutputGrammar(matcher, known, known)
+        ends = frozenset(tokenizer.eos_tokens)
+        return OutputGrammar(matcher, ends, ends)
 
     def _tokenizer(self) -> LLTokenizer:
         with self._reading:
@@ -92,12 +98,12 @@ class GrammarCompiler:
             return self._read
 
     def _drop_oldest(self) -> None:
-        """Keep the newest, and those that are waited for."""
-        wanted = {each.params.grammar for each in self._pending.values()}
+        """Drop the oldest grammars for which no request waits."""
+        pending = {request.params.grammar for request in self._pending.values()}
         for text in list(self._kept):
-            if len(self._kept) <= MOST_KEPT:
+            if len(self._kept) <= MAX_KEPT:
                 return
-            if text not in wanted:
+            if text not in pending:
                 del self._kept[text]
 
     def _result(self, request: AddRequest) -> OutputGrammar | RequestRejected:

@@ -1,4 +1,4 @@
-"""The engine's numbers as one `EngineStats` message: counters that grow, gauges, times of the last steps."""
+"""Statistics of the engine as one `EngineStats` message: counters, gauges, times of the last steps."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,10 @@ def collect(
     of_device: Mapping[str, float] = _NOTHING,
     device_gauges: Mapping[str, float] = _NOTHING,
 ) -> EngineStats:
-    """Everything since start (counters), now (gauges) and since the last call (times). `of_device` and
-    `device_gauges`: counters and gauges beside those of the core."""
+    """Return counters since the start, current gauges, and step times since the last call.
+
+    `of_device` and `device_gauges`: counters and gauges in addition to those of the core.
+    """
     cache, scheduler = core.cache, core.scheduler
     account, capacity = cache.account(), cache.capacity
     cache_counters, scheduler_counters = cache.counters, scheduler.counters
@@ -25,7 +27,7 @@ def collect(
         "cached_tokens_total": scheduler_counters.cached_tokens,
         "recomputed_tokens_total": scheduler_counters.recomputed_tokens,
         "preemptions_total": scheduler_counters.preemptions,
-        "checkpoints_made_total": cache_counters.made,
+        "checkpoints_made_total": cache_counters.created,
         "checkpoints_skipped_total": cache_counters.skipped,
         "checkpoints_evicted_total": cache_counters.evicted,
         "steps_total": core.step_number,
@@ -33,7 +35,7 @@ def collect(
         **of_device,
     }
     if cache.settings.remembers_prompts:
-        # Without that memory the number would depend on what happens to be kept.
+        # Without that record, the number would depend on which prompts happen to be cached.
         counters["admitted_prompt_tokens_total"] = scheduler_counters.prompt_tokens
         counters["shared_prompt_tokens_total"] = scheduler_counters.shared_tokens
     for cause, count in scheduler_counters.misses.items():
@@ -60,7 +62,7 @@ def collect(
         "requests_waiting": len(scheduler.waiting),
         "max_running_requests": scheduler.limits.max_running,
         "checkpoints": capacity.checkpoints,
-        # What cannot be had at once even by eviction: the pool that binds.
+        # Memory that is not available at once, even by eviction: that of the pool that limits.
         "arena_usage": 1.0
         - min(1.0, (account.slots_free + capacity.evictable_slots + _evictable_slabs(capacity)) / total),
         "state_usage": (account.slots_live + account.slots_tracking) / total,
@@ -83,13 +85,20 @@ def collect(
 
 
 def _prompt_tokens_waiting(core: EngineCore) -> float:
-    """Prompt tokens that are to be computed. How much of a waiting prompt can be resumed is not looked up: so
-    much as of those before it."""
+    """Return the prompt tokens that are to be computed.
+
+    The resumable part of a waiting prompt is not looked up: its share is assumed to be that of earlier
+    prompts.
+    """
     scheduler, counters = core.scheduler, core.scheduler.counters
     cached = min(1.0, counters.cached_tokens / counters.prompt_tokens) if counters.prompt_tokens else 0.0
-    waiting = sum(each.known for each in scheduler.waiting)
-    begun = sum(each.known - each.allocation.depth for each in scheduler.prefilling if each.allocation)
-    return waiting * (1 - cached) + begun
+    waiting = sum(sequence.known_tokens for sequence in scheduler.waiting)
+    in_progress = sum(
+        sequence.known_tokens - sequence.allocation.depth
+        for sequence in scheduler.prefilling
+        if sequence.allocation
+    )
+    return waiting * (1 - cached) + in_progress
 
 
 def _evictable_slabs(capacity: Capacity) -> float:
@@ -98,5 +107,5 @@ def _evictable_slabs(capacity: Capacity) -> float:
 
 
 def _kv_usage(account: LedgerAccount) -> float:
-    whole = account.pages_free + account.pages_sequence + account.pages_tree + account.pages_fenced
-    return account.pages_sequence / whole if whole else 0.0
+    total = account.pages_free + account.pages_sequence + account.pages_tree + account.pages_fenced
+    return account.pages_sequence / total if total else 0.0

@@ -23,8 +23,8 @@ from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_kernels.triton_support import UnsupportedArgument
 from mamba_server.engine.boot import BootOverrides
 from mamba_server.engine.execution import runner
-from mamba_server.engine.execution.decode_buckets import decode_buckets
 from mamba_server.engine.execution.decode_step import DecodeStep
+from mamba_server.engine.execution.decode_steps import decode_buckets
 from mamba_server.model.decode_inputs import DecodeInputs
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
@@ -131,7 +131,7 @@ def test_every_bucket_issues_the_same_whatever_its_rows_are(
         for turn, sequences in enumerate((rows, max(1, rows - 1))):
             kinds = [(RANDOM, GREEDY, GREEDY, PENALIZED)[(n + turn) % 4] for n in range(sequences)]
             admitted = [sampler.admit(kind, n, 3, np.arange(3 + n % 5)) for n, kind in enumerate(kinds)]
-            sampler.meet([each for each in admitted if each.counts_row >= 0])
+            sampler.set_up_counts([each for each in admitted if each.counts_row >= 0])
             device_side._last_token.zero_()
             step.forward(random_decodes(rng, sequences))
             step.choose(admitted)

@@ -11,7 +11,7 @@ from byte_tokenizer import byte_tokenizer
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.forms.output_grammar import MOST_CHARS, OutputForm, output_grammar
-from mamba_server.grammar_limits import LIMITS
+from mamba_server.grammar_matcher import LIMITS
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.prompt import TextProcessor

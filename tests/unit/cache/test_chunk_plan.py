@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.cache.chunk_plan import aligned_piece, chunk_ends
+from mamba_server.cache.placement import aligned_piece, chunk_ends
 
 DEPTHS = st.integers(0, 2000)
 CHUNKS = st.sampled_from([16, 64, 128])

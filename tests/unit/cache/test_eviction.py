@@ -103,7 +103,7 @@ def test_a_change_while_serving_keeps_what_is_cached_and_counts_from_then_on() -
     assert first.token_ids[0] == 0
     bench.cache.tree.eviction.offer(first)
     bench.cache.change_eviction("RecomputeCost")
-    assert running.sighting is None
+    assert running.ghost_match is None
     bench.serve(ids(range(41), 7))
     assert len(bench.cache.ghosts or ()) > 0
     bench.check()

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_bench import ids
-from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.eviction_heap import EvictionHeap
+from mamba_server.cache.eviction import Eviction, EvictionHeap
 from mamba_server.cache.node import Node
 from operations import operations
 

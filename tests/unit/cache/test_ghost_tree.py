@@ -71,7 +71,7 @@ def test_a_place_can_be_marked_anywhere_on_the_path_and_nowhere_else() -> None:
     sighting, _ = ghosts.observe(ids(range(41)), "")
     guess = ghosts.ghost_at(sighting, 6, CheckpointKind.GRID, 2)
     assert guess is not None
-    assert (guess.depth, guess.place, guess.turn) == (6, CheckpointKind.GRID, 2)
+    assert (guess.depth, guess.kind, guess.turn) == (6, CheckpointKind.GRID, 2)
     assert ghosts.ghost_at(sighting, 6, CheckpointKind.END) is guess
     assert ghosts.ghost_at(sighting, 11, CheckpointKind.END) is None
     assert [ghost.depth for ghost in sighting.path()] == [10, 6]
@@ -93,7 +93,7 @@ def test_ages_enter_each_bin_once_and_in_time() -> None:
     for number in range(1, 40):
         _, aged = ghosts.observe(ids(range(1000 * number, 1000 * number + 9)), "")
         assert (tip in aged) is (number in EDGES)
-        assert EDGES[tip.at] <= number < EDGES[tip.at + 1]
+        assert EDGES[tip.age_bin] <= number < EDGES[tip.age_bin + 1]
 
 
 def test_before_anything_is_known_the_older_promises_less() -> None:

@@ -133,8 +133,8 @@ def test_the_ledger_names_what_is_wrong(
 def test_a_recount_is_cut_however_few_hold_the_pages(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _, _ = busy()
     whole = sum(1 for _ in ledger.audit(bench.cache))
-    monkeypatch.setattr(arena, "PAGES_AT_ONCE", at_once)
-    monkeypatch.setattr(ledger, "PAGES_OF_NODES", at_once)
+    monkeypatch.setattr(arena, "PAGES_PER_SLICE", at_once)
+    monkeypatch.setattr(ledger, "PAGES_PER_COUNT", at_once)
     pages = len(bench.arena.page_owner)
     assert sum(1 for _ in ledger.audit(bench.cache)) - whole >= 2 * (pages // max(4, at_once) - 1)
 

@@ -35,14 +35,14 @@ def test_a_path_goes_from_below_the_root_to_the_node_itself() -> None:
 
 def test_the_tokens_at_stake_reach_to_the_nearest_checkpoint_above_and_never_the_own() -> None:
     _, first, second, third = chain(4, 4, 4)
-    assert third.stake()[0] == 12
+    assert third.exclusive_span()[0] == 12
     third.slot = 9
-    assert third.stake()[0] == 12
+    assert third.exclusive_span()[0] == 12
     first.slot = 7
-    assert third.stake()[0] == 8
+    assert third.exclusive_span()[0] == 8
     second.slot = 8
-    assert third.stake()[0] == 4
-    assert first.stake()[0] == 4
+    assert third.exclusive_span()[0] == 4
+    assert first.exclusive_span()[0] == 4
 
 
 @given(few_tokens, few_tokens, few_tokens, st.integers(1, 5))

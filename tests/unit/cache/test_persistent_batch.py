@@ -121,7 +121,7 @@ def test_a_sequence_that_ends_keeps_its_row_until_its_last_launched_step_is_comp
     bench.cache.retire(allocation, lambda: PROMPT)
     assert batch.free == taken
     bench.cache.advance(bench.step)
-    bench.cache.settle()
+    bench.cache.release_retired()
     assert batch.free == taken + 1 == batch.rows
 
 

@@ -118,7 +118,7 @@ def test_what_takes_more_pages_for_the_same_tokens_goes_first() -> None:
     it.lock(shared, state=False)
     upper = it.insert(stem[:20], pages(20), 1, 1, "")[0]
     alone = it.insert(tokens(1000, 20), pages(20), 2, 1, "")[0]
-    assert (upper.stake(), alone.stake()) == ((20, 0), (20, 5))
+    assert (upper.exclusive_span(), alone.exclusive_span()) == ((20, 0), (20, 5))
     assert order(it) == [2, 1]
 
 
@@ -185,10 +185,10 @@ def test_the_end_of_a_prompt_pushes_out_only_what_is_worth_less(length: int, mad
         bench.serve(tokens(10_000 * number, 401 + 100 * number))
     # Two slots are left for the next admission, and five hold states of 400 to 900 tokens.
     assert (bench.arena.free_slots, bench.cache.tree.checkpoints) == (2, 5)
-    before = bench.cache.counters.made
+    before = bench.cache.counters.created
     prompt = tokens(90_000, length)
     bench.serve(prompt)
-    assert bench.cache.counters.made - before == bench.cache.counters.evicted == made
+    assert bench.cache.counters.created - before == bench.cache.counters.evicted == made
     assert bench.checkpoints(prompt) == [length - 1] * made
 
 

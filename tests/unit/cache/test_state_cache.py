@@ -253,10 +253,10 @@ def test_a_slot_that_a_launched_step_may_still_write_waits_for_it() -> None:
     bench.cache.retire(allocation, lambda: tokens)
     assert bench.cache.capacity.retiring == 1
     assert 20 not in bench.checkpoints(tokens)
-    bench.cache.settle()
+    bench.cache.release_retired()
     assert bench.cache.capacity.retiring == 1
     bench.cache.advance(bench.step)
-    bench.cache.settle()
+    bench.cache.release_retired()
     assert bench.cache.capacity.retiring == 0
     assert max(bench.checkpoints(tokens)) == 20
 
@@ -282,7 +282,7 @@ def test_an_end_of_nothing_gives_everything_back() -> None:
     bench.launch(allocation, 17)
     bench.cache.retire(allocation, lambda: PROMPT[:0])
     bench.cache.advance(bench.step)
-    bench.cache.settle()
+    bench.cache.release_retired()
     bench.check()
     assert bench.arena.free_slots == 15
 

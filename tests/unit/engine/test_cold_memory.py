@@ -13,7 +13,7 @@ import pytest
 
 from mamba_kernels.cpu.library import Library, library
 from mamba_server.engine.process_memory.cold_memory import is_worth_it, put_imports_aside
-from mamba_server.engine.process_memory.cpu_threads import COUNT, OF_NUMPY
+from mamba_server.engine.process_memory.cpu_threads import COUNT, NUMPY_COUNT
 from mamba_server.engine.process_memory.memory_map import MemoryMapping, mappings, memory_map
 
 MAPS = """\
@@ -137,7 +137,7 @@ assert torch.equal(one, computed())
 print(before, aside, after)
 """
     # A second thread of a library would keep all in its place.
-    environment = {**os.environ, COUNT: "1", OF_NUMPY: "1"}
+    environment = {**os.environ, COUNT: "1", NUMPY_COUNT: "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     before, aside, after = map(int, done.stdout.split())

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.engine.execution.decode_buckets import decode_buckets
+from mamba_server.engine.execution.decode_steps import decode_buckets
 
 
 @given(st.integers(1, 1024))

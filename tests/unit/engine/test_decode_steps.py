@@ -96,7 +96,7 @@ def test_a_number_of_rows_whose_capture_fails_is_issued_and_the_others_are_repea
     assert all_steps.counts == {"captured": 3, "issued": 2}
     assert [all_steps.step_for(rows) for rows in (9, 3)] == [made[0], made[2]]
     assert [record.getMessage().split(" rows")[0] for record in caplog.records] == [
-        "decode steps of 10", "decode steps of 4",
+        "the decode step of 10", "the decode step of 4",
     ]  # fmt: skip
     assert "not permitted when stream is capturing" in caplog.text
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from mamba_server.engine.scheduling.admission import Admission
-from mamba_server.engine.scheduling.answer_lengths import WINDOW
+from mamba_server.engine.scheduling.answer_lengths import MAX_ANSWERS
 from mamba_server.engine.sequences.sequence import Phase
 from step_load import LoadSetup, StepLoad
 
@@ -17,7 +17,7 @@ def amid_short_traffic(seed: int, *, foreseen: bool) -> tuple[int, int]:
     """Steps from a 5,500-token prompt's arrival to its first token, and to the end of all before it."""
     load, rng = StepLoad(LoadSetup(prefix_caching=bool(seed % 2))), random.Random(seed)
     if not foreseen:
-        for _ in range(WINDOW):
+        for _ in range(MAX_ANSWERS):
             load.scheduler.answers.ended(1)
             load.scheduler.answers.ended = lambda *_, **__: None
     count = 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.engine.scheduling.answer_lengths import WINDOW, AnswerLengths
+from mamba_server.engine.scheduling.answer_lengths import MAX_ANSWERS, AnswerLengths
 from mamba_server.engine.scheduling.memory_forecast import MemoryForecast, SequenceGrowth
 from step_load import LoadSetup, StepLoad
 
@@ -102,21 +102,21 @@ def test_before_any_answer_ended_the_expected_length_counts() -> None:
 
 def test_lengths_that_ended_replace_what_was_expected() -> None:
     answers = AnswerLengths(2000)
-    for length in [2000] * WINDOW + [20] * WINDOW:
+    for length in [2000] * MAX_ANSWERS + [20] * MAX_ANSWERS:
         answers.ended(length)
     assert answers.expected(0, 4000) == 20
 
 
 def test_an_answer_longer_than_any_before_is_taken_to_be_in_its_middle() -> None:
     answers = AnswerLengths(10)
-    for _ in range(WINDOW):
+    for _ in range(MAX_ANSWERS):
         answers.ended(10)
     assert answers.expected(400, 4000) == 801
 
 
 def test_who_always_fills_what_was_asked_for_is_taken_at_his_word() -> None:
     answers = AnswerLengths(10)
-    for length in range(100, 100 + WINDOW):
+    for length in range(100, 100 + MAX_ANSWERS):
         answers.ended(length, cut=True)
     assert [answers.expected(outputs, 2500) for outputs in (0, 150, 2400)] == [2500, 2500, 2500]
     assert answers.expected(0, 300) == 300
@@ -124,7 +124,7 @@ def test_who_always_fills_what_was_asked_for_is_taken_at_his_word() -> None:
 
 def test_answers_that_were_cut_say_nothing_of_how_long_others_become() -> None:
     answers = AnswerLengths(10)
-    for length in [*range(200, 240), *[16] * (WINDOW - 40)]:
+    for length in [*range(200, 240), *[16] * (MAX_ANSWERS - 40)]:
         answers.ended(length, cut=length == 16)
     assert answers.expected(0, 4000) == 220
     assert answers.expected(0, 16) == 16

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamba_server.engine.output_messages import MOST_ENTRIES, output_messages
+from mamba_server.engine.engine_loop import MAX_LOGPROBS, output_messages
 from mamba_server.wire import SequenceDelta, TokenLogprobs
 
 
@@ -12,7 +12,7 @@ def scores(tokens: int, alternatives: int) -> list[TokenLogprobs | None]:
 
 
 @pytest.mark.parametrize("alternatives", [0, 1, 20])
-@pytest.mark.parametrize("tokens", [1, 2, MOST_ENTRIES // 21 + 1, 3 * MOST_ENTRIES])
+@pytest.mark.parametrize("tokens", [1, 2, MAX_LOGPROBS // 21 + 1, 3 * MAX_LOGPROBS])
 def test_scores_of_a_prompt_come_whole_and_in_order_before_its_first_token(
     tokens: int, alternatives: int
 ) -> None:
@@ -27,7 +27,7 @@ def test_scores_of_a_prompt_come_whole_and_in_order_before_its_first_token(
     assert [delta for delta in sent if delta.request_id == "b"] == [other]
     for message in output_messages([other, first]):
         entries = [each for delta in message.deltas for each in delta.prompt_logprobs or ()]
-        assert len(entries) * (1 + alternatives) <= MOST_ENTRIES
+        assert len(entries) * (1 + alternatives) <= MAX_LOGPROBS
 
 
 def test_a_step_without_news_sends_nothing() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mamba_planner.prefill_work import prefill_work
-from mamba_server.engine.stepping.prefill_speed import DOUBT_DOUBLES, UNSURE, PrefillSpeed
+from mamba_server.engine.stepping.prefill_speed import DOUBLING_SECONDS, MAX_ERROR, PrefillSpeed
 
 TOKEN, DECODE = 1e-4, 0.02
 
@@ -53,7 +53,7 @@ def test_a_step_shorter_than_decoding_was_before_still_gives_a_speed() -> None:
 def test_nothing_is_said_before_it_was_measured() -> None:
     speed = PrefillSpeed(0.0)
     assert (speed.tokens_per_second, speed.decode_seconds) == (0.0, 0.0)
-    assert speed.error(0.0) == UNSURE
+    assert speed.error(0.0) == MAX_ERROR
 
 
 def test_short_prompts_and_long_ones_show_the_same_speed() -> None:
@@ -71,7 +71,7 @@ def test_short_prompts_and_long_ones_show_the_same_speed() -> None:
 def test_after_one_step_next_to_nothing_is_known_however_long_it_was() -> None:
     speed = PrefillSpeed(0.0)
     speed.observe(step((0, 4000)), 3.0, 0.0)
-    assert speed.error(0.0) == UNSURE
+    assert speed.error(0.0) == MAX_ERROR
 
 
 def test_the_error_is_that_by_which_means_of_such_steps_differ() -> None:
@@ -92,5 +92,5 @@ def test_without_prompts_doubt_grows_until_nothing_is_known() -> None:
         speed.observe(step((0, 500)), seconds, 100.0)
     now = speed.error(100.0)
     assert 0 < now < 0.1
-    assert speed.error(100.0 + DOUBT_DOUBLES) == pytest.approx(2 * now)
-    assert speed.error(100.0 + 1e9) == UNSURE
+    assert speed.error(100.0 + DOUBLING_SECONDS) == pytest.approx(2 * now)
+    assert speed.error(100.0 + 1e9) == MAX_ERROR

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.engine.scheduling.queue_policy import MOST_PASSES, PRIORITY_FACTOR, Flow, WaitingQueue
+from mamba_server.engine.scheduling.queue_policy import MAX_PASSES, PRIORITY_FACTOR, Flow, WaitingQueue
 from mamba_server.engine.scheduling.shared_prefix import AwaitedCheckpoint
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import SamplingParams
@@ -29,7 +29,7 @@ def start(queue: WaitingQueue, resumable=nothing) -> Sequence:
     sequence = queue.pick(resumable)
     assert sequence is not None
     queue.remove(sequence)
-    queue.started(sequence, sequence.known - resumable(sequence))
+    queue.started(sequence, sequence.known_tokens - resumable(sequence))
     queue.prefilled(sequence)
     return sequence
 
@@ -111,9 +111,9 @@ def test_the_longest_resumable_prefix_goes_first_and_the_oldest_is_passed_over_o
     def resumable(sequence: Sequence) -> int:
         return sequence.order
 
-    served = [start(queue, resumable).order for _ in range(MOST_PASSES + 1)]
+    served = [start(queue, resumable).order for _ in range(MAX_PASSES + 1)]
     assert served[0] == 7
-    assert served.index(0) <= MOST_PASSES
+    assert served.index(0) <= MAX_PASSES
 
 
 def test_siblings_wait_for_the_prefill_of_their_leader() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.scheduling.answer_lengths import WINDOW
+from mamba_server.engine.scheduling.answer_lengths import MAX_ANSWERS
 from mamba_server.engine.sequences.sequence import Phase, Sequence
 from operations import operations
 
@@ -112,10 +112,10 @@ def test_a_preempted_sequence_has_nothing_left_and_loses_no_token() -> None:
     for _ in range(4):
         engine.step()
     sequence = sequences(engine)["r0"]
-    known = sequence.known
+    known = sequence.known_tokens
     engine.core.scheduler.preempt(sequence)
     assert (sequence.phase, sequence.allocation, sequence.row) == (Phase.WAITING, None, -1)
-    assert sequence.known == known
+    assert sequence.known_tokens == known
     assert engine.core.scheduler.counters.preemptions == 1
     engine.close()
 
@@ -135,7 +135,7 @@ def test_a_preempted_sequence_waits_until_its_last_token_is_back() -> None:
 
 
 def expect_answers(engine: EngineTrial, tokens: int) -> None:
-    for _ in range(WINDOW):
+    for _ in range(MAX_ANSWERS):
         engine.core.scheduler.answers.ended(tokens)
 
 
@@ -211,13 +211,13 @@ def test_without_buffer_an_answer_leaves_checkpoints_in_free_slots_and_holds_non
     engine.add(list(range(1, 31)), 40)
     engine.step()
     engine.step()
-    made = engine.cache.counters.made
+    made = engine.cache.counters.created
     for _ in range(35):
         engine.step()
         (allocation,) = engine.cache.allocations.values()
         assert not any(pending.decode for pending in allocation.pending)
         assert not allocation.spare + allocation.ready
-    assert engine.cache.counters.made > made > 0
+    assert engine.cache.counters.created > made > 0
     engine.close()
 
 

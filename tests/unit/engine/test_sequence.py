@@ -35,7 +35,7 @@ def test_siblings_of_one_prompt_do_not_write_into_each_other() -> None:
     one, two = (Sequence("r", index, prompt, SamplingParams(max_tokens=2), order=index) for index in range(2))
     one.make_room()
     two.make_room()
-    one.token_ids[one.known] = 99
+    one.token_ids[one.known_tokens] = 99
     one.token_ids[0] = 98
     assert two.known_token_ids().tolist() == prompt.tolist() == [5, 6, 7]
     assert (one.key, two.key) == (("r", 0), ("r", 1))
@@ -77,10 +77,10 @@ def test_what_is_known_and_what_is_sampled_differ_by_the_launched_step_alone(
         for (each,) in engine.core.sequences.values():
             if each.phase is Phase.DECODE:
                 launched = each.allocation.depth + 1
-                assert each.known <= launched <= each.known + int(overlap)
+                assert each.known_tokens <= launched <= each.known_tokens + int(overlap)
                 decoded += 1
             alone = [*prompts[int(each.request_id[1:])], *oracle(prompts[int(each.request_id[1:])], 12)]
-            assert each.known_token_ids().tolist() == alone[: each.known]
+            assert each.known_token_ids().tolist() == alone[: each.known_tokens]
     assert decoded > 12
     engine.close()
 

@@ -1,7 +1,7 @@
 """What a traced sequence tells of its time, in steps of a real scheduler."""
 
-from mamba_server.engine.sequences.schedule import MOST_BESIDE
-from mamba_server.engine.sequences.timeline import MOST_PIECES
+from mamba_server.engine.sequences.schedule import MAX_BESIDE
+from mamba_server.engine.sequences.timeline import MAX_PIECES
 from mamba_server.wire import AddRequest, PrefillTiming, SamplingParams, SequenceDelta
 from step_load import LoadSetup, StepLoad
 
@@ -61,20 +61,20 @@ def test_who_is_not_traced_tells_nothing_and_is_nobody_s_company() -> None:
 
 def test_company_is_told_up_to_a_bound() -> None:
     load = StepLoad(LoadSetup())
-    for number in range(MOST_BESIDE + 3):
+    for number in range(MAX_BESIDE + 3):
         add(load, f"r{number}", 64, 2, SAMPLED.format(number + 1), f"s{number}")
     beside = [piece.beside for piece in pieces_of(run(load), "r0")]
-    assert [len(each) for each in beside] == [MOST_BESIDE]
+    assert [len(each) for each in beside] == [MAX_BESIDE]
     assert SAMPLED.format(1) not in beside[0]
 
 
 def test_of_a_very_long_prompt_the_last_piece_stands_for_the_rest() -> None:
     load = StepLoad(LoadSetup(slabs=120, step_tokens=64))
-    add(load, "long", 64 * (MOST_PIECES + 20), 2, SAMPLED.format(1))
+    add(load, "long", 64 * (MAX_PIECES + 20), 2, SAMPLED.format(1))
     pieces = pieces_of(run(load), "long")
-    assert len(pieces) == MOST_PIECES
-    assert sum(piece.steps for piece in pieces) == MOST_PIECES + 20
-    assert (pieces[-1].start, pieces[-1].stop) == (pieces[-2].stop, 64 * (MOST_PIECES + 20))
+    assert len(pieces) == MAX_PIECES
+    assert sum(piece.steps for piece in pieces) == MAX_PIECES + 20
+    assert (pieces[-1].start, pieces[-1].stop) == (pieces[-2].stop, 64 * (MAX_PIECES + 20))
 
 
 def test_checkpoints_are_told_where_they_were_written() -> None:

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps, out of one pool of memory."""
+"""CUDA graphs of decode steps, in one pool of memory."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,9 +14,9 @@ Result = TypeVar("Result")
 
 
 class CudaGraphs:
-    """Graphs that are repeated on `stream`, one after another: so they may share their memory.
+    """Graphs that run on `stream`, one after another, so that they may share their memory.
 
-    `keep_free`: bytes of the device that are left to steps that are no graphs.
+    `keep_free`: bytes of the device that are left to steps without a graph.
     """
 
     def __init__(self, stream: CudaStream, keep_free: int) -> None:
@@ -25,11 +25,11 @@ class CudaGraphs:
         self._keep_free = keep_free
 
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Capture as `StepGraphs` says. A capture that fails leaves a stream and an allocator that serve."""
+        """Capture `work` as `StepGraphs` specifies. Stream and allocator survive a failed capture."""
         device = self._stream.device
         torch.cuda.synchronize(device)
-        # While capturing, the allocator cannot give back what earlier steps left with it. What it keeps
-        # then is in use, or belongs to the graphs' pool, from which no other step can take.
+        # While capturing, the allocator cannot give back memory that earlier steps left with it. Memory that
+        # it keeps then is in use, or belongs to the graphs' pool, from which no other step can take.
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
         if free < self._keep_free:
@@ -53,17 +53,18 @@ class CudaGraphs:
         return repeat
 
     def begin_anew(self) -> None:
-        """Take another pool: torch gives up one whose last graph is gone, and does not take it up again."""
+        """Take another pool: torch abandons a pool whose last graph is gone, and does not reuse it."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End what is left of a capture; each part fails where there is nothing to end."""
+        """End an unfinished capture; each part fails if there is nothing to end."""
         with suppress(RuntimeError):
             graph.capture_end()
         index = self._stream.device.index
         with suppress(RuntimeError):
-            # A capture that broke ends with an error, and then torch leaves its allocator as while capturing:
-            # nothing would be given back to the device any more. Torch itself ends it so in `use_mem_pool`.
+            # A broken capture ends with an error, after which torch leaves its allocator in capture mode: it
+            # would give nothing back to the device any more. Torch itself ends this mode in the same way in
+            # `use_mem_pool`.
             torch._C._cuda_endAllocateToPool(index, self._pool)  # noqa: SLF001
             torch._C._cuda_releasePool(index, self._pool)  # noqa: SLF001
         self.begin_anew()

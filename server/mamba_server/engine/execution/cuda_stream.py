@@ -1,4 +1,4 @@
-"""The forward stream on a CUDA device: work is issued at once, its results come back behind an event.
+"""The forward stream on a CUDA device: work is issued at once, an event marks its completion.
 
 Issuing is asynchronous by nature, so there is no thread: the loop issues step n+1 while the device runs n.
 """
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class CudaStream:
-    """One CUDA stream on `device`; every state write of the engine happens on it, in order (O1)."""
+    """Stream on one CUDA `device`; every state write of the engine happens on it, in order (O1)."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
@@ -24,12 +24,12 @@ class CudaStream:
         self._begun = False
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
-        """Issue `work` now. Whatever fails is the ticket's: on a lost device each call of torch does."""
+        """Issue `work` now. The ticket gets every error: on a lost device each call of torch fails."""
         ticket = Ticket(work)
         try:
             self._issue(ticket)
         except Exception as error:
-            # What the work itself failed with comes first: it is the cause.
+            # The error of the work itself comes first: it is the cause.
             ticket.error = ticket.error or error
             ticket.done.set()
         return ticket
@@ -41,15 +41,15 @@ class CudaStream:
         return ticket.get()
 
     def close(self) -> None:
-        """Wait for what was issued. On a lost device that fails, which its requests know already."""
+        """Wait for the issued work. On a lost device that fails; its requests have their errors already."""
         try:
             self.stream.synchronize()
         except RuntimeError as error:
-            log.warning("what was issued to the device did not end: %s", error)
+            log.warning("the work issued to the device did not end: %s", error)
 
     def _issue(self, ticket: Ticket[Result]) -> None:
         if not self._begun:
-            # Weights were converted, and arena and tables zeroed, on the stream of those who made them.
+            # Weights were converted, and arena and tables zeroed, on the current stream of their creator.
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
             self._begun = True
         with torch.cuda.stream(self.stream):

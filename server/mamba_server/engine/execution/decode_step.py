@@ -1,4 +1,4 @@
-"""A decode step of one number of rows: the same operators on the same memory, whatever the sequences are.
+"""Decode step of one number of rows: the same operators on the same memory, whatever the sequences are.
 
 Therefore it can be captured once and repeated. Built and run on the forward stream alone.
 """
@@ -21,7 +21,7 @@ from mamba_server.model.staged_buffer import StagedBuffer
 
 
 class DecodeStep:
-    """`rows` rows at most; `last_token` [R] int32 holds what each sequence's row sampled last."""
+    """Decode step of at most `rows` rows; `last_token` [R] int32 holds the last token of each row."""
 
     def __init__(
         self,
@@ -42,23 +42,25 @@ class DecodeStep:
         self._staged = StagedBuffer(zeros, page_table.device)
         self._parameters = SampleParameters.packed(self._staged.on_device, rows)
         self._chosen_for: list[int] = []
-        """Serials of the sequences whose parameters are on the device."""
+        """Serial numbers of the sequences whose parameters are on the device."""
         self._forward: Callable[[], torch.Tensor] = self._issue_forward
         self._choose: Callable[[], TokenChoice] = self._issue_choice
         self._hidden: torch.Tensor | None = None
         self._tables = sampler.tables
-        """Those that `_choose` counts in."""
+        """Address of the count tables that `_choose` uses."""
 
     def warm_up(self) -> None:
-        """Run once on padding alone: that compiles what it needs. Raises NoHostRoutes."""
+        """Run once on padding alone, which compiles all kernels. Raises NoHostRoutes."""
         with torch.inference_mode():
             self._set_parameters(())
             self._hidden = self._issue_forward()
             self._issue_choice()
 
     def capture(self, graphs: StepGraphs) -> None:
-        """Repeat captured work from now on; after `warm_up`. Raises as `graphs` does: the work is issued as
-        before then, once `warm_up` has run again."""
+        """Repeat captured work from now on; after `warm_up`.
+
+        Raises as `graphs` does: the work is then issued as before, once `warm_up` has run again.
+        """
         with torch.inference_mode():
             forward = graphs.capture(self._issue_forward)
             self._hidden = forward()
@@ -66,19 +68,21 @@ class DecodeStep:
         self._forward, self._choose, self._tables = forward, choose, self._sampler.tables
 
     def forward(self, batch: HostBatch) -> torch.Tensor:
-        """Decode `batch`, n <= `rows`: normed hidden states [n, d], which the next step overwrites."""
+        """Decode `batch`, n <= `rows`; return normed hidden states [n, d], which the next step overwrites."""
         self._inputs.write(batch, self._page_size)
         self._hidden = self._forward()
         return self._hidden[: len(batch.context_len)]
 
     def choose(self, sampling: Sequence[SamplingRow]) -> TokenChoice:
-        """A token for each row of the last `forward`, kept in `last_token`; both parts [n], which the
-        next step overwrites. Their parameters are sent when the rows change."""
+        """Choose a token for each row of the last `forward`, and keep it in `last_token`.
+
+        Both results are [n], and the next step overwrites them. Parameters are sent when the rows change.
+        """
         serials = [row.serial for row in sampling]
         if serials != self._chosen_for:
             self._set_parameters(sampling)
         if self._tables != self._sampler.tables:
-            # What was captured counts in memory that is given back.
+            # The captured work counts in memory that has been freed.
             self._choose, self._tables = self._issue_choice, self._sampler.tables
         choice = self._choose()
         return TokenChoice(choice.ids[: len(sampling)], choice.finite[: len(sampling)])
@@ -86,7 +90,7 @@ class DecodeStep:
     def _set_parameters(self, sampling: Sequence[SamplingRow]) -> None:
         memory = self._staged.next().zero_()
         host = SampleParameters.packed(memory, self.rows)
-        # Rows of padding: the most likely token, counted nowhere.
+        # Rows of padding choose the most likely token and count it nowhere.
         host.counts_row.fill_(-1)
         write_parameters(sampling, self._sampler.vocab_size, host)
         self._staged.send()
@@ -97,19 +101,19 @@ class DecodeStep:
         return self._model.decode(token_ids, self._plans, self._cache)
 
     def _issue_choice(self) -> TokenChoice:
-        """One product with the head and one choice for all rows, or for as many as memory is planned for."""
+        """Issue product with the head and choice of tokens, in blocks of the rows that memory allows."""
         assert self._hidden is not None
         positions = self._inputs.context_len
         parts = []
         for first in range(0, self.rows, LOGIT_ROWS):
-            some = slice(first, min(first + LOGIT_ROWS, self.rows))
-            logits = self._model.logits(self._hidden[some])
-            parts.append(self._sampler.choose(logits, self._parameters.of_rows(some), positions[some]))
-            # Its memory is that of the next block.
+            block = slice(first, min(first + LOGIT_ROWS, self.rows))
+            logits = self._model.logits(self._hidden[block])
+            parts.append(self._sampler.choose(logits, self._parameters.of_rows(block), positions[block]))
+            # The next block uses the same memory.
             del logits
         ids = parts[0].ids if len(parts) == 1 else torch.cat([part.ids for part in parts])
         finite = parts[0].finite if len(parts) == 1 else torch.cat([part.finite for part in parts])
         ids = ids.to(torch.int32)
-        # Rows of padding all write to the spare row.
+        # All rows of padding write to the spare row.
         self._last_token.index_copy_(0, self._inputs.table_row.long(), ids)
         return TokenChoice(ids, finite)

@@ -1,26 +1,45 @@
-"""The decode steps that are prepared: one for each number of rows, made at the start or when first needed."""
+"""Prepared decode steps: one for each number of rows, prepared at the start or when first needed.
+
+The numbers of rows are few (`decode_buckets`), so that each can be prepared.
+"""
 
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
 
 from mamba_kernels.slot_plan import NoHostRoutes
-from mamba_server.engine.execution.decode_buckets import decode_buckets
 from mamba_server.engine.execution.decode_step import DecodeStep
 from mamba_server.engine.execution.step_graphs import GraphMemoryShort, StepGraphs
 
 log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 
-MOST_FAILURES = 2
-"""Captures in a row that may fail for another reason than memory. After so many no further one is tried: what
-they fail with is no matter of one number of rows."""
+MAX_FAILURES = 2
+"""Captures in a row that may fail for another reason than memory. After that, no further one is tried: the
+cause does not depend on the number of rows."""
+
+
+SMALL_SIZES = (1, 2, 4)
+STEPS_UP_TO = ((64, 8), (256, 16), (512, 32))
+"""Pairs of (number of rows, step up to it): few rows of padding, and few steps to prepare."""
+LARGEST_STEP = 64
+
+
+def decode_buckets(most: int) -> tuple[int, ...]:
+    """Return the numbers of rows for up to `most` sequences, ascending; `most` is the last."""
+    sizes = [size for size in SMALL_SIZES if size < most]
+    size = 0
+    while size < most:
+        size += next((step for end, step in STEPS_UP_TO if size < end), LARGEST_STEP)
+        sizes.append(min(size, most))
+    return tuple(sizes)
 
 
 class DecodeSteps:
-    """Steps for up to `most` sequences. `make(rows)` builds one, `graphs` captures it; None captures none.
+    """Steps for up to `most` sequences.
 
-    A step that cannot be captured is issued each time: slower, and as right.
+    `make(rows)` builds one, `graphs` captures it; None captures none. A step that cannot be captured is
+    issued each time: slower, with the same results.
     """
 
     def __init__(self, make: Callable[[int], DecodeStep], most: int, graphs: StepGraphs | None) -> None:
@@ -33,14 +52,14 @@ class DecodeSteps:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many numbers of rows have a captured step, and of how many steps are issued anew each time."""
+        """Number of captured steps, and of steps that are issued each time."""
         captured = len(self._captured)
         return {"captured": captured, "issued": len(self._sizes) - captured}
 
     def warm_up(self, report: Progress) -> None:
-        """Make all of them, the largest first: the smaller ones find their memory in its pool.
+        """Prepare all steps, the largest first, so that the smaller ones find memory in its pool.
 
-        What was made before is given up: it may hold a kernel that has been left out since.
+        Earlier steps are dropped: one may hold a kernel that has been left out since.
         """
         self._steps.clear()
         self._captured.clear()
@@ -53,7 +72,7 @@ class DecodeSteps:
         report("preparing decode steps", len(self._sizes), len(self._sizes))
 
     def step_for(self, sequences: int) -> DecodeStep | None:
-        """The smallest step with that many rows; None where the model's kernels cannot be repeated."""
+        """Return the smallest step with that many rows; None where the model's kernels cannot be repeated."""
         size = self._sizes[bisect_left(self._sizes, sequences)]
         if size not in self._steps and not self._refused:
             self._prepare(size)
@@ -67,9 +86,9 @@ class DecodeSteps:
             step.warm_up()
         except NoHostRoutes as why:
             self._refused = True
-            log.warning("decode steps are planned anew each time: %s", why)
+            log.warning("no decode step is prepared, each one is planned again: %s", why)
             return
-        if self._graphs is not None and self._failures < MOST_FAILURES:
+        if self._graphs is not None and self._failures < MAX_FAILURES:
             self._capture(size, step, self._graphs)
         self._steps[size] = step
 
@@ -77,13 +96,13 @@ class DecodeSteps:
         try:
             step.capture(graphs)
         except GraphMemoryShort as why:
-            log.warning("decode steps of %d rows are no CUDA graph: %s", size, why)
+            log.warning("the decode step of %d rows has no CUDA graph: %s", size, why)
         except RuntimeError as why:
-            # Issued once more: a device that is lost says so now, and not to the first request.
+            # Issued once more, so that a lost device shows now and not at the first request.
             step.warm_up()
             self._failures += 1
-            others = " and fewer" if self._failures == MOST_FAILURES else ""
-            log.warning("decode steps of %d rows%s are no CUDA graph: %s", size, others, why)
+            others = " and fewer" if self._failures == MAX_FAILURES else ""
+            log.warning("the decode step of %d rows%s has no CUDA graph: %s", size, others, why)
         else:
             self._failures = 0
             self._captured.add(size)

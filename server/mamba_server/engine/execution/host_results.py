@@ -1,4 +1,4 @@
-"""A step's numbers on the host: copied behind the step, read after its fence."""
+"""Results of a step on the host: copied behind the step, read after its fence."""
 
 from dataclasses import dataclass
 
@@ -15,19 +15,22 @@ from mamba_server.wire import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Tokens of a prompt whose log-probabilities a step finds."""
+    """Tokens of a prompt whose log-probabilities a step computes."""
 
     piece: int
     first: int
     stop: int
-    """Rows of the hidden states."""
+    """End of the rows [first, stop) of the hidden states."""
     follow: Ints
-    """The tokens after those rows."""
+    """Tokens that follow those rows."""
     top: int
 
 
 def to_host(tensor: torch.Tensor, *, reused: bool = False) -> torch.Tensor:
-    """Start the copy; it is complete when the step's fence has passed. `reused`: later steps overwrite it."""
+    """Start the copy to the host; it is complete after the step's fence.
+
+    `reused`: later steps overwrite `tensor`.
+    """
     if tensor.device.type != "cuda":
         return tensor.clone() if reused else tensor
     out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -35,7 +38,7 @@ def to_host(tensor: torch.Tensor, *, reused: bool = False) -> torch.Tensor:
 
 
 def on_host(sampled: SampledTokens, *, reused: bool = False) -> SampledTokens:
-    """All of it, each as `to_host`."""
+    """Start the copy of every part of `sampled`, as `to_host` does."""
 
     def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else to_host(tensor, reused=reused)
@@ -50,7 +53,7 @@ def on_host(sampled: SampledTokens, *, reused: bool = False) -> SampledTokens:
 
 
 def in_schedule_order(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:
-    """From the order of the logits to that of the schedule."""
+    """Reorder flags from the order of the logits to that of the schedule."""
     out = np.ones(len(checked), np.bool_)
     out[checked] = finite.numpy()
     return out
@@ -63,7 +66,7 @@ def host_result(
     tops: list[int],
     finite: npt.NDArray[np.bool_],
 ) -> StepResult:
-    """The step's numbers on the host. Runs after the fence."""
+    """Build the result of the step from its numbers on the host. Runs after the fence."""
     tokens = np.empty(0, np.int32) if sampled is None else sampled.ids.numpy()
     prompt: dict[int, list[TokenLogprobs]] = {}
     for span, score in zip(spans, scores, strict=True):
@@ -85,7 +88,7 @@ def host_result(
 def _row_logprobs(sampled: SampledTokens | None, tops: list[int]) -> dict[int, TokenLogprobs]:
     if sampled is None or sampled.logprob is None:
         return {}
-    out = {}
+    by_row = {}
     logprobs, ids = sampled.logprob.tolist(), sampled.ids.tolist()
     top_ids = sampled.top_ids.tolist() if sampled.top_ids is not None else None
     top_logprobs = sampled.top_logprobs.tolist() if sampled.top_logprobs is not None else None
@@ -93,5 +96,5 @@ def _row_logprobs(sampled: SampledTokens | None, tops: list[int]) -> dict[int, T
         if top < 0:
             continue
         best = (top_ids[index][:top], top_logprobs[index][:top]) if top_ids and top_logprobs else ([], [])
-        out[index] = TokenLogprobs(ids[index], logprobs[index], tuple(best[0]), tuple(best[1]))
-    return out
+        by_row[index] = TokenLogprobs(ids[index], logprobs[index], tuple(best[0]), tuple(best[1]))
+    return by_row

@@ -1,4 +1,4 @@
-"""Steps of nobody that launch every kernel in every form that a step with prompts can have.
+"""Steps without sequences that launch every kernel in every form that a step with prompts can have.
 
 Pure. The runner computes them at the start, so that nothing is compiled while serving.
 """
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 from mamba_kernels.ssd_prefill.segments import LEAST_CHUNKS
 from mamba_server.model.trial_batch import TrialPiece
 
-DECODES = 2
-"""Numbers of decodes, from none on, that any model's prompts are computed behind."""
+DECODE_COUNTS = 2
+"""Numbers of decodes, from 0 on, that any model's prompts are computed behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSteps:
-    """Bounds of an engine's steps, and steps within them of every kind. `chunk`: tokens of a chunk."""
+    """Bounds of an engine's steps, and steps of every kind within them. `chunk`: tokens of a chunk."""
 
     chunk: int
     longest_piece: int
-    """Tokens of one prompt in a step at most."""
+    """Most tokens of one prompt in a step."""
     step_tokens: int
-    """Tokens of a step at most."""
+    """Most tokens of a step."""
 
     def kinds(
         self, token_counts: Iterable[int], alignments: int
     ) -> Iterator[tuple[list[int], list[TrialPiece]]]:
-        """List the steps: contexts of the decodes, and pieces.
+        """Yield the steps: contexts of the decodes, and pieces.
 
-        token_counts: numbers of tokens at which some kernel takes another form; alignments: after how many
-        rows a row lies again at the same place between multiples of 16 bytes.
+        `token_counts`: numbers of tokens at which some kernel takes another form; `alignments`: number of
+        rows after which a row has the same position between multiples of 16 bytes.
         """
         kinds = [[TrialPiece(self.chunk + 1, self.chunk + 1), TrialPiece(1, 1)], [TrialPiece(1, 1)]]
         # The shortest piece that a scan cuts into segments, if a step can have one.
@@ -37,9 +37,9 @@ class PreparedSteps:
         if segmented <= self.longest_piece:
             kinds.append([TrialPiece(segmented, segmented)])
         for pieces in kinds:
-            # Behind another number of decodes the rows of a piece may lie at no multiple of 16 bytes, for
-            # which a kernel is compiled once more.
-            for decodes in range(max(DECODES, alignments)):
+            # Behind another number of decodes, the rows of a piece may not begin at a multiple of 16 bytes,
+            # for which a kernel is compiled separately.
+            for decodes in range(max(DECODE_COUNTS, alignments)):
                 yield [1] * decodes, pieces
         for tokens in token_counts:
             if tokens <= self.step_tokens:

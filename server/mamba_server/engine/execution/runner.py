@@ -1,8 +1,8 @@
-"""The device side of a step: moves its integers over, runs the model, samples, keeps the sampled tokens.
+"""Device side of a step: copies its arrays over, runs the model, samples, keeps the sampled tokens.
 
-`prepare` runs on the loop's side and copies everything out of the persistent batch; the work it returns runs
-on the forward stream, where alone sampler and model are touched; what that returns reads the results after
-the step's fence.
+`prepare` runs on the loop's side and copies everything out of the persistent batch; the work that it returns
+runs on the forward stream, the only place that touches sampler and model; the function that this returns
+reads the results after the step's fence.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,23 +50,23 @@ _FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "stat
 
 @dataclass(frozen=True, slots=True)
 class _NewRow:
-    """A row that samples for the first time in this step (or for the first time after a preemption)."""
+    """Row that samples for the first time, or for the first time after a preemption, in this step."""
 
     row: int
     params: SamplingParams
     seed: int
     prompt_len: int
     token_ids: Ints
-    """Prompt and output so far; empty unless a penalty asks for them."""
+    """Prompt and output so far; empty without penalties."""
 
 
 COUNTED = LOGIT_ROWS
-"""Sequences with penalties, running and leaving, whose counts are at one place from the start: as many as the
-planner sets memory aside for."""
+"""Sequences with penalties, running and leaving, whose counts keep their place from the start: as many as the
+planner reserves memory for."""
 
 
 class ModelRunner:
-    """One model on one device. `last_token[row]`: the token each row sampled last, for its next decode."""
+    """Model on one device. `last_token[row]`: the token that the row sampled last, for its next decode."""
 
     def __init__(
         self,
@@ -84,8 +84,11 @@ class ModelRunner:
         longest_piece: int = 0,
         step_tokens: int = 0,
     ) -> None:
-        """`sample`: as of `Sampler`; `graphs`: captures decode steps where kernels alone compute;
-        `longest_piece`, `step_tokens`: tokens of a prompt, and of all, that a step takes at most."""
+        """Allocate the tables and prepare nothing yet.
+
+        `sample`: as in `Sampler`; `graphs`: captures decode steps where only kernels compute;
+        `longest_piece`, `step_tokens`: most tokens of one prompt, and of all, in a step.
+        """
         self._model = model
         self._cache = cache
         self._persistent = persistent
@@ -93,19 +96,19 @@ class ModelRunner:
         self._page_size = page_size
         self._prepared_steps = PreparedSteps(chunk, longest_piece, max(longest_piece, step_tokens))
         self._device = device
-        # One row more than there are sequences: that of padding.
+        # One row more than there are sequences, for padding.
         self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
         self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
         library = model.backend.library
         self._sampler = Sampler(vocab_size, device, eos_token_ids, sample, library)
-        # Not widened for nothing: the kernels find the best token of rows as the head gives them.
+        # Without conversion: the kernels find the best token of rows as the head returns them.
         self._logits = model.logits if library is None else model.head
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
         self._batch: list[SamplingBatch] | None = None
         self._segments: set[int] = set()
-        """Into how many segments layers cut a long piece at most, as they have asked: so they travel with the
-        step from then on."""
+        """Numbers of segments into which layers have cut a long piece so far; later steps provide for
+        them."""
         self._decode_steps: DecodeSteps | None = None
         self._step_decoder = step_decoder(
             model,
@@ -119,10 +122,10 @@ class ModelRunner:
             self._decode_steps = DecodeSteps(self._decode_step, persistent.max_running, graphs)
 
     def warm_up(self, report: Progress) -> bool:
-        """Compile and capture now what kernels alone compute, so that nothing of it is done while serving.
+        """Compile and capture all work of kernels, so that none of this happens while serving.
 
-        On the forward stream, before the first step. False where there is nothing to prepare. Once a kernel
-        that failed in it is left out, it runs again.
+        On the forward stream, before the first step. Returns False where there is nothing to prepare. It runs
+        again after a kernel that failed in it has been left out.
         """
         if self._model.backend.name != TRITON:
             return False
@@ -139,12 +142,14 @@ class ModelRunner:
 
     @property
     def decode_step_counts(self) -> dict[str, int]:
-        """As of `DecodeSteps.counts`; nothing where no decode step is prepared."""
+        """Value of `DecodeSteps.counts`; empty where no decode step is prepared."""
         return {} if self._decode_steps is None else self._decode_steps.counts
 
     def try_out(self, host: HostBatch, *, scored: bool = False) -> None:
-        """Compute a step that is nobody's: its rows are scored as a prompt's, or chosen from with all that
-        sampling can do. On the forward stream, or before there is one."""
+        """Compute a step without sequences, on the forward stream or before there is one.
+
+        Its rows are scored as a prompt's are, or sampled with all features.
+        """
         if self._rounds:
             noise = noise_words(np.zeros(len(host.positions), np.int32), host.positions + 1)
             host = replace(host, state_noise=noise)
@@ -155,7 +160,7 @@ class ModelRunner:
                 follow = np.zeros(len(hidden), np.int32)
                 self._score(hidden, PromptSpan(0, 0, len(hidden), follow, top=1))
             else:
-                # No more than run at once: counts of penalties are at one place for so many.
+                # At most as many as run at once: the counts of penalties have a fixed place for that number.
                 rows = hidden[: min(LOGIT_ROWS, self._persistent.max_running)]
                 positions = _to(host.context_len[: len(rows)], self._device)
                 self._sampler.try_out(self._model.logits(rows), positions)
@@ -166,7 +171,7 @@ class ModelRunner:
         return bool(self._cache.ssm) and self._cache.ssm[0].dtype == torch.float16
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
-        """Everything the step needs, taken now; the work to launch."""
+        """Copy everything that the step needs, and return the work to launch."""
         arrays = build(schedule, self._persistent, self._chunk, self._page_size)
         newcomers = [
             _NewRow(
@@ -189,7 +194,7 @@ class ModelRunner:
         return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans, masks)
 
     def _state_noise(self, arrays: StepArrays) -> Ints:
-        """As of `HostBatch`."""
+        """Return the noise of `HostBatch`."""
         if not self._rounds:
             return NO_TOKENS
         rows = arrays.table_row[arrays.token_sequence]
@@ -206,30 +211,30 @@ class ModelRunner:
         masks: TokenMasks | None,
     ) -> Callable[[], StepResult]:
         with torch.inference_mode():
-            # First of all: the next step names them too, whatever becomes of this one.
+            # First, because the next step names these pages, too, whatever becomes of this one.
             self._page_table.write(*pages)
             self._admit(newcomers)
             sampling_rows = arrays.table_row[arrays.sampling]
             host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
             if (step := self._prepared(host)) is not None:
                 return self._decode(step, host, masks)
-            beside = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
+            extra = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
             if self._step_decoder is not None and decodes == len(host.context_len):
                 hidden = self._step_decoder(host)
-                rows, positions = (_to(each, self._device) for each in beside.values())
+                rows, positions = (_to(values, self._device) for values in extra.values())
             else:
-                batch = self._batch_of(host, arrays.token_ids, beside)
+                batch = self._batch_of(host, arrays.token_ids, extra)
                 rows, positions = batch.beside["rows"], batch.beside["positions"]
                 if decodes:
                     batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
                 hidden = self._hidden(batch)
             scores = [self._score(hidden, span) for span in spans]
-            wanted = len(arrays.sampling)
-            probes = hidden[wanted : len(arrays.checked)]
-            if not wanted:
+            samples = len(arrays.sampling)
+            probes = hidden[samples : len(arrays.checked)]
+            if not samples:
                 finite = to_host(is_finite(probes))
                 return lambda: host_result(None, spans, scores, [], in_schedule_order(finite, arrays.checked))
-            sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions, masks)
+            sampled = self._sample(hidden[:samples], self._sampling_batch(sampling_rows), positions, masks)
             checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
             finite = to_host(checked)
             self._last_token.index_copy_(0, rows.long(), sampled.ids)
@@ -241,12 +246,12 @@ class ModelRunner:
         """Run the layers: normed hidden states of the rows `batch.logits_rows`."""
         hidden = self._model.hidden(batch, self._cache)
         if batch.pieces is not None:
-            # All layers ask for the same in every step.
+            # All layers cut alike in every step.
             self._segments.update(batch.pieces.cuts)
         return hidden
 
     def _batch_of(
-        self, host: HostBatch, token_ids: torch.Tensor | Ints, beside: Mapping[str, Ints] | None = None
+        self, host: HostBatch, token_ids: torch.Tensor | Ints, extra: Mapping[str, Ints] | None = None
     ) -> ForwardBatch:
         return ForwardBatch.from_host(
             host,
@@ -256,7 +261,7 @@ class ModelRunner:
             page_size=self._page_size,
             device=self._device,
             segments=self._segments,
-            beside=beside,
+            beside=extra,
         )
 
     def _decode_step(self, rows: int) -> DecodeStep:
@@ -266,7 +271,7 @@ class ModelRunner:
         )  # fmt: skip
 
     def _prepared(self, host: HostBatch) -> DecodeStep | None:
-        """What does the step again and again, if it only decodes."""
+        """Return the prepared step for `host`, if it only decodes."""
         sequences = len(host.context_len)
         if self._decode_steps is None or len(host.decode_track) < sequences:
             return None
@@ -278,7 +283,7 @@ class ModelRunner:
         hidden = step.forward(host)
         rows = [self._sampling[row] for row in host.table_row.tolist()]
         if masks is None and all(row.plain for row in rows):
-            self._sampler.meet([row for row in rows if row.counts_row >= 0])
+            self._sampler.set_up_counts([row for row in rows if row.counts_row >= 0])
             choice = step.choose(rows)
             sampled = SampledTokens(choice.ids, choice.finite, None, None, None)
         else:
@@ -297,30 +302,28 @@ class ModelRunner:
         positions: torch.Tensor,
         masks: TokenMasks | None,
     ) -> SampledTokens:
-        """Tokens of the rows of `hidden`; at most `LOGIT_ROWS` at a time."""
+        """Sample tokens for the rows of `hidden`, at most `LOGIT_ROWS` at a time."""
         parts, first = [], 0
         together = max(1, LOGIT_ROWS // max(batch.size for batch in batches))
         for number in range(0, len(batches), together):
-            some = batches[number : number + together]
-            rows = slice(first, first + sum(batch.size for batch in some))
+            group = batches[number : number + together]
+            rows = slice(first, first + sum(batch.size for batch in group))
             of_rows = masks.of_rows(rows) if masks is not None else None
-            parts.append(self._sampler.sample(self._logits(hidden[rows]), some, positions[rows], of_rows))
+            parts.append(self._sampler.sample(self._logits(hidden[rows]), group, positions[rows], of_rows))
             first = rows.stop
         return joined(parts)
 
     def _admit(self, newcomers: list[_NewRow]) -> None:
         if newcomers:
             self._batch = None
-        for each in newcomers:
-            before = self._sampling.pop(each.row, None)
-            if before is not None:
-                self._sampler.release(before)
-            self._sampling[each.row] = self._sampler.admit(
-                each.params, each.seed, each.prompt_len, each.token_ids
-            )
+        for new in newcomers:
+            previous = self._sampling.pop(new.row, None)
+            if previous is not None:
+                self._sampler.release(previous)
+            self._sampling[new.row] = self._sampler.admit(new.params, new.seed, new.prompt_len, new.token_ids)
 
     def _sampling_batch(self, rows: Ints) -> list[SamplingBatch]:
-        """Parameters of the sampling rows; the same object while the rows stay the same."""
+        """Return the parameters of the sampling rows; the same object while the rows stay the same."""
         key = rows.tobytes()
         if key != self._batch_key or self._batch is None:
             self._batch = self._sampler.batch([self._sampling[row] for row in rows.tolist()])
@@ -328,7 +331,7 @@ class ModelRunner:
         return self._batch
 
     def _score(self, hidden: torch.Tensor, span: PromptSpan) -> TokenScores:
-        """Block by block: the logits of all rows of a prompt may be larger than the model."""
+        """Score a prompt in blocks, because the logits of all its rows may be larger than the model."""
         rows = hidden[span.first : span.stop]
         scores = score_blocks(
             lambda block: self._model.logits(rows[block]),

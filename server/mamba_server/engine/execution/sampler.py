@@ -1,8 +1,8 @@
-"""Turns logits into tokens on the device, without a host sync: penalties, truncation, choice, logprobs.
+"""Sampler: turns logits into tokens on the device, without a host sync.
 
-Called by the engine loop after each forward. A row's result depends on its own logits, parameters and
-position alone. Owns the token counts that penalties need: the engine runs one step ahead and does not know
-the sampled token yet, so the sampler counts it.
+Bias, penalties, truncation, choice and log-probabilities. The runner calls it after each forward. A row's
+result depends on its own logits, parameters and position alone. It owns the token counts that penalties need:
+the engine runs one step ahead and does not know the sampled token yet, so the sampler counts it.
 """
 
 import itertools
@@ -36,31 +36,31 @@ from mamba_server.grammar_matcher import WORD
 from mamba_server.wire import SamplingParams
 
 Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(logits [r, vocab], parameter [r, 1]) -> mask of the tokens that stay."""
+"""Function (logits [r, vocab], parameter [r, 1]) -> mask of the tokens that stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Result of one step, on the device. Log-probabilities are those of the model, before any processing."""
+    """Tokens of one step, on the device. Log-probabilities are those of the model, before any processing."""
 
     ids: torch.Tensor
     """[L] int32"""
     finite: torch.Tensor
-    """[L] bool: the logits were neither NaN nor plus infinity; the token of another row means nothing."""
+    """[L] bool: whether the logits are neither NaN nor plus infinity; otherwise the token means nothing."""
     logprob: torch.Tensor | None
-    """[L] of the sampled token; NaN in rows that did not ask; None when no row asks."""
+    """[L] log-probability of the sampled token; NaN in rows that do not request it; None if none does."""
     top_ids: torch.Tensor | None
-    """[L, k] int32, best first, k = the most any row asks for; None when k is 0."""
+    """[L, k] int32, best first, k = the most that any row requests; None when k is 0."""
     top_logprobs: torch.Tensor | None
     """[L, k]"""
 
 
 class Sampler:
-    """One per engine. `admit` and `release` bracket a sequence; `sample` runs once per step.
+    """Sampler of one engine. `admit` and `release` enclose a sequence; `sample` runs once per step.
 
     `admit`, `release` and `batch` belong to the thread that plans, `sample` to the forward stream. A row of
-    the count tables may be handed on while a step that still counts for its last owner is in flight;
-    therefore tables are only touched by `sample`, which sets a row up when it first meets its new owner.
+    the count tables may get a new owner while a step that still counts for its last one is in flight;
+    therefore only `sample` writes to the tables, and it sets a row up when its new owner first samples.
     """
 
     def __init__(
@@ -71,8 +71,11 @@ class Sampler:
         operator: Sample | None = None,
         library: Library | None = None,
     ) -> None:
-        """`operator`: chooses for all rows of a block, as `mamba_kernels.sample`; None = by the features that
-        rows ask for, with torch, or where they ask for none with the C++ kernels of `library`."""
+        """Create empty count tables.
+
+        `operator`: chooses for all rows of a block, as `mamba_kernels.sample`; None = torch chooses by the
+        features that rows use or, where they use none, the C++ kernels of `library` do.
+        """
         self.vocab_size, self.device = vocab_size, device
         self._operator = operator
         self._largest = None if library is None else RowArgmax(library)
@@ -84,13 +87,15 @@ class Sampler:
         self._output_counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._owners: list[int] = []
-        """Serial of the sequence whose counts are in each row."""
+        """Serial number of the sequence whose counts are in each row."""
 
     def admit(
         self, params: SamplingParams, seed: int, prompt_len: int, token_ids: Tokens = NO_TOKENS
     ) -> SamplingRow:
-        """Row of a sequence. `token_ids`: its prompt and what it has generated already (if it was preempted
-        and comes back); looked at with penalties alone, and must not change afterwards.
+        """Return the row of a sequence.
+
+        `token_ids`: prompt and output so far (of a sequence that was preempted and comes back); only read
+        with penalties, and must not change afterwards.
         """
         eos = () if params.ignore_eos else self._eos
         return SamplingRow(
@@ -105,11 +110,11 @@ class Sampler:
 
     @property
     def tables(self) -> int:
-        """Changes when the counts of penalties move to other memory."""
+        """Address of the count tables, which changes when they move to other memory."""
         return self._output_counts.data_ptr()
 
     def reserve(self, rows: int) -> None:
-        """Counts for `rows` sequences with penalties: as long as that is enough, `tables` does not change."""
+        """Allocate counts for `rows` sequences with penalties; `tables` stays the same while they suffice."""
         missing = rows - len(self._owners)
         for name in ("_output_counts", "_in_prompt"):
             table: torch.Tensor = getattr(self, name)
@@ -119,9 +124,9 @@ class Sampler:
     def choose(
         self, logits: torch.Tensor, parameters: SampleParameters, positions: torch.Tensor
     ) -> TokenChoice:
-        """The operator's choice for rows that want a token and no more; those with penalties have been met.
+        """Let the operator choose for rows that need only a token; the counts of penalties are set up.
 
-        logits: [r, vocab] float32, overwritten; parameters of r rows; positions: [r] as of `sample`.
+        `logits`: [r, vocab] float32, overwritten; `parameters` of r rows; `positions`: [r] as in `sample`.
         """
         assert self._operator is not None
         choice: TokenChoice = self._operator(
@@ -130,27 +135,27 @@ class Sampler:
         return choice
 
     def try_out(self, logits: torch.Tensor, positions: torch.Tensor) -> None:
-        """Compute what sampling can be asked for with rows of nobody; arguments as of `sample`."""
-        asked = SamplingParams(
+        """Sample with all features for rows without a sequence; arguments as in `sample`."""
+        params = SamplingParams(
             max_tokens=1, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1, logit_bias={0: 0.0},
             repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
         )  # fmt: skip
-        rows = [self.admit(asked, 0, 0) for _ in range(len(logits))]
+        rows = [self.admit(params, 0, 0) for _ in range(len(logits))]
         self.sample(logits, self.batch(rows), positions)
         for row in rows:
             self.release(row)
 
     def release(self, row: SamplingRow) -> None:
-        """The sequence ended or was preempted. Its counts may be reused from the next `admit` on."""
+        """Release the row of a sequence that ended or was preempted, so that `admit` can reuse its counts."""
         if row.counts_row >= 0:
             self._free.append(row.counts_row)
 
     def batch(self, rows: Sequence[SamplingRow]) -> list[SamplingBatch]:
-        """Group the rows of a step, block by block; keep the result while the rows stay the same.
+        """Group the rows of a step into blocks; the result stays valid while the rows stay the same.
 
-        An operator chooses in place, so its blocks are as large as those that the head is multiplied for.
-        Log-probabilities keep logits as they were before the choice: where some row wants them, blocks are
-        those that are scored together.
+        An operator chooses in place, so its blocks are as large as those of the product with the head. Log-
+        probabilities keep a copy of the logits before the choice: where some row requests them, the blocks
+        are those that are scored together.
         """
         in_place = self._operator is not None and all(row.params.logprobs < 0 for row in rows)
         size = LOGIT_ROWS if in_place else block_rows(self.vocab_size)
@@ -171,11 +176,11 @@ class Sampler:
         positions: torch.Tensor,
         masks: TokenMasks | None = None,
     ) -> SampledTokens:
-        """Choose one token per row, in the rows of `masks` of those that they allow.
+        """Choose one token per row; the rows of `masks` choose among the tokens that they allow.
 
-        logits: [L, vocab] float32 or as the head gives them, overwritten; positions: [L] int32, absolute
-        position in its sequence of the token to be chosen (that of the row's last token plus one). A row that
-        holds NaN gets some token.
+        `logits`: [L, vocab] float32 or as the head returns them, overwritten; `positions`: [L] int32,
+        absolute position of the token to be chosen (that of the row's last token plus one). A row that holds
+        NaN gets any token.
         """
         sizes = [batch.size for batch in batches]
         ends = list(itertools.accumulate(sizes))
@@ -208,13 +213,14 @@ class Sampler:
     def _choose(
         self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and whether the logits are finite, both [L]; the ids are counted."""
-        self.meet(batch.counted)
+        """Return ids and whether the logits are finite, both [L]; count the ids."""
+        self.set_up_counts(batch.counted)
         if batch.parameters is not None:
             choice = self.choose(logits, batch.parameters, positions)
             return choice.ids, choice.finite
         if batch.penalties is None:
-            # One pass over what fills no cache; `argmax` alone takes three times as long on a CPU.
+            # One pass over logits that do not fit into a CPU's cache; `argmax` alone takes three times as
+            # long.
             best = logits.max(-1)
             finite, ids = best.values.isfinite(), best.indices
         else:
@@ -229,7 +235,7 @@ class Sampler:
         return ids, finite
 
     def _draw(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> torch.Tensor:
-        """logits: [R, vocab] of the random rows, a copy. Returns ids [R]."""
+        """Draw ids [R] from `logits` [R, vocab], a copy of the random rows."""
         assert batch.temperature is not None
         assert batch.words is not None
         # Shifted by the maximum first: a tiny temperature then sharpens instead of overflowing.
@@ -253,8 +259,8 @@ class Sampler:
         )
 
     def _histogram(self, token_ids: Tokens) -> torch.Tensor:
-        kept = token_ids[(token_ids >= 0) & (token_ids < self.vocab_size)]
-        counts = np.bincount(kept, minlength=self.vocab_size).astype(np.int32)
+        valid = token_ids[(token_ids >= 0) & (token_ids < self.vocab_size)]
+        counts = np.bincount(valid, minlength=self.vocab_size).astype(np.int32)
         return to_device(torch.from_numpy(counts), self.device)
 
     def _take_row(self) -> int:
@@ -263,8 +269,8 @@ class Sampler:
         self._rows += 1
         return self._rows - 1
 
-    def meet(self, owners: Sequence[SamplingRow]) -> None:
-        """Set up the counts of sequences with penalties that are here for the first time."""
+    def set_up_counts(self, owners: Sequence[SamplingRow]) -> None:
+        """Set up the counts of sequences with penalties that sample for the first time."""
         for row in owners:
             if (missing := row.counts_row + 1 - len(self._owners)) > 0:
                 self.reserve(len(self._owners) + max(missing, len(self._owners), 4))
@@ -275,7 +281,7 @@ class Sampler:
 
 
 def joined(parts: list[SampledTokens]) -> SampledTokens:
-    """The blocks of a step as one, each as wide as the widest."""
+    """Join the blocks of a step, each as wide as the widest."""
     if len(parts) == 1:
         return parts[0]
     ids, finite = (torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "finite"))
@@ -319,21 +325,24 @@ def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor)
 
 
 def _mask(logits: torch.Tensor, masks: TokenMasks) -> None:
-    """Only tokens that `masks` allow stay in their rows. Where none of them is left, since something else has
-    blocked them, all of them may come: the form wins."""
+    """Exclude tokens that `masks` do not allow.
+
+    Where no allowed token is left, because other features exclude them all, all allowed ones may come: the
+    form wins.
+    """
     rows = to_device(torch.from_numpy(masks.rows), logits.device)
     words = to_device(torch.from_numpy(masks.words), logits.device)
     bits = torch.arange(WORD, dtype=torch.int32, device=logits.device)
     size = block_rows(logits.shape[1])
-    for some, of_some in zip(rows.split(size), words.split(size), strict=True):
-        allowed = (of_some[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
-        masked = logits[some].masked_fill_(~allowed, -torch.inf)
+    for block, block_words in zip(rows.split(size), words.split(size), strict=True):
+        allowed = (block_words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+        masked = logits[block].masked_fill_(~allowed, -torch.inf)
         blocked = masked.amax(-1, keepdim=True) == -torch.inf
-        logits[some] = masked.masked_fill_(blocked & allowed, 0.0)
+        logits[block] = masked.masked_fill_(blocked & allowed, 0.0)
 
 
 def _apply(logits: torch.Tensor, users: Filter, keep: Truncation) -> None:
-    """Truncate the rows that ask for it to their `keep` mask."""
+    """Truncate the rows of `users` to their `keep` mask."""
     if len(users.rows) == len(logits):
         logits.masked_fill_(~keep(logits, users.values), -torch.inf)
         return

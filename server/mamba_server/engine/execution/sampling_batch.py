@@ -1,6 +1,6 @@
-"""What the sampler needs to know about the rows of a step; rebuilt only when the rows change.
+"""Sampling parameters of the rows of a step; rebuilt only when the rows change.
 
-The engine asks the sampler for a `SamplingRow` per sequence (`Sampler.admit`) and builds a `SamplingBatch`
+The runner gets a `SamplingRow` per sequence from the sampler (`Sampler.admit`) and builds a `SamplingBatch`
 from the rows in the order of their logits. Nothing here changes from one step to the next.
 """
 
@@ -22,36 +22,35 @@ Rows = torch.Tensor
 
 
 def penalized(params: SamplingParams) -> bool:
-    """Whether the tokens seen so far change what comes next: then they have to be counted."""
+    """Return whether earlier tokens change the choice of the next one, so that they must be counted."""
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One sequence's sampling: its parameters and where its token counts live."""
+    """Sampling of one sequence: its parameters and the place of its token counts."""
 
     params: SamplingParams
     seed: int
     prompt_len: int
     serial: int
-    """Tells apart the sequences that use one row of the count tables after each other."""
+    """Serial number, which distinguishes sequences that use one row of the count tables in turn."""
     counts_row: int
-    """Row of the sampler's count tables; -1 when no penalty is asked for."""
+    """Row of the sampler's count tables; -1 without penalties."""
     token_ids: Tokens
-    """Prompt and what was generated before it was admitted (again); empty unless there are penalties."""
+    """Prompt, and output before the sequence was admitted (again); empty without penalties."""
     blocked: tuple[int, ...]
-    """Token ids that may not come before `min_tokens` outputs."""
+    """Token ids excluded until there are `min_tokens` outputs."""
 
     @property
     def plain(self) -> bool:
-        """Whether it wants a token and no more: neither log-probabilities nor entries of its own in the
-        logits."""
+        """Whether the row needs only a token: neither log-probabilities nor changed logits."""
         return self.params.logprobs < 0 and not self.params.logit_bias and not self.params.min_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Rows with any penalty, and its strengths [r, 1]."""
+    """Rows with any penalty, and the strengths [r, 1]."""
 
     rows: Rows
     counts_rows: torch.Tensor
@@ -84,10 +83,10 @@ class SamplingBatch:
     """Parameters of L rows on the device, grouped by feature; None = no row uses it."""
 
     size: int
-    """L: rows that sample in the step."""
+    """Number L of rows that sample in the step."""
     bias: TokenEntries | None
     minimum: TokenEntries | None
-    """Blocked tokens; `values` = first absolute position at which the token may come."""
+    """Excluded tokens; `values` = first absolute position at which the token may come."""
     penalties: Penalties | None
     random: Rows | None
     """Rows with temperature > 0; the other filters hold positions in this list."""
@@ -101,19 +100,20 @@ class SamplingBatch:
     top_p: Filter | None
     logprobs: Rows | None
     logprobs_max: int
-    """Most alternatives any row asks for."""
+    """Most alternatives that any row requests."""
     counted: list[SamplingRow] = field(default_factory=list)
-    """Rows with any penalty: their tokens are counted."""
+    """Rows with any penalty, whose tokens are counted."""
     parameters: SampleParameters | None = None
-    """All rows' parameters where one operator chooses for all; the features that it knows are None then."""
+    """Parameters of all rows where one operator chooses for all; the features that it implements are None
+    then."""
 
     @property
     def greedy(self) -> bool:
-        """Whether every row wants its most likely token as the model has it, and no more."""
+        """Whether every row needs only the most likely token of the model."""
         features = (
             self.bias, self.minimum, self.penalties, self.random, self.logprobs, self.parameters,
         )  # fmt: skip
-        return all(each is None for each in features)
+        return all(feature is None for feature in features)
 
     @classmethod
     def build(
@@ -125,70 +125,28 @@ class SamplingBatch:
         together: bool = False,
     ) -> "SamplingBatch":
         """Group L rows, in the order of their logits. `together`: for an operator that takes all rows."""
-
-        def where(condition: Callable[[SamplingRow], bool]) -> list[int]:
-            return [index for index, row in enumerate(rows) if condition(row)]
-
-        def column(indices: list[int], value: Callable[[SamplingRow], float]) -> torch.Tensor:
-            return to_device(
-                torch.tensor([value(rows[i]) for i in indices], dtype=torch.float32)[:, None], device
-            )
-
-        def filter_of(
-            uses: Callable[[SamplingParams], bool], value: Callable[[SamplingParams], float]
-        ) -> Filter | None:
-            places = [place for place, i in enumerate(random) if uses(rows[i].params)]
-            if not places:
-                return None
-            return Filter(
-                _indices(places, device),
-                column([random[place] for place in places], lambda r: value(r.params)),
-            )
-
-        # What the operator does has no copies of its own on the device.
-        random = [] if together else where(lambda row: row.params.temperature > 0)
-        counted = where(lambda row: row.counts_row >= 0)
-        penalized = [] if together else counted
-        logprobs = where(lambda row: row.params.logprobs >= 0)
-        bias = [
-            (index, token, value)
-            for index, row in enumerate(rows)
-            for token, value in row.params.logit_bias.items()
-            if 0 <= token < vocab_size
-        ]
-        minimum = [
-            (index, token, float(row.prompt_len + row.params.min_tokens))
-            for index, row in enumerate(rows)
-            if row.params.min_tokens > 0
-            for token in row.blocked
-        ]
+        columns = _Columns(rows, vocab_size, device)
+        # The operator reads its features from `parameters` and has no columns of its own.
+        random = [] if together else columns.where(lambda row: row.params.temperature > 0)
+        counted = columns.where(lambda row: row.counts_row >= 0)
+        logprobs = columns.where(lambda row: row.params.logprobs >= 0)
         ks = [min(rows[i].params.top_k, vocab_size) for i in random if rows[i].params.top_k > 0]
         return cls(
             size=len(rows),
-            bias=_entries(bias, device),
-            minimum=_entries(minimum, device),
-            penalties=Penalties(
-                rows=_indices(penalized, device),
-                counts_rows=_indices([rows[i].counts_row for i in penalized], device),
-                repetition=column(penalized, lambda row: row.params.repetition_penalty),
-                presence=column(penalized, lambda row: row.params.presence_penalty),
-                frequency=column(penalized, lambda row: row.params.frequency_penalty),
-            )
-            if penalized
-            else None,
+            bias=columns.bias(),
+            minimum=columns.minimum(),
+            penalties=None if together else columns.penalties(counted),
             random=_indices(random, device) if random else None,
-            temperature=column(random, lambda row: row.params.temperature) if random else None,
-            words=to_device(
-                torch.tensor([seed_words(rows[i].seed) for i in random], dtype=torch.int32), device
-            )
-            if random
-            else None,
-            min_p=filter_of(lambda params: params.min_p > 0, lambda params: params.min_p),
-            top_k=filter_of(
-                lambda params: 0 < params.top_k < vocab_size, lambda params: min(params.top_k, vocab_size)
+            temperature=columns.values(random, lambda row: row.params.temperature) if random else None,
+            words=columns.seed_words(random) if random else None,
+            min_p=columns.filter(random, lambda params: params.min_p > 0, lambda params: params.min_p),
+            top_k=columns.filter(
+                random,
+                lambda params: 0 < params.top_k < vocab_size,
+                lambda params: min(params.top_k, vocab_size),
             ),
             top_k_max=max(ks, default=0),
-            top_p=filter_of(lambda params: params.top_p < 1, lambda params: params.top_p),
+            top_p=columns.filter(random, lambda params: params.top_p < 1, lambda params: params.top_p),
             logprobs=_indices(logprobs, device) if logprobs else None,
             logprobs_max=max((rows[i].params.logprobs for i in logprobs), default=0),
             counted=[rows[i] for i in counted],
@@ -196,18 +154,81 @@ class SamplingBatch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Parameters of the rows of one batch as columns on the device, by feature."""
+
+    rows: Sequence[SamplingRow]
+    vocab_size: int
+    device: torch.device
+
+    def where(self, condition: Callable[[SamplingRow], bool]) -> list[int]:
+        return [index for index, row in enumerate(self.rows) if condition(row)]
+
+    def values(self, indices: list[int], value: Callable[[SamplingRow], float]) -> torch.Tensor:
+        """Return [r, 1] values of the rows at `indices`."""
+        column = torch.tensor([value(self.rows[i]) for i in indices], dtype=torch.float32)
+        return to_device(column[:, None], self.device)
+
+    def filter(
+        self,
+        indices: list[int],
+        uses: Callable[[SamplingParams], bool],
+        value: Callable[[SamplingParams], float],
+    ) -> Filter | None:
+        """Return the filter of those rows at `indices` that use it, by their positions in `indices`."""
+        positions = [position for position, i in enumerate(indices) if uses(self.rows[i].params)]
+        if not positions:
+            return None
+        users = [indices[position] for position in positions]
+        return Filter(_indices(positions, self.device), self.values(users, lambda row: value(row.params)))
+
+    def bias(self) -> TokenEntries | None:
+        entries = [
+            (index, token, value)
+            for index, row in enumerate(self.rows)
+            for token, value in row.params.logit_bias.items()
+            if 0 <= token < self.vocab_size
+        ]
+        return _entries(entries, self.device)
+
+    def minimum(self) -> TokenEntries | None:
+        entries = [
+            (index, token, float(row.prompt_len + row.params.min_tokens))
+            for index, row in enumerate(self.rows)
+            if row.params.min_tokens > 0
+            for token in row.blocked
+        ]
+        return _entries(entries, self.device)
+
+    def penalties(self, indices: list[int]) -> Penalties | None:
+        if not indices:
+            return None
+        return Penalties(
+            rows=_indices(indices, self.device),
+            counts_rows=_indices([self.rows[i].counts_row for i in indices], self.device),
+            repetition=self.values(indices, lambda row: row.params.repetition_penalty),
+            presence=self.values(indices, lambda row: row.params.presence_penalty),
+            frequency=self.values(indices, lambda row: row.params.frequency_penalty),
+        )
+
+    def seed_words(self, indices: list[int]) -> torch.Tensor:
+        words = [seed_words(self.rows[i].seed) for i in indices]
+        return to_device(torch.tensor(words, dtype=torch.int32), self.device)
+
+
 def write_parameters(rows: Sequence[SamplingRow], vocab_size: int, to: SampleParameters) -> None:
     """Write the parameters of `rows` to the first rows of `to`, which is on the host."""
-    asked, n = [row.params for row in rows], len(rows)
+    params, n = [row.params for row in rows], len(rows)
     columns: dict[str, list[float]] = {
-        "temperature": [max(0.0, each.temperature) for each in asked],
-        "top_k": [min(max(0, each.top_k), vocab_size) for each in asked],
-        "top_p": [each.top_p for each in asked],
-        "min_p": [each.min_p for each in asked],
+        "temperature": [max(0.0, row.temperature) for row in params],
+        "top_k": [min(max(0, row.top_k), vocab_size) for row in params],
+        "top_p": [row.top_p for row in params],
+        "min_p": [row.min_p for row in params],
         "counts_row": [row.counts_row for row in rows],
-        "repetition": [each.repetition_penalty for each in asked],
-        "presence": [each.presence_penalty for each in asked],
-        "frequency": [each.frequency_penalty for each in asked],
+        "repetition": [row.repetition_penalty for row in params],
+        "presence": [row.presence_penalty for row in params],
+        "frequency": [row.frequency_penalty for row in params],
     }
     for name, values in columns.items():
         getattr(to, name).numpy()[:n] = values

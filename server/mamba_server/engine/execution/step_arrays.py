@@ -1,7 +1,7 @@
-"""From a schedule to the integers of a step: everything the device needs, made on the host in one go.
+"""Arrays of a step, built on the host from its schedule: everything the device needs.
 
-Reads the batch at launch; the device work later reads only what is in here, so what a commit
-releases is what its launch named (O5). numpy alone.
+They are copied from the batch at launch; the device work reads nothing else, so a commit releases exactly
+what its launch named (O5). numpy alone.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ from mamba_server.engine.sequences.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """Shapes as in `ForwardBatch`; `token_ids` of decodes are placeholders, the device has the true ones."""
+    """Arrays of one step, shaped as in `ForwardBatch`.
+
+    `token_ids` of decodes are placeholders: the device has the true ones.
+    """
 
     token_ids: Ints
     positions: Ints
@@ -26,7 +29,7 @@ class StepArrays:
     slot_out: Ints
     decode_track: Ints
     table_row: Ints
-    """[S] persistent row of each sequence, which is its row in the table of pages, too."""
+    """[S] persistent row of each sequence, which is also its row in the table of pages."""
     kv_row: Ints
     chunk_start: Ints
     chunk_len: Ints
@@ -35,15 +38,15 @@ class StepArrays:
     chunk_track: Ints
     logits_rows: Ints
     sampling: list[int]
-    """Which sequences (0..S) sample, in the order of the result."""
+    """Sequences (0..S) that sample, in the order of the result."""
     checked: list[int]
-    """Those, then the other sequences: the first entries of `logits_rows` are the last rows of these."""
+    """Sequences that sample, then the others: the first entries of `logits_rows` are their last rows."""
     prompt_spans: dict[int, tuple[int, int, Ints]]
-    """Piece -> (first and last+1 index into `logits_rows`, the tokens that follow)."""
+    """By piece: (first and last+1 index into `logits_rows`, the tokens that follow)."""
 
 
 def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int) -> StepArrays:
-    """The arrays of `schedule`. Decodes first, then pieces, in schedule order."""
+    """Build the arrays of `schedule`: decodes first, then pieces, in schedule order."""
     decodes, pieces = len(schedule.decodes), schedule.pieces
     lengths = np.ones(decodes + len(pieces), np.int32)
     lengths[decodes:] = [piece.stop - piece.start for piece in pieces]
@@ -57,7 +60,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
     )
     token_sequence = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     rows = np.concatenate([row, piece_rows])
-    # Without attention there are no pages: any number will do.
+    # Without attention there are no pages, and the number does not matter.
     column = np.minimum(positions // page_size, batch.pages.shape[1] - 1)
     kv_row = batch.pages[rows[token_sequence], column] * page_size + positions % page_size
     token_ids = np.concatenate(
@@ -99,15 +102,15 @@ def _join(left: Ints, right: list[int]) -> Ints:
 
 
 def _chunks(schedule: Schedule, query_start: Ints, chunk: int) -> npt.NDArray[np.int32]:
-    """int32[5, Cn]: start, length, sequence, rank and checkpoint slot of each chunk."""
-    out: list[tuple[int, int, int, int, int]] = []
+    """Return int32[5, Cn]: start, length, sequence, rank and checkpoint slot of each chunk."""
+    chunks: list[tuple[int, int, int, int, int]] = []
     for index, piece in enumerate(schedule.pieces, len(schedule.decodes)):
-        tracks = {each.depth: each.slot for each in piece.checkpoints}
-        at, first = piece.start, int(query_start[index])
+        tracks = {checkpoint.depth: checkpoint.slot for checkpoint in piece.checkpoints}
+        begin, first = piece.start, int(query_start[index])
         for rank, end in enumerate(chunk_ends(piece.start, piece.stop, chunk, tracks)):
-            out.append((first + at - piece.start, end - at, index, rank, tracks.get(end, -1)))
-            at = end
-    return np.array(out, np.int32).reshape(-1, 5).T.copy()
+            chunks.append((first + begin - piece.start, end - begin, index, rank, tracks.get(end, -1)))
+            begin = end
+    return np.array(chunks, np.int32).reshape(-1, 5).T.copy()
 
 
 def _logits_rows(
@@ -115,18 +118,18 @@ def _logits_rows(
 ) -> tuple[Ints, dict[int, tuple[int, int, Ints]]]:
     parts = [checked.astype(np.int32, copy=False)]
     spans: dict[int, tuple[int, int, Ints]] = {}
-    at = len(checked)
+    index = len(checked)
     for number, piece in enumerate(schedule.pieces):
         sequence = piece.sequence
         if sequence.prompt_logprobs is None or sequence.prompt_done:
             continue
-        # Rows of [start, stop) predict tokens [start + 1, stop + 1); only prompt tokens are wanted.
+        # Rows [start, stop) predict tokens [start + 1, stop + 1), of which only prompt tokens are scored.
         stop = min(piece.stop, sequence.prompt_len - 1)
         if stop <= piece.start:
             continue
         first = int(query_start[len(schedule.decodes) + number])
         parts.append(np.arange(first, first + stop - piece.start, dtype=np.int32))
         follow = sequence.token_ids[piece.start + 1 : stop + 1].copy()
-        spans[number] = (at, at + stop - piece.start, follow)
-        at += stop - piece.start
+        spans[number] = (index, index + stop - piece.start, follow)
+        index += stop - piece.start
     return np.concatenate(parts), spans

@@ -1,6 +1,6 @@
-"""Work that is always the same, issued once and repeated: how a decode step costs one launch.
+"""Captured device work that is repeated without changes: this way a decode step costs one launch.
 
-`CudaGraphs` (in `cuda_graphs`) is the one that serves; without one, work is issued anew each time.
+`CudaGraphs` (in `cuda_graphs`) is the implementation; without one, work is issued each time.
 """
 
 from collections.abc import Callable
@@ -10,19 +10,21 @@ Result = TypeVar("Result")
 
 
 class StepGraphs(Protocol):
-    """Captures device work."""
+    """Capture of device work."""
 
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """What repeats the work that `work` issues, on the same memory; returns what `work` returned, whose
-        tensors every repetition overwrites. `work` has run before: it compiles nothing and reads no tensor.
-        Raises GraphMemoryShort, and RuntimeError where the work cannot be captured: it may be issued then.
+        """Return a function that repeats the work that `work` issues, on the same memory.
+
+        The function returns the result of `work`, whose tensors every repetition overwrites. `work` has run
+        before: it compiles nothing and reads no tensor. Raises GraphMemoryShort, and RuntimeError if the work
+        cannot be captured; it may then be issued.
         """
         ...
 
     def begin_anew(self) -> None:
-        """Take note that nothing that was captured so far is repeated any more."""
+        """Drop all captured work: none of it is repeated any more."""
         ...
 
 
 class GraphMemoryShort(RuntimeError):
-    """The device lacks the memory for another graph: the step is issued anew each time."""
+    """The device lacks the memory for another graph: the step is issued each time."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under rows of logits, block by block."""
+"""Log-probabilities of given tokens under rows of logits, computed in blocks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,15 +7,19 @@ import torch
 
 from mamba_planner.workspace import BLOCK_LOGITS, LOGIT_ROWS
 
-WHOLE = 4
-"""Rows of 4 bytes each that make 16 bytes: kernels are compiled for what begins at a multiple of them."""
+ALIGNED_ROWS = 4
+"""Rows of 4 bytes each that make 16 bytes: kernels are compiled for blocks that begin at a multiple of
+them."""
 
 
 def block_rows(vocab_size: int) -> int:
-    """Count the rows of logits that are scored together, or chosen from by what copies them: bounds the
-    copies. A multiple of `WHOLE` unless a vocabulary is so large that a block has fewer rows."""
+    """Return the number of rows of logits that are scored together, or from which a copy is sampled.
+
+    It bounds the copies. A multiple of `ALIGNED_ROWS` unless a vocabulary is so large that a block has fewer
+    rows.
+    """
     rows = max(1, min(LOGIT_ROWS, BLOCK_LOGITS // vocab_size))
-    return rows - rows % WHOLE or rows
+    return rows - rows % ALIGNED_ROWS or rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class TokenScores:
     logprob: torch.Tensor
     """[L]"""
     rank: torch.Tensor
-    """[L] int64: 1 and how many tokens are more likely"""
+    """[L] int64: 1 plus the number of more likely tokens."""
     top_ids: torch.Tensor
     """[L, k] int32"""
     top_logprobs: torch.Tensor
@@ -33,9 +37,9 @@ class TokenScores:
 
 
 def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> TokenScores:
-    """Log-probabilities of given next tokens, for prompt log-probabilities.
+    """Compute the log-probabilities of given next tokens, for prompt log-probabilities.
 
-    logits: [L, vocab] float32; token_ids: [L]; top: how many of the most likely tokens to add.
+    `logits`: [L, vocab] float32; `token_ids`: [L]; `top`: number of the most likely tokens to add.
     """
     vocab_size = logits.shape[1]
     if len(logits) > block_rows(vocab_size):
@@ -55,10 +59,10 @@ def score_blocks(
     vocab_size: int,
     dtype: torch.dtype,
 ) -> TokenScores:
-    """`score_tokens` of rows whose logits, of type `dtype`, come block by block.
+    """Compute `score_tokens` of rows whose logits, of type `dtype`, come in blocks.
 
-    The results have their room before the first block comes: what is kept of a block and lies where its
-    logits lay would leave no room there for the next block's, and each would take new memory.
+    The results are allocated before the first block: a result that was kept where the logits of its block
+    were would leave no room there for the next block, and each block would take new memory.
     """
     count, device, top = len(token_ids), token_ids.device, min(top, vocab_size)
     scores = TokenScores(

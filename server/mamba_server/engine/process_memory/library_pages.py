@@ -1,9 +1,9 @@
-"""`give_back_libraries`: pages of shared libraries that only their loading read.
+"""`give_back_libraries`: drops pages of shared libraries that were read only to load them.
 
-Resolving the symbols of torch's CUDA build reads tables of every library it is linked to, also where no GPU
-is: more than 200 MB of files that nobody looks at again count to the process from then on. Called by the
-engine process on a CPU. The kernel has the pages still, as it has those of any file, and takes them when it
-needs the room; what is read again is there at once.
+Resolving the symbols of torch's CUDA build reads tables of every library that it is linked to, even without a
+GPU: more than 200 MB of files that are never read again count to the process from then on. The engine process
+calls it on a CPU. The kernel keeps the pages, as those of any file, and evicts them when memory is short; a
+page that is read again is there at once.
 """
 
 import re
@@ -15,17 +15,17 @@ _LIBRARY = re.compile(r"/.*\.so(\.[0-9.]+)?$")
 
 
 def give_back_libraries() -> None:
-    """Drop the pages of libraries that are as they lie in their files; without /proc nothing happens."""
+    """Drop the pages of libraries that are the same as in their files; without /proc nothing happens."""
     for mapping in memory_map():
         if is_unchanged(mapping):
             drop(mapping.begin, mapping.end)
 
 
 def is_unchanged(mapping: MemoryMapping) -> bool:
-    """Whether it is of a library, cannot be written and has not been.
+    """Return whether the mapping is of a library, cannot be written and has not been written.
 
-    Tables of addresses were written by the loader before they became unwritable: dropped, they would come
-    back as the file has them, without the addresses.
+    The loader wrote tables of addresses before they became read-only: if dropped, they would come back as in
+    the file, without the addresses.
     """
     return (
         "w" not in mapping.rights and not mapping.anonymous and _LIBRARY.fullmatch(mapping.name) is not None

@@ -16,15 +16,15 @@ class MemoryMapping:
     begin: int
     end: int
     rights: str
-    """As in `rw-p`."""
+    """Access rights, such as `rw-p`."""
     name: str
-    """The file's path, a name in brackets, or nothing."""
+    """Path of the file, a name in brackets, or empty."""
     anonymous: int
-    """Bytes in memory that are of no file, or no longer as the file has them."""
+    """Bytes in memory that belong to no file, or differ from it."""
 
 
 def memory_map(smaps: Path = SMAPS) -> list[MemoryMapping]:
-    """All of them; none where there is no such file."""
+    """Return all mappings of this process; none where there is no such file."""
     try:
         return list(mappings(smaps.read_text("utf-8", errors="replace").splitlines()))
     except OSError:
@@ -32,11 +32,11 @@ def memory_map(smaps: Path = SMAPS) -> list[MemoryMapping]:
 
 
 def mappings(smaps: Iterable[str]) -> Iterator[MemoryMapping]:
-    """The same of the lines of such a file."""
+    """Yield the mappings in the lines of such a file."""
     place: tuple[int, int, str, str] | None = None
     for line in smaps:
-        if (found := _MAPPING.fullmatch(line)) is not None:
-            begin, end, rights, name = found.groups()
+        if (match := _MAPPING.fullmatch(line)) is not None:
+            begin, end, rights, name = match.groups()
             place = int(begin, 16), int(end, 16), rights, name
         elif place is not None and line.startswith("Anonymous:"):
             yield MemoryMapping(*place, 1024 * int(line.split()[1]))

@@ -1,1 +1,1 @@
-"""Which sequences run in the next step, and with how many tokens."""
+"""Choice of the sequences that run in the next step, and of their numbers of tokens."""

@@ -1,4 +1,4 @@
-"""`Admission`: which waiting sequences start in a step, limited by memory and planning time.
+"""`Admission`: starts waiting sequences in a step, limited by memory and planning time.
 
 A sequence starts if memory for its first piece is available now and if it and all running sequences are
 expected to fit until they end. Part of the scheduler, and pure like it.
@@ -22,7 +22,7 @@ MAX_DEFERRED = 64
 MAX_STARTED = 8
 """Sequences that start in one step, whatever time they take."""
 HALF_A_PAGE = 0.5
-"""Average unused share of the last page of a sequence, in pages."""
+"""Average unused part of the last page of a sequence, in pages."""
 FORECAST_STEPS = 16
 """Steps after which a refused forecast is repeated although no sequence has ended."""
 
@@ -36,14 +36,14 @@ class SchedulerCounters:
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
     shared_tokens: int = 0
-    """Prompt tokens that an earlier prompt or answer had too; counted where the cache remembers these."""
+    """Prompt tokens that an earlier prompt or answer had, too; counted where the cache remembers prompts."""
     misses: Counter[str] = field(default_factory=Counter)
-    """Admitted sequences for which something was not resumed, by the cause that the cache named."""
+    """Admitted sequences that could have resumed more, by the cause that the cache named."""
 
 
 @dataclass(slots=True)
 class Admission:
-    """Shares `waiting`, `prefilling` and `decoding` with the scheduler."""
+    """Admission of one scheduler, with which it shares `waiting`, `prefilling` and `decoding`."""
 
     cache: StateCache
     limits: SchedulerLimits
@@ -52,7 +52,7 @@ class Admission:
     decoding: DecodeSet
     answers: AnswerLengths
     budget: StartBudget | None = None
-    """Bounds the time that the starts of a step take; None = their number alone is bounded."""
+    """Bound on the time that the starts of a step take; None = only their number is bounded."""
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
     leading: list[Sequence] = field(default_factory=list)
     """Running sequences whose prefill may still leave checkpoints."""
@@ -91,23 +91,24 @@ class Admission:
             self.budget.begin(answering=bool(self.decoding))
         self._matches.clear()
         self.leading = [
-            each for each in self.leading if each.allocation is not None and each.allocation.coming_depths()
+            leader
+            for leader in self.leading
+            if leader.allocation is not None and leader.allocation.coming_depths()
         ]
         self._open = len(self.waiting) > 0 and not (self.running and self._still_refused())
         if self._open:
             self._refused_memory = self._refused_by_forecast = None
             self._defer_arrived()
-            # Each comparison costs time, so a step makes so many and no more.
+            # Each comparison costs time, so their number per step is bounded.
             self._open = self._deferred < MAX_DEFERRED
 
     def next(
         self, budget: int, *, before: Turn | None = None, short: Sequence | None = None
     ) -> tuple[Sequence, int] | None:
-        """Start the next sequence: (sequence with its memory, tokens of its first piece, at most `budget`),
-        or None if none can start.
+        """Start the next sequence; return it with the tokens of its first piece, or None if none can start.
 
-        `before`: only flows that come before that turn. `short`: a prefill that waits for memory; no sequence
-        that ranks after it starts.
+        The piece has at most `budget` tokens. `before`: only flows that come before that turn. `short`: a
+        prefill that waits for memory; no sequence that ranks after it starts.
         """
         while self._may_start():
             sequence = self.waiting.pick(self._resumable, before)
@@ -119,9 +120,9 @@ class Admission:
                 continue
             if short is not None and sequence.rank() > short.rank():
                 return None
-            # Not earlier: the prompt that takes the budget may be the one to wait for.
+            # Only here, because the prompt that takes the budget may be the one to wait for.
             tokens = aligned_piece(
-                match.resumable, sequence.known - match.resumable, budget, self.limits.chunk
+                match.resumable, sequence.known_tokens - match.resumable, budget, self.limits.chunk
             )
             if budget <= 0 or tokens <= 0:
                 return None
@@ -132,7 +133,8 @@ class Admission:
         """Return whether memory, places and the time to plan this step allow one more start."""
         if not self._open or self._started >= MAX_STARTED:
             return False
-        # Not `running`: a sequence whose last token is on its way does not decode any more, and is not over.
+        # Not `running`: a sequence whose last token is being computed no longer decodes, but still has its
+        # place.
         if self.cache.capacity.admitted >= self.limits.max_running:
             return False
         return self.budget is None or self.budget.allows()
@@ -140,7 +142,7 @@ class Admission:
     def _start(
         self, sequence: Sequence, match: Match, tokens: int, budget: int
     ) -> tuple[Sequence, int] | None:
-        """Start `sequence` if its memory allows, now and as forecast; if not, none starts in this step."""
+        """Start `sequence` if it fits, now and as forecast; otherwise no sequence starts in this step."""
         if not self._fits_forecast(sequence, match):
             self._refused_by_forecast = self._membership()
             self._open = False
@@ -156,11 +158,11 @@ class Admission:
         return sequence, first_piece
 
     def arrived(self, sequence: Sequence) -> None:
-        """`sequence` waits from now on."""
+        """Record that `sequence` waits from now on."""
         self._arrived.append(sequence)
 
     def departed(self, sequence: Sequence) -> None:
-        """`sequence`, which was running, ended or was preempted."""
+        """Record that `sequence`, which was running, ended or was preempted."""
         self._departures += 1
         if sequence in self.leading:
             self.leading.remove(sequence)
@@ -169,7 +171,7 @@ class Admission:
 
     def _resumable(self, sequence: Sequence) -> int:
         match = self._matches.get(sequence.key)
-        # Admissions of this step may have evicted the checkpoint; they gave the tree none.
+        # Admissions of this step may have evicted the checkpoint; they have added none to the tree.
         if match is None or match.evicted:
             match = self._matches[sequence.key] = self._match(sequence)
         return match.resumable
@@ -182,7 +184,7 @@ class Admission:
 
     @staticmethod
     def _needs_whole_prompt(sequence: Sequence) -> bool:
-        """Log-probabilities of the prompt need all of it computed."""
+        """Return whether log-probabilities of the prompt are requested, so that all of it is computed."""
         return sequence.prompt_logprobs is not None and not sequence.prompt_done
 
     def _defer_arrived(self) -> None:
@@ -195,29 +197,31 @@ class Admission:
                 self._defers_to_leader(sequence)
 
     def _defers_to_leader(self, sequence: Sequence, match: Match | None = None) -> bool:
-        """Defer the sequence if a running prefill is computing at least a chunk of its prompt; whether it
-        did."""
+        """Defer the sequence if a running prefill is computing at least a chunk of its prompt.
+
+        Returns whether it was deferred.
+        """
         if sequence.deferred or not self._prefix_caching or self._needs_whole_prompt(sequence):
             return False
         if not self.leading:
             return False
         accepts_checkpoints = self.cache.capacity.accepts_checkpoints
-        awaited = deepest(sequence, self.leading, self._page_size, new_checkpoints=accepts_checkpoints)
-        if awaited is None:
+        checkpoint = deepest(sequence, self.leading, self._page_size, new_checkpoints=accepts_checkpoints)
+        if checkpoint is None:
             return False
         match = match or self._match(sequence)
-        if awaited.depth - match.resumable < self.limits.chunk:
+        if checkpoint.depth - match.resumable < self.limits.chunk:
             return False
         self._deferred += 1
-        self.cache.keep_checkpoint_at(awaited.allocation, awaited.depth)
-        self.waiting.defer(sequence, awaited)
+        self.cache.keep_checkpoint_at(checkpoint.allocation, checkpoint.depth)
+        self.waiting.defer(sequence, checkpoint)
         return True
 
     def _branches(self, sequence: Sequence, match: Match) -> list[int]:
-        """Depths at which prompts that wait beside `sequence` part from it, most shared first."""
+        """Return the depths at which other waiting prompts diverge from `sequence`, most shared first."""
         if not self._prefix_caching:
             return []
-        others = self.waiting.beside(sequence)
+        others = self.waiting.oldest_others(sequence)
         depths = {common_depth(other, sequence, self._page_size) for other in others}
         return sorted((d for d in depths if d - match.resumable >= self.limits.chunk), reverse=True)
 
@@ -255,8 +259,7 @@ class Admission:
         )
 
     def prompt_room(self) -> int:
-        """Return the prompt tokens that there is memory for with everything evicted that can be; 0 when as
-        many run as may.
+        """Return the prompt tokens for which memory can be freed; 0 when `max_running` sequences run.
 
         Without attention a sequence takes slots alone, so each counts as the longest prompt.
         """
@@ -271,17 +274,17 @@ class Admission:
     def _fits_forecast(self, sequence: Sequence, match: Match) -> bool:
         """Return whether `sequence` and all that run are expected to fit until they end."""
         if not self.running:
-            # Alone it fits, or it would have been rejected when it came.
+            # A sequence that does not fit alone was rejected when it arrived.
             return True
         capacity = self.cache.capacity
         per_slab, page_size = capacity.pages_per_slab, capacity.page_size
         if not per_slab:
-            # Without pages no sequence grows.
+            # No sequence grows where there are no pages.
             return True
         if self._forecast is None:
             running = [self._growth(other, per_slab) for other in (*self.decoding, *self.prefilling)]
             self._forecast = MemoryForecast(capacity.available_pages, page_size, running)
-        pages = capacity.pages_for(sequence.known) - match.pages_in_use(page_size)
+        pages = capacity.pages_for(sequence.known_tokens) - match.pages_in_use(page_size)
         pages += capacity.slots_per_sequence * per_slab
         return self._forecast.admits(SequenceGrowth(self._tokens_left(sequence), pages + HALF_A_PAGE, 0))
 
@@ -289,7 +292,7 @@ class Admission:
         """Return the forecast of a running sequence; its slots count as the pages of their slabs."""
         allocation, page_size = sequence.allocation, self._page_size
         assert allocation is not None
-        context = max(sequence.target, sequence.known)
+        context = max(sequence.target, sequence.known_tokens)
         return SequenceGrowth(
             self._tokens_left(sequence),
             context / page_size - allocation.page_count + HALF_A_PAGE,
@@ -308,16 +311,16 @@ class Admission:
         branches = self._branches(sequence, match)
         allocation = self._allocate(sequence, match, match.resumable + tokens, branches)
         if allocation is None and match.resumable and not self.running and not self.cache.capacity.retiring:
-            # The checkpoint itself is in the way: alone, the sequence must run without it.
+            # The checkpoint itself takes the memory: the only sequence must run without it.
             match = match.without("no_memory")
-            tokens = aligned_piece(0, sequence.known, budget, self.limits.chunk)
+            tokens = aligned_piece(0, sequence.known_tokens, budget, self.limits.chunk)
             allocation = self._allocate(sequence, match, tokens, branches)
         if allocation is None:
             return 0
         self.waiting.remove(sequence)
         sequence.make_room()
         sequence.allocation = allocation
-        sequence.target = sequence.known
+        sequence.target = sequence.known_tokens
         sequence.phase = Phase.PREFILL
         self.prefilling.append(sequence)
         if self._prefix_caching:
@@ -342,8 +345,8 @@ class Admission:
     def _count(self, sequence: Sequence, match: Match) -> None:
         resumed, cause = match.resumable, match.cause
         if sequence.preemptions:
-            self.counters.recomputed_tokens += sequence.known - resumed
-            sequence.recomputed_tokens += sequence.known - resumed
+            self.counters.recomputed_tokens += sequence.known_tokens - resumed
+            sequence.recomputed_tokens += sequence.known_tokens - resumed
             return
         sequence.cached_tokens = resumed
         sequence.miss_cause = cause

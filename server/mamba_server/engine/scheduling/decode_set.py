@@ -9,14 +9,14 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 
 def rows_of(sequences: list[Sequence]) -> Ints:
-    """Their rows of the persistent batch."""
-    return np.array([each.row for each in sequences], np.int32)
+    """Return the rows of the sequences in the persistent batch."""
+    return np.array([sequence.row for sequence in sequences], np.int32)
 
 
 class DecodeSet:
-    """The sequences that decode, oldest member first, and their rows, looked up once for each set of them.
+    """Set of the sequences that decode, oldest member first, with their rows.
 
-    A step keeps the list it was given: a change makes a new one.
+    The rows are looked up once per change. A change creates a new list, so a step keeps the one it has.
     """
 
     def __init__(self) -> None:
@@ -32,24 +32,24 @@ class DecodeSet:
 
     @property
     def rows(self) -> Ints:
-        """Row i is that of `sequences[i]`."""
+        """Rows of the persistent batch; row i is that of `sequences[i]`."""
         if self._rows is None:
             self._rows = rows_of(self.sequences)
         return self._rows
 
     @property
     def undecided(self) -> list[Sequence]:
-        """Those whose next token depends on one that is still being computed."""
-        return [each for each in self._guided if each.in_flight]
+        """Sequences whose next token depends on one that is still being computed."""
+        return [sequence for sequence in self._guided if sequence.in_flight]
 
     def add(self, sequence: Sequence) -> None:
-        """It decodes from the next step on."""
+        """Let `sequence` decode from the next step on."""
         self._change([*self.sequences, sequence])
 
     def remove(self, sequence: Sequence) -> None:
-        """It has launched its last step, ended or was preempted; nothing happens if it is not here."""
-        self._change([each for each in self.sequences if each is not sequence])
+        """Remove `sequence`, which will decode no further; nothing happens if it is not in the set."""
+        self._change([member for member in self.sequences if member is not sequence])
 
     def _change(self, sequences: list[Sequence]) -> None:
         self.sequences, self._rows = sequences, None
-        self._guided = [each for each in sequences if each.grammar is not None]
+        self._guided = [sequence for sequence in sequences if sequence.grammar is not None]

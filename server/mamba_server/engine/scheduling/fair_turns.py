@@ -1,8 +1,8 @@
-"""`FairTurns`: whose turn it is among members that share something by weight. Pure.
+"""`FairTurns`: turns of members that share a resource by weight. Pure.
 
 Weighted fair queueing by start tags (Goyal, Vin and Cheng, 1996). The waiting queue has two levels of it:
-clients, and within each client the flows of its priorities and salts. No call takes longer for more members
-than the logarithm of their number.
+clients, and within each client the flows of its priorities and salts. The time of a call grows at most with
+the logarithm of the number of members.
 """
 
 import heapq
@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-Found = TypeVar("Found")
+Choice = TypeVar("Choice")
 
 
 class Member(ABC, Generic[Key]):
-    """What takes turns: `weight` is its share in proportion to others."""
+    """Member that takes turns; `weight` is its share in proportion to others."""
 
     __slots__ = ("key", "listed", "start", "weight")
 
@@ -25,7 +25,7 @@ class Member(ABC, Generic[Key]):
         self.start = start
         """Virtual time at which its next piece starts."""
         self.listed: float | None = None
-        """The start under which it stands in the heap; None = it does not."""
+        """Start with which it is in the heap; None = it is not."""
 
     @property
     @abstractmethod
@@ -42,50 +42,52 @@ SomeMember = TypeVar("SomeMember", bound=Member)  # type: ignore[type-arg]
 
 
 class FairTurns(Generic[Key, SomeMember]):
-    """The members of one level. `make` makes one of a key, at a start."""
+    """Members of one level. `make(key, start)` creates one."""
 
     def __init__(self, make: Callable[[Key, float], SomeMember]) -> None:
         self._make = make
         self.members: dict[Key, SomeMember] = {}
         self._turns: list[tuple[float, Key]] = []
-        """A heap of members that wait; an entry counts while its member is `listed` under it."""
+        """Heap of waiting members; an entry is valid while its member is `listed` with it."""
         self._idle: list[tuple[float, Key]] = []
-        """A heap of members that had nothing to compute: forgotten once they owe nothing either."""
+        """Heap of members that had nothing to compute; they are forgotten once their start has passed,
+        too."""
         self._active_weight = 0.0
-        """Of all active members; weights are powers of two, so the sum is exact."""
+        """Weight of all active members; weights are powers of two, so the sum is exact."""
         self._virtual = 0.0
 
     def of(self, key: Key) -> SomeMember:
-        """The member of that key, which may be new."""
+        """Return the member of `key`, creating it if it is new."""
         if key not in self.members:
             self.members[key] = self._make(key, self._virtual)
         return self.members[key]
 
     def begin(self, member: SomeMember) -> None:
-        """The member, which had nothing to compute, is about to have something."""
-        # Time spent empty earns nothing.
+        """Activate `member`, which had nothing to compute."""
+        # Idle time earns no credit.
         member.start = max(member.start, self._virtual)
         self._active_weight += member.weight
 
-    def go_on(self, member: SomeMember) -> None:
-        """The member that rested a moment ago goes on, at the start that it had."""
+    def resume(self, member: SomeMember) -> None:
+        """Activate `member`, which became idle a moment ago, at the start that it had."""
         self._active_weight += member.weight
 
     def rest(self, member: SomeMember) -> None:
-        """The member may have nothing to compute any more."""
+        """Deactivate `member` if it has nothing to compute any more."""
         if not member.active:
             self._active_weight -= member.weight
             heapq.heappush(self._idle, (member.start, member.key))
 
     def offer(self, member: SomeMember) -> None:
-        """The member may have something that could start."""
+        """List `member` for a turn if it has something that could start."""
         if member.waits and member.listed != member.start:
             member.listed = member.start
             heapq.heappush(self._turns, (member.start, member.key))
 
     def charge(self, member: SomeMember, computed: float) -> None:
-        """The next piece of an active member, of so many tokens, starts: the member pays."""
-        # Time passes for everybody as work is done, so ever new members cannot starve one that has to wait.
+        """Charge an active member for its next piece, of `computed` tokens."""
+        # Virtual time passes for all members as work is done, so that new members cannot starve a waiting
+        # one.
         self._virtual = max(self._virtual, member.start) + computed / self._active_weight
         member.start += computed / member.weight
         self.offer(member)
@@ -93,23 +95,25 @@ class FairTurns(Generic[Key, SomeMember]):
 
     def pick(
         self,
-        choose: Callable[[SomeMember], Found | None],
+        choose: Callable[[SomeMember], Choice | None],
         last: tuple[float, Key] | None = None,
         *,
         before_last: bool = False,
-    ) -> Found | None:
-        """What `choose` finds at the first member where it finds something, at none after the turn `last`;
-        with `before_last`, not at that one either."""
+    ) -> Choice | None:
+        """Return the choice of the first member, by turn, for which `choose` returns one, or None.
+
+        `last`: the last turn to consider; with `before_last`, only turns before it.
+        """
         empty: list[SomeMember] = []
-        found: Found | None = None
+        choice: Choice | None = None
         while self._turns:
             start, key = self._turns[0]
             member = self.members.get(key)
             if member is not None and member.waits and member.listed == start == member.start:
                 if last is not None and ((start, key) > last or (before_last and (start, key) == last)):
                     break
-                found = choose(member)
-                if found is not None:
+                choice = choose(member)
+                if choice is not None:
                     break
                 empty.append(member)
             heapq.heappop(self._turns)
@@ -117,10 +121,10 @@ class FairTurns(Generic[Key, SomeMember]):
                 member.listed = None
         for member in empty:
             self.offer(member)
-        return found
+        return choice
 
     def _forget_idle(self) -> None:
-        """Forget members that neither have work nor owe anything: a salt seen once is not kept for ever."""
+        """Forget members without work whose start has passed: a salt seen once is not kept for ever."""
         while self._idle and self._idle[0][0] <= self._virtual:
             _, key = heapq.heappop(self._idle)
             member = self.members.get(key)

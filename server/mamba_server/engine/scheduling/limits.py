@@ -1,14 +1,15 @@
-"""Budgets that the scheduler keeps."""
+"""Budgets of the scheduler."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Budgets of a step. `chunk`: prefill chunk; pieces end on its multiples unless they end the prompt.
+    """Budgets of a step, in tokens and sequences.
 
-    `step_tokens`: most tokens of a step; `max_running`: most sequences at once, however much memory there is;
-    `answer_tokens`: length of an answer to expect before any has ended.
+    `chunk`: prefill chunk; pieces end on its multiples unless they end the prompt. `step_tokens`: most tokens
+    of a step; `max_running`: most sequences at once, however much memory there is; `answer_tokens`: expected
+    length of an answer before any has ended.
     """
 
     step_tokens: int

@@ -1,4 +1,4 @@
-"""`MemoryForecast`: whether all running sequences and one more will fit until they end. Pure, in pages.
+"""`MemoryForecast`: whether all running sequences and one more fit until they end. Pure, in pages.
 
 Sequences grow by a token per step until their expected end and then free what they hold, so the demand peaks
 just before one of them ends; it is computed at each of these moments (as in Gong et al., "Past-Future
@@ -24,35 +24,40 @@ class SequenceGrowth:
 
 
 class MemoryForecast:
-    """`free`: pages that are free or evictable now; `running`: the running sequences."""
+    """Forecast for one step.
+
+    `free`: pages that are free or evictable now; `running`: the running sequences.
+    """
 
     def __init__(self, free: int, page_size: int, running: Iterable[SequenceGrowth]) -> None:
         self._free = free
         self._page_size = page_size
         self._running = list(running)
-        self._growth = sum(self._final_growth(each) for each in self._running)
+        self._growth = sum(self._final_growth(growth) for growth in self._running)
 
     def admits(self, newcomer: SequenceGrowth) -> bool:
-        """Whether `newcomer` fits beside the running sequences until each ends; if so it counts as
-        running."""
-        most = self._growth + self._final_growth(newcomer)
-        # First an upper bound, as if no sequence ended.
-        if most > self._free and self._peak([*self._running, newcomer]) > self._free:
+        """Return whether `newcomer` and the running sequences fit until each ends; if so, count it in."""
+        upper_bound = self._growth + self._final_growth(newcomer)
+        # First the upper bound, as if no sequence ended.
+        if upper_bound > self._free and self._peak([*self._running, newcomer]) > self._free:
             return False
         self._running.append(newcomer)
-        self._growth = most
+        self._growth = upper_bound
         return True
 
     def _final_growth(self, growth: SequenceGrowth) -> float:
         return growth.prompt_pages + growth.tokens_left / self._page_size
 
     def _peak(self, running: list[SequenceGrowth]) -> float:
-        """Most pages beyond those held now. At the end of the k-th the first k are still there and grew."""
-        left, wanted, held = np.array(
-            [(each.tokens_left, each.prompt_pages, each.held_pages) for each in running]
+        """Return the most pages beyond those held now.
+
+        At the end of the k-th sequence, the first k are still running and have grown.
+        """
+        left, prompt, held = np.array(
+            [(growth.tokens_left, growth.prompt_pages, growth.held_pages) for growth in running]
         ).T
         longest_first = np.argsort(-left, kind="stable")
-        left, wanted, held = left[longest_first], wanted[longest_first], held[longest_first]
+        left, prompt, held = left[longest_first], prompt[longest_first], held[longest_first]
         alive = np.arange(1, len(running) + 1)
-        gone = held.sum() - held.cumsum()
-        return float((wanted.cumsum() + alive * left / self._page_size - gone).max())
+        freed = held.sum() - held.cumsum()
+        return float((prompt.cumsum() + alive * left / self._page_size - freed).max())

@@ -1,12 +1,11 @@
-"""Who starts next: fair between clients, and between flows of one; cache-aware within a flow; nobody waits
-for ever.
+"""Order in which waiting sequences start: fair between clients and flows, cache-aware within a flow.
 
 A flow is one priority of one cache salt of one client. Clients take turns by the prompt tokens that were
-really computed for them, piece by piece, so a long prompt that is being computed and prompts that wait take
-turns; within a client its flows do, where a priority step is worth a factor in weight, so that a low
-priority is slow but never starved. What a client writes decides among its own requests alone. Within a flow:
-the longest resumable prefix of the oldest few goes first, but the oldest is passed over a bounded number of
-times. Pure; ages are counted in admissions.
+really computed for them, piece by piece, so that a long prompt in progress and waiting prompts take turns;
+within a client its flows do, where a priority step is a factor of weight, so that a low priority is slow but
+never starved. A client's priorities matter among its own requests alone. Within a flow, the longest resumable
+prefix of the oldest few goes first, but the oldest is passed over a bounded number of times: no sequence
+waits for ever. Pure; ages are counted in admissions.
 """
 
 import bisect
@@ -16,24 +15,24 @@ from mamba_server.engine.scheduling.fair_turns import FairTurns, Member
 from mamba_server.engine.scheduling.shared_prefix import AwaitedCheckpoint
 from mamba_server.engine.sequences.sequence import Sequence
 
-WINDOW = 8
-"""How many of the oldest of a flow are compared."""
-MOST_PASSES = 4
-"""How often the oldest of a flow may see a younger one go first."""
+MAX_COMPARED = 8
+"""Number of the oldest sequences of a flow that are compared."""
+MAX_PASSES = 4
+"""Number of times that the oldest sequence of a flow may be passed over."""
 PRIORITY_FACTOR = 4.0
 """Weight of a flow against that of the next lower priority."""
-LEAST_COST = 16
-"""Tokens charged for a start that recomputes nothing: a place in the batch costs too."""
+MIN_COST = 16
+"""Tokens charged for a start that computes fewer: a place in the batch costs something, too."""
 
 FlowKey = tuple[int, str]
 """Priority and salt."""
 Turn = tuple[float, str, float, FlowKey]
-"""When a flow comes: start and name of its client, then its own. The smallest first; equal claims of one
-client go by priority, with which the key begins."""
+"""Turn of a flow: start and name of its client, then its own start and key. The smallest comes first; equal
+starts within a client are ordered by priority, with which the key begins."""
 
 
 class Flow(Member[FlowKey]):
-    """One priority and salt: waiting sequences, oldest first, and how many are being prefilled."""
+    """Flow of one priority and salt: waiting sequences, oldest first, and the number being prefilled."""
 
     __slots__ = ("items", "passes", "prefills")
 
@@ -53,23 +52,23 @@ class Flow(Member[FlowKey]):
         return bool(self.items) or self.prefills > 0
 
     def ready(self, limit: int) -> list[Sequence]:
-        """The oldest `limit` that could start now."""
-        out: list[Sequence] = []
+        """Return the oldest `limit` sequences that could start now."""
+        ready: list[Sequence] = []
         for sequence in self.items:
             if sequence.leader is not None and not sequence.leader.prompt_done:
-                # Siblings resume from the checkpoint that their leader's prefill leaves.
+                # A sibling resumes from the checkpoint that its leader's prefill leaves.
                 continue
             if sequence.in_flight:
-                # Preempted, and its last token has not come back yet.
+                # A preempted sequence whose last token has not come back yet.
                 continue
-            out.append(sequence)
-            if len(out) == limit:
+            ready.append(sequence)
+            if len(ready) == limit:
                 break
-        return out
+        return ready
 
 
 class Client(Member[str]):
-    """The flows of one client; all clients have the same weight."""
+    """Client with its flows; all clients have the same weight."""
 
     __slots__ = ("active_flows", "flows", "waiting")
 
@@ -77,7 +76,7 @@ class Client(Member[str]):
         super().__init__(key, 1.0, start)
         self.flows: FairTurns[FlowKey, Flow] = FairTurns(Flow)
         self.waiting = 0
-        """Sequences in its flows that wait."""
+        """Number of waiting sequences in its flows."""
         self.active_flows = 0
 
     @property
@@ -90,7 +89,7 @@ class Client(Member[str]):
 
 
 class WaitingQueue:
-    """All waiting sequences. A preempted one keeps its age."""
+    """Queue of all waiting sequences. A preempted sequence keeps its age."""
 
     def __init__(self) -> None:
         self._clients: FairTurns[str, Client] = FairTurns(Client)
@@ -104,8 +103,8 @@ class WaitingQueue:
         for client in self._clients.members.values():
             for flow in client.flows.members.values():
                 yield from flow.items
-        for held in self._deferred.values():
-            yield from held
+        for sequences in self._deferred.values():
+            yield from sequences
 
     def push(self, sequence: Sequence) -> None:
         client, flow = self._place(sequence)
@@ -114,7 +113,7 @@ class WaitingQueue:
                 self._clients.begin(client)
             client.flows.begin(flow)
             client.active_flows += 1
-        bisect.insort(flow.items, sequence, key=lambda each: each.order)
+        bisect.insort(flow.items, sequence, key=lambda waiting: waiting.order)
         client.waiting += 1
         self._count += 1
         client.flows.offer(flow)
@@ -124,43 +123,47 @@ class WaitingQueue:
         """Remove a sequence that starts or was aborted."""
         self._count -= 1
         if sequence.deferred:
-            for held in self._deferred.values():
-                if sequence in held:
-                    held.remove(sequence)
+            for deferred in self._deferred.values():
+                if sequence in deferred:
+                    deferred.remove(sequence)
                     return
         client, flow = self._place(sequence)
         flow.items.remove(sequence)
         client.waiting -= 1
         self._rest(client, flow)
 
-    def defer(self, sequence: Sequence, awaited: AwaitedCheckpoint) -> None:
-        """Defer `sequence` until the checkpoint `awaited` exists or is no longer coming."""
+    def defer(self, sequence: Sequence, checkpoint: AwaitedCheckpoint) -> None:
+        """Defer `sequence` until `checkpoint` exists or is no longer coming."""
         self.remove(sequence)
         sequence.deferred = True
-        self._deferred.setdefault(awaited, []).append(sequence)
+        self._deferred.setdefault(checkpoint, []).append(sequence)
         self._count += 1
 
     def release(self) -> bool:
-        """Requeue deferred sequences whose checkpoint exists or is no longer coming; whether there were
-        any."""
-        due = [each for each in self._deferred if not each.coming]
-        for awaited in due:
-            for sequence in self._deferred.pop(awaited):
+        """Requeue deferred sequences whose checkpoint exists or is no longer coming.
+
+        Returns whether there were any.
+        """
+        due = [checkpoint for checkpoint in self._deferred if not checkpoint.coming]
+        for checkpoint in due:
+            for sequence in self._deferred.pop(checkpoint):
                 self._count -= 1
                 self.push(sequence)
         return bool(due)
 
     def turn(self, sequence: Sequence) -> Turn:
-        """Turn of the flow of `sequence`, which is being prefilled."""
+        """Return the turn of the flow of `sequence`, which is being prefilled."""
         client, flow = self._place(sequence)
         return client.start, client.key, flow.start, flow.key
 
     def pick(self, resumable: Callable[[Sequence], int], before: Turn | None = None) -> Sequence | None:
-        """The sequence to start next, of the flows `before` that turn; `resumable`: tokens that it can
-        resume."""
+        """Return the sequence to start next, among flows whose turn comes before `before`.
+
+        `resumable`: returns the tokens that a sequence can resume.
+        """
 
         def of_flow(flow: Flow) -> Sequence | None:
-            ready = flow.ready(WINDOW if flow.passes < MOST_PASSES else 1)
+            ready = flow.ready(MAX_COMPARED if flow.passes < MAX_PASSES else 1)
             if len(ready) < 2:
                 return ready[0] if ready else None
             return max(ready, key=lambda s: (resumable(s), -s.order))
@@ -172,32 +175,35 @@ class WaitingQueue:
 
         return self._clients.pick(of_client, before[:2] if before is not None else None)
 
-    def beside(self, sequence: Sequence) -> list[Sequence]:
-        """The oldest others of its flow."""
+    def oldest_others(self, sequence: Sequence) -> list[Sequence]:
+        """Return the oldest other sequences of the flow of `sequence`."""
         _, flow = self._place(sequence)
-        return [each for each in flow.items[: WINDOW + 1] if each is not sequence]
+        return [other for other in flow.items[: MAX_COMPARED + 1] if other is not sequence]
 
     def started(self, sequence: Sequence, computed: int) -> None:
-        """`sequence` was picked, removed and starts with a piece of `computed` tokens: its flow pays."""
+        """Charge the flow of `sequence`, which starts with a piece of `computed` tokens.
+
+        The sequence was picked and removed before.
+        """
         client, flow = self._place(sequence)
         older = bool(flow.items) and flow.items[0].order < sequence.order
         flow.passes = flow.passes + 1 if older else 0
         if not flow.active:
             if not client.active:
-                self._clients.go_on(client)
-            client.flows.go_on(flow)
+                self._clients.resume(client)
+            client.flows.resume(flow)
             client.active_flows += 1
         flow.prefills += 1
-        self.charge(sequence, max(LEAST_COST, computed))
+        self.charge(sequence, max(MIN_COST, computed))
 
     def charge(self, sequence: Sequence, computed: int) -> None:
-        """The next piece of `sequence`, of `computed` tokens, starts: its flow and its client pay."""
+        """Charge the flow and the client of `sequence` for its next piece, of `computed` tokens."""
         client, flow = self._place(sequence)
         client.flows.charge(flow, computed)
         self._clients.charge(client, computed)
 
     def prefilled(self, sequence: Sequence) -> None:
-        """Nothing of the started `sequence` is left to compute, or it was preempted."""
+        """Record that nothing of `sequence` is left to prefill, or that it was preempted."""
         client, flow = self._place(sequence)
         flow.prefills -= 1
         self._rest(client, flow)

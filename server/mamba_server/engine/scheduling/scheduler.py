@@ -1,8 +1,8 @@
-"""The scheduler: which sequences take part in the next step, and with how many tokens.
+"""The scheduler: decides which sequences take part in the next step, and with how many tokens.
 
-Pure: sequences and the state cache in, a `Schedule` out; no clock, no device, no I/O. Decodes
-come first, then prefill pieces under the token budget, those that run and those that start in the order of
-their flows. A shortage makes a sequence wait or preempts the one that came last; nothing raises.
+Pure: sequences and the state cache in, a `Schedule` out; no clock, no device, no I/O. Decodes come first,
+then prefill pieces under the token budget: running and starting prompts in the order of their flows. A
+shortage makes a sequence wait or preempts the one that came last; nothing raises.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ from mamba_server.engine.sequences.sequence import Phase, Sequence
 
 
 class Scheduler:
-    """Holds the queues; `schedule` is called once a step, the rest as events come.
+    """Scheduler of one engine, with its queues. `schedule` is called once a step, the rest as events come.
 
-    `budget`: bounds the time that the starts of a step take; None = their number alone is bounded.
+    `budget`: bound on the time that the starts of a step take; None = only their number is bounded.
     """
 
     def __init__(self, cache: StateCache, limits: SchedulerLimits, budget: StartBudget | None = None) -> None:
@@ -37,7 +37,7 @@ class Scheduler:
         )
         self.counters = self.admission.counters
         self._short: Sequence | None = None
-        """The first prefill that could not get the memory of a piece: nobody who ranks after it starts."""
+        """First prefill that could not get the memory of a piece: no sequence that ranks after it starts."""
 
     @property
     def running(self) -> int:
@@ -56,7 +56,7 @@ class Scheduler:
     def schedule(self, step: int, tokens: int | None = None) -> Schedule:
         """Decide step `step` and take the memory it needs.
 
-        `tokens`: what it may compute, decodes included; None = as much as the limits allow. One chunk is
+        `tokens`: most tokens of the step, decodes included; None = as many as the limits allow. One chunk is
         always allowed.
         """
         self._make_room()
@@ -66,30 +66,31 @@ class Scheduler:
         return Schedule(step, rows, track, decodes, pieces)
 
     def _schedule_decodes(self, step: int) -> tuple[list[Sequence], Ints, Ints]:
-        """Launch the decodes of `step`: the sequences, their rows, and a checkpoint slot or 0 for each."""
+        """Launch the decodes of `step`; return sequences, rows, and a checkpoint slot or 0 for each."""
         decodes, rows = self.decoding.sequences, self.decoding.rows
-        before = self.cache.decode_rows(rows)
-        stalled = self._extend_decodes(decodes, before.needs_page)
+        state = self.cache.decode_rows(rows)
+        stalled = self._extend_decodes(decodes, state.needs_page)
         if stalled or self.decoding.sequences is not decodes:
-            # A sequence has to sit this step out, or was preempted.
+            # A sequence has to skip this step, or was preempted.
             decodes = [sequence for sequence in self.decoding if id(sequence) not in stalled]
             rows = rows_of(decodes)
-            before = self.cache.decode_rows(rows)
+            state = self.cache.decode_rows(rows)
         if not decodes:
             return [], rows, rows
-        reached = before.depth + 1
+        reached = state.depth + 1
         track = self._track_decodes(decodes, reached, step)
         self.cache.launch(rows, reached, step)
         for sequence in decodes:
             sequence.in_flight += 1
-        if before.last.any():
-            # The last token of these is in this step: no further launch, the commit will finish them.
-            for index in np.flatnonzero(before.last):
+        if state.last.any():
+            # This step samples the last token of these sequences: no further launch, the commit will finish
+            # them.
+            for index in np.flatnonzero(state.last):
                 self.decoding.remove(decodes[index])
         return decodes, rows, track
 
     def _extend_decodes(self, decodes: list[Sequence], needs_page: Bools) -> set[int]:
-        """Get the pages that are needed; return the `id`s of the sequences that cannot take part."""
+        """Take the pages that are needed; return the `id`s of the sequences that cannot take part."""
         stalled = {
             id(decodes[index])
             for index in np.flatnonzero(needs_page).tolist()
@@ -110,7 +111,7 @@ class Scheduler:
         return slots
 
     def _extend_decode(self, sequence: Sequence) -> bool:
-        """Get a page for the next token of `sequence`; others may be preempted for it."""
+        """Take a page for the next token of `sequence`; other sequences may be preempted for it."""
         if sequence.phase is not Phase.DECODE or sequence.allocation is None:
             return False
         while not self.cache.extend(sequence.allocation, sequence.allocation.depth + 1):
@@ -127,7 +128,7 @@ class Scheduler:
 
     @property
     def _memory_comes_back(self) -> bool:
-        """Whether a step in flight holds memory that comes back."""
+        """Whether a step in flight holds memory that is free after it."""
         return self.cache.capacity.returning
 
     # --- prefill -------------------------------------------------------------------------------------
@@ -145,8 +146,7 @@ class Scheduler:
         return pieces
 
     def _start(self, pieces: list[PrefillPiece], budget: int, step: int, before: Turn | None = None) -> int:
-        """Append the first pieces of sequences that start, of the flows that come `before`; return their
-        tokens."""
+        """Append the first pieces of starting sequences, of flows `before` that turn; return their tokens."""
         used = 0
         while admitted := self.admission.next(budget - used, before=before, short=self._short):
             sequence, tokens = admitted
@@ -157,7 +157,7 @@ class Scheduler:
         return used
 
     def _piece(self, sequence: Sequence, budget: int, step: int) -> PrefillPiece | None:
-        """Launch the next piece of a running prefill, as long as budget and memory allow."""
+        """Launch the next piece of a running prefill, as far as budget and memory allow."""
         allocation = sequence.allocation
         assert allocation is not None
         start = allocation.depth
@@ -175,9 +175,9 @@ class Scheduler:
         return self._launch_piece(sequence, start, start + tokens, step)
 
     def _room(self, sequence: Sequence) -> int:
-        """Return the tokens that a running prefill could compute with all memory that can be had.
+        """Return the tokens that a running prefill could compute with all memory that can be freed.
 
-        Older sequences keep a page each to grow by: they would preempt it for that.
+        Each older sequence keeps a page to grow: it would preempt this one for it.
         """
         allocation = sequence.allocation
         assert allocation is not None
@@ -230,7 +230,7 @@ class Scheduler:
         return youngest
 
     def preempt_youngest(self) -> bool:
-        """Preempt the sequence that came last; False if no other runs."""
+        """Preempt the sequence that came last; return False if no other sequence runs."""
         if self.running <= 1:
             return False
         self.preempt(self._youngest())
@@ -268,6 +268,7 @@ class Scheduler:
         sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:
-            return sequence.token_ids[: sequence.known if keep is None else min(keep, sequence.known)]
+            count = sequence.known_tokens
+            return sequence.token_ids[: count if keep is None else min(keep, count)]
 
         self.cache.retire(allocation, usable)

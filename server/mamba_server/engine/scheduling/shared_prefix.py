@@ -1,7 +1,7 @@
-"""Prompts that share a prefix with one being computed just now: who waits for whose checkpoint.
+"""Prompts that share a prefix with a prompt in progress, and the checkpoint for which each of them waits.
 
 Without this, a burst of requests with one long prefix would compute it once each. Called by the scheduler;
-pure. A sequence waits once at most, and only while the other one holds its place in the batch.
+pure. A sequence waits at most once, and only while the other one keeps its place in the batch.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class AwaitedCheckpoint:
-    """The checkpoint at `depth` of the prefill of `leader`, as long as that runs on `allocation`."""
+    """Checkpoint at `depth` of the prefill of `leader`, as long as that runs on `allocation`."""
 
     leader: Sequence
     allocation: SequenceAllocation
@@ -21,18 +21,18 @@ class AwaitedCheckpoint:
 
     @property
     def coming(self) -> bool:
-        """It is not there yet, and will be. False also if the leader ended, or was preempted."""
+        """Whether the checkpoint is still to be written. False also if the leader ended or was preempted."""
         if self.leader.allocation is not self.allocation:
             return False
         return self.allocation.depth < self.depth or self.depth in self.allocation.pending_depths()
 
 
-def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
-    """Tokens of whole pages that both prompts begin with, at most one short of the length of `one`."""
-    if one.salt != other.salt:
+def common_depth(first: Sequence, other: Sequence, page_size: int) -> int:
+    """Return the tokens of whole pages that both prompts begin with, at most `len(first) - 1`."""
+    if first.salt != other.salt:
         return 0
-    left, right = one.known_token_ids(), other.known_token_ids()
-    # Most pairs part here, and every prompt that comes is compared with all that lead.
+    left, right = first.known_token_ids(), other.known_token_ids()
+    # Most pairs differ here, and every new prompt is compared with all leaders.
     if left[:page_size].tobytes() != right[:page_size].tobytes():
         return 0
     return common_pages(left[:-1], right, page_size) * page_size
@@ -41,9 +41,9 @@ def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
 def deepest(
     sequence: Sequence, leaders: Iterable[Sequence], page_size: int, *, new_checkpoints: bool
 ) -> AwaitedCheckpoint | None:
-    """The deepest checkpoint that one of `leaders` will leave within what it shares with `sequence`.
+    """Return the deepest checkpoint that one of `leaders` will leave in the prefix shared with `sequence`.
 
-    `new_checkpoints`: one may still be asked for at any depth that the leader has not reached.
+    `new_checkpoints`: one can still be added at any depth that the leader has not reached.
     """
     best: AwaitedCheckpoint | None = None
     for leader in leaders:

@@ -2,7 +2,8 @@
 
 Matching a prompt and allocating its memory is Python code that delays the next token of all running
 sequences. How long it takes depends on prompt, cache and machine, so it is measured: the next start is
-expected to take the median of the last few. The first start of a step is always allowed, so none starves.
+expected to take the median of the last few. The first start of a step is always allowed, so that no sequence
+starves.
 """
 
 from collections import deque
@@ -10,43 +11,44 @@ from collections.abc import Callable
 from statistics import median
 
 START_SECONDS = 0.0015
-"""Of a step, for its starts together, however short steps are."""
+"""Seconds of a step for all its starts, however short steps are."""
 START_SHARE = 0.25
-"""Of the time between two steps, where that is more: what the starts of a burst cost its answers at most."""
-MOST_SECONDS = 0.0035
-"""Also of long steps, after a pause, or where nobody is being answered yet."""
-RECENT = 7
-"""Starts that are looked back at."""
+"""Share of the time between two steps, where that is more: the most that a burst of starts delays running
+answers."""
+MAX_START_SECONDS = 0.0035
+"""Bound for long steps, after a pause, and where no answer is being written."""
+MEDIAN_STARTS = 7
+"""Number of last starts whose median is expected of the next one."""
 
 
 class StartBudget:
-    """`clock` tells seconds. Pure but for that."""
+    """Budget of one scheduler. `clock` returns seconds; pure apart from that."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent: deque[float] = deque(maxlen=MEDIAN_STARTS)
         self._seconds = START_SECONDS
         self._began = clock()
         self._checks = 0.0
         self._started = 0
 
     def begin(self, *, answering: bool) -> None:
-        """Begin the budget of a new step. `answering`: some sequence is decoding and waits for the step."""
+        """Begin the budget of a new step. `answering`: a sequence is decoding and waits for the step."""
         now = self._clock()
-        self._seconds = MOST_SECONDS
+        self._seconds = MAX_START_SECONDS
         if answering:
-            self._seconds = min(max(START_SECONDS, START_SHARE * (now - self._began)), MOST_SECONDS)
+            self._seconds = min(max(START_SECONDS, START_SHARE * (now - self._began)), MAX_START_SECONDS)
         self._began = now
         self._started = 0
 
     def allows(self) -> bool:
-        """Whether one more may start in this step."""
+        """Return whether one more sequence may start in this step."""
         self._checks = self._clock()
         if not self._started:
             return True
         return self._checks - self._began + median(self._recent) <= self._seconds
 
     def started(self) -> None:
-        """Who was allowed last has started."""
+        """Record that the sequence allowed last has started."""
         self._started += 1
         self._recent.append(self._clock() - self._checks)

@@ -1,7 +1,8 @@
-"""`OutputGrammar`: which tokens may come next in an answer that has to follow a grammar.
+"""`OutputGrammar`: the tokens that may come next in an answer that has to follow a grammar.
 
-One of each sequence; the grammar is llguidance's, made by the API process. Used by the loop's side of the
-engine alone: a mask is made before the step is launched, a token is consumed when its step is committed.
+One per sequence; the grammar is in llguidance's notation and comes from the API process. Used on the loop's
+side of the engine alone: a mask is computed before the step is launched, a token is consumed when its step is
+committed.
 """
 
 from collections.abc import Iterable
@@ -15,8 +16,11 @@ from mamba_server.grammar_matcher import WORD, mask_words
 
 
 class OutputGrammar:
-    """The state of one answer. `error`: why no token may come any more, "" = all is well. `ends`: the tokens
-    at which the answer would end without a grammar; `model_ends`: those that the matcher itself knows."""
+    """State of one answer within its grammar.
+
+    `error`: why no further token may come, "" = none. `ends`: tokens at which the answer would end without a
+    grammar; `model_ends`: those that the matcher itself knows.
+    """
 
     def __init__(
         self, matcher: LLMatcher, ends: frozenset[int] = frozenset(), model_ends: frozenset[int] = frozenset()
@@ -27,7 +31,7 @@ class OutputGrammar:
         self._ended = False
 
     def fork(self, ends: frozenset[int] | None = None) -> "OutputGrammar":
-        """The same state for another sequence, which may end at `ends`; None = at the same."""
+        """Return the same state for another sequence, which may end at `ends`; None = at the same tokens."""
         return OutputGrammar(
             self._matcher.deep_copy(), self._ends if ends is None else ends, self._model_ends
         )
@@ -38,23 +42,25 @@ class OutputGrammar:
 
     @property
     def complete(self) -> bool:
-        """Nothing can follow."""
+        """Whether nothing can follow."""
         return self._ended or bool(self._matcher.is_stopped())
 
     def consume(self, token: int) -> None:
-        """The token was chosen. One that may not come is an `error` from now on."""
+        """Record that `token` was chosen; a token that may not come sets `error`."""
         if token in self._ends and token not in self._model_ends and self._ends_here(token):
             self._ended = True
             return
         self._matcher.consume_token(token)
 
     def _ends_here(self, token: int) -> bool:
-        """The token is none of the grammar's, and the answer is one without it."""
+        """Return whether `token` is not part of the grammar and the answer is complete without it."""
         return bool(self._matcher.is_accepting()) and not self._matcher.validate_tokens([token])
 
     def allowed(self, out: npt.NDArray[np.int32]) -> None:
-        """Write the mask of the next token to `out`, [words] and contiguous: bit i of word w is token
-        32 w + i."""
+        """Write the mask of the next token to `out`, [words] and contiguous.
+
+        Bit i of word w is token 32 w + i.
+        """
         self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
         if not (self._extra_bits or self._ignored_bits) or not self._matcher.is_accepting():
             return
@@ -63,13 +69,13 @@ class OutputGrammar:
         kept = out.copy()
         for word, bit in self._ignored_bits:
             kept[word] &= ~bit
-        # Where nothing else may come the answer ends, whatever the request ignores.
+        # An answer that can only end does end, even if the request ignores end tokens.
         if kept.any():
             out[:] = kept
 
 
 def _bit(token: int) -> tuple[int, np.int32]:
-    """Word and value of a token in a mask."""
+    """Return word and value of a token in a mask."""
     return token // WORD, np.array([1 << (token % WORD)], np.uint32).view(np.int32)[0]
 
 
@@ -78,12 +84,12 @@ class TokenMasks:
     """Masks of some rows of a step."""
 
     rows: npt.NDArray[np.int64]
-    """[k]: their places among the rows that sample, rising."""
+    """[k] positions among the rows that sample, ascending."""
     words: npt.NDArray[np.int32]
-    """[k, words]"""
+    """[k, words] masks."""
 
     def of_rows(self, rows: slice) -> "TokenMasks | None":
-        """Those of a part of the rows, counted from its first; None = of none of them."""
+        """Return the masks of a part of the rows, counted from its first row; None = there are none."""
         first, stop = np.searchsorted(self.rows, (rows.start, rows.stop))
         if first == stop:
             return None
@@ -91,7 +97,7 @@ class TokenMasks:
 
 
 def token_masks(grammars: Iterable[OutputGrammar | None], vocab_size: int) -> TokenMasks | None:
-    """Masks for the rows of a step, of which grammar i belongs to row i; None = no row has one."""
+    """Return masks for the rows of a step, of which grammar i belongs to row i; None = no row has one."""
     guided = {row: grammar for row, grammar in enumerate(grammars) if grammar is not None}
     if not guided:
         return None

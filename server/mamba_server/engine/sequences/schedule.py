@@ -1,4 +1,4 @@
-"""What one step does: the scheduler's decision, from which the step's arrays are made. Pure data."""
+"""Schedule of one step: the scheduler's decision, from which the step's arrays are built. Pure data."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ from mamba_server.cache import Checkpoint, Ints
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import PrefillTiming
 
-MOST_BESIDE = 4
-"""Sampled requests that a piece names as computed beside it."""
+MAX_BESIDE = 4
+"""Most sampled requests that a piece names as computed in the same step."""
 _SAMPLED = "-01"
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPiece:
-    """Tokens [start, stop) of one sequence. `slot_in`: where its state comes from; `final`: it samples."""
+    """Tokens [start, stop) of one sequence. `slot_in`: source of its state; `final`: whether it samples."""
 
     sequence: Sequence
     start: int
@@ -26,7 +26,10 @@ class PrefillPiece:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step. `decode_rows[i]` also writes its state to `decode_track[i]` (0 = nowhere)."""
+    """Decodes and prefill pieces of one step.
+
+    Row `decode_rows[i]` also writes its state to slot `decode_track[i]` (0 = none).
+    """
 
     step: int
     decode_rows: Ints
@@ -40,12 +43,12 @@ class Schedule:
 
     @property
     def members(self) -> list[Sequence]:
-        """Every sequence that takes part: the decodes, then those of the pieces."""
+        """Sequences that take part: the decodes, then those of the pieces."""
         return [*self.decodes, *(piece.sequence for piece in self.pieces)]
 
     @property
     def sampling(self) -> list[Sequence]:
-        """Every sequence that samples a token, in the order of the step's results."""
+        """Sequences that sample a token, in the order of the step's results."""
         return [*self.decodes, *(piece.sequence for piece in self.pieces if piece.final)]
 
     @property
@@ -53,11 +56,11 @@ class Schedule:
         return len(self.decodes) + sum(piece.stop - piece.start for piece in self.pieces)
 
     def timing(self, number: int, began: float, ended: float) -> PrefillTiming:
-        """Piece `number`, which was computed between these two moments, and its company."""
+        """Return the timing of piece `number`, which was computed between `began` and `ended`."""
         piece = self.pieces[number]
-        traced = [each.sequence.timeline for each in self.pieces if each is not piece]
-        beside = [each.traceparent for each in traced if each is not None]
-        sampled = [each for each in beside if each.endswith(_SAMPLED)]
+        timelines = [other.sequence.timeline for other in self.pieces if other is not piece]
+        parents = [timeline.traceparent for timeline in timelines if timeline is not None]
+        sampled = [parent for parent in parents if parent.endswith(_SAMPLED)]
         return PrefillTiming(
             began=began,
             ended=ended,
@@ -66,7 +69,7 @@ class Schedule:
             step=self.step,
             sequences=len(self.decodes) + len(self.pieces),
             tokens=self.tokens,
-            checkpoints=tuple(each.depth for each in piece.checkpoints),
-            beside=tuple(sampled[:MOST_BESIDE]),
+            checkpoints=tuple(checkpoint.depth for checkpoint in piece.checkpoints),
+            beside=tuple(sampled[:MAX_BESIDE]),
             preemptions=piece.sequence.preemptions,
         )

@@ -1,4 +1,4 @@
-"""One sequence in the engine: its tokens, what it may still generate, and where it stands."""
+"""A sequence in the engine: its tokens, its sampling parameters, and its phase."""
 
 from enum import Enum
 from typing import Optional
@@ -12,7 +12,7 @@ from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
 
 
 class Phase(Enum):
-    """Where a sequence stands."""
+    """Phase of a sequence."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -23,9 +23,9 @@ class Phase(Enum):
 class Sequence:
     """Prompt and output of one sequence.
 
-    `known` tokens are on the host. Under overlap a launched step may have sampled one more: of a decoding
-    sequence at depth d there are d + 1 tokens, and `known <= d + 1 <= known + 1` between steps. Its depth
-    is told by its allocation.
+    `known_tokens` tokens are on the host. Under overlap a launched step may have sampled one more: a decoding
+    sequence at depth d has d + 1 tokens, and `known_tokens <= d + 1 <= known_tokens + 1` between steps. The
+    depth is in its allocation.
     """
 
     __slots__ = (
@@ -38,7 +38,7 @@ class Sequence:
         "grammar",
         "in_flight",
         "index",
-        "known",
+        "known_tokens",
         "leader",
         "miss_cause",
         "order",
@@ -88,34 +88,35 @@ class Sequence:
         self.order = order
         self.priority = priority
         self.client = client
-        """Whose it is: clients take turns; "" = nobody knows."""
+        """Client of the request, by which clients take turns; "" = unknown."""
         self.salt = salt
         self.turn_boundary = turn_boundary
         self.arrival = arrival
         self.seed = seed
         self.stop_token_ids = stop_token_ids
-        """All ids that end it: the model's end tokens (unless ignored) and the request's own."""
+        """All ids that end the sequence: the model's end tokens (unless ignored) and the request's own."""
         self.leader = leader
-        """The sibling whose prefill leaves the checkpoint this one resumes from (n > 1)."""
+        """Sibling whose prefill leaves the checkpoint from which this sequence resumes (n > 1)."""
         self.timeline = timeline
-        """None = nobody traces it."""
+        """Timeline for the trace; None = not traced."""
         self.grammar = grammar
-        """What its next token may be follows from all before it: it is in one launched step at most."""
+        """Grammar of the answer. Its next token depends on all before it, so the sequence is in one launched
+        step at most."""
         self.started = 0.0
-        """When its first piece was scheduled; 0 = not yet."""
+        """Time at which the first piece was scheduled; 0 = not yet."""
         self.deferred = False
-        """It waited for the checkpoint of another prompt, or still does: once is enough."""
+        """Whether it waits, or has waited, for the checkpoint of another prompt; it does so at most once."""
         self.prompt_len = len(token_ids)
         self.token_ids = token_ids
-        """The prompt, which siblings share; from `make_room` on the prompt, then the output: one piece of
-        memory, so that a prefix of both needs no copy."""
-        self.known = self.prompt_len
+        """Prompt, shared with siblings; from `make_room` on, prompt and output in one array, so that a prefix
+        of both needs no copy."""
+        self.known_tokens = self.prompt_len
         self.target = self.prompt_len
-        """Tokens to prefill before it decodes: the prompt, and after a preemption the output so far."""
+        """Tokens to prefill before it decodes: the prompt, and after a preemption also the output so far."""
         self.phase = Phase.WAITING
         self.allocation: SequenceAllocation | None = None
         self.in_flight = 0
-        """Launched steps that name this sequence and have not committed."""
+        """Number of launched steps that name this sequence and have not committed."""
         self.finish_reason: FinishReason | None = None
         self.cached_tokens = 0
         self.recomputed_tokens = 0
@@ -123,21 +124,21 @@ class Sequence:
         self.preemptions = 0
         self.prompt_done = False
         self.reported = False
-        """A first delta (with the cached tokens) has been sent."""
+        """Whether the first delta (with the cached tokens) has been sent."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if params.prompt_logprobs >= 0 and scores_prompt else None
         )
 
     def make_room(self) -> None:
-        """Take memory for the prompt and all that may be generated; once, when the sequence starts."""
+        """Allocate an array for the prompt and all output; once, when the sequence starts."""
         if len(self.token_ids) < self.longest:
             room: Tokens = np.empty(self.longest, np.int32)
-            room[: self.known] = self.token_ids
+            room[: self.known_tokens] = self.token_ids
             self.token_ids = room
 
     @property
     def longest(self) -> int:
-        """Tokens that it may grow to."""
+        """Tokens that the sequence may grow to."""
         return self.prompt_len + self.params.max_tokens
 
     @property
@@ -146,19 +147,22 @@ class Sequence:
 
     @property
     def row(self) -> int:
-        """Its row of the persistent batch; -1 while it is not admitted."""
+        """Row of the persistent batch; -1 while it is not admitted."""
         return self.allocation.row if self.allocation is not None else -1
 
     @property
     def outputs(self) -> int:
-        """Output tokens on the host."""
-        return self.known - self.prompt_len
+        """Number of output tokens on the host."""
+        return self.known_tokens - self.prompt_len
 
     def known_token_ids(self) -> Tokens:
-        """Prompt and committed output."""
-        return self.token_ids[: self.known]
+        """Return the prompt and the committed output."""
+        return self.token_ids[: self.known_tokens]
 
     def rank(self) -> int:
-        """Who goes on when memory is short: the last one is preempted first. Age alone: a priority decides
-        who of a client starts, and takes nothing from what runs."""
+        """Return the order in which sequences keep their memory: the last one is preempted first.
+
+        It is the age alone: a priority decides which sequence of a client starts, and takes nothing from
+        those that run.
+        """
         return self.order

@@ -1,18 +1,18 @@
-"""How a traced sequence spends its time, noted by the core until the next delta tells it.
+"""Timeline of a traced sequence: its times, recorded by the core until the next delta carries them.
 
-A sequence that nobody traces has none. A decode step notes nothing but the checkpoint it may write.
+A sequence that is not traced has none. A decode step records nothing but the checkpoint it may write.
 """
 
 from msgspec.structs import replace
 
 from mamba_server.wire import PrefillTiming, SequenceTimeline
 
-MOST_PIECES = 32
-"""Told apart between two deltas; of a longer prompt the last one stands for all that follow."""
+MAX_PIECES = 32
+"""Most pieces between two deltas; of a longer prompt, the last one stands for all that follow."""
 
 
 class Timeline:
-    """Of one sequence. `traceparent`: of the span of its request."""
+    """Timeline of one sequence. `traceparent`: that of its request's span."""
 
     __slots__ = ("_checkpoints", "_pieces", "traceparent")
 
@@ -22,26 +22,26 @@ class Timeline:
         self._checkpoints: list[int] = []
 
     def piece(self, timing: PrefillTiming) -> None:
-        """One of its pieces has been computed."""
-        if len(self._pieces) == MOST_PIECES and self._pieces[-1].preemptions == timing.preemptions:
+        """Record that a piece has been computed."""
+        if len(self._pieces) == MAX_PIECES and self._pieces[-1].preemptions == timing.preemptions:
             timing = joined(self._pieces.pop(), timing)
         self._pieces.append(timing)
 
     def checkpoint(self, depth: int) -> None:
-        """A decode step writes one."""
+        """Record that a decode step writes a checkpoint at `depth`."""
         self._checkpoints.append(depth)
 
     def take(self) -> SequenceTimeline | None:
-        """What was noted since the last time; None = nothing."""
+        """Return and clear what was recorded; None = nothing."""
         if not self._pieces and not self._checkpoints:
             return None
-        told = SequenceTimeline(tuple(self._pieces), tuple(self._checkpoints))
+        timeline = SequenceTimeline(tuple(self._pieces), tuple(self._checkpoints))
         self._pieces, self._checkpoints = [], []
-        return told
+        return timeline
 
 
 def joined(first: PrefillTiming, second: PrefillTiming) -> PrefillTiming:
-    """Two pieces of one prompt told as one, beside those that were beside the second."""
+    """Merge two consecutive pieces of one prompt; the other requests are those of the second."""
     return replace(
         second,
         began=first.began,

@@ -40,20 +40,23 @@ from mamba_server.wire import (
 class StepResult:
     """Result of one step. Row i belongs to the i-th sampling sequence of the schedule.
 
-    `tokens`: int32[L]; `logprobs[i]`: of sampled token i, or None; `prompt_logprobs[k]`: of the tokens after
-    the rows of piece k, or nothing.
+    `tokens`: int32[L]; `logprobs[i]`: of sampled token i, or None; `prompt_logprobs[k]`: of the tokens that
+    follow the rows of piece k, if requested.
     """
 
     tokens: npt.NDArray[np.int32]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     finite: npt.NDArray[np.bool_] | None = None
-    """bool[members]: false where a member of the schedule came to NaN or infinity; None = nowhere."""
+    """bool[members]: False where the result of a member of the schedule is NaN or infinity; None =
+    nowhere."""
 
 
 class StepRunner(Protocol):
-    """The device side, in three beats: `prepare` on the loop's side before the launch; the work it returns
-    on the stream; what that returns on the loop's side again, once the step's fence has passed.
+    """Device side of a step, in three stages.
+
+    `prepare` runs on the loop's side before the launch; the work that it returns runs on the stream; the
+    function that this returns reads the result, on the loop's side again, once the step's fence has passed.
     """
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]: ...
@@ -61,7 +64,7 @@ class StepRunner(Protocol):
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of the last steps, split; drained by the process for metrics."""
+    """Seconds of the last steps by stage; the process drains them for metrics."""
 
     seconds: list[tuple[float, float, float]] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)
@@ -74,7 +77,7 @@ class _LaunchedStep:
     schedule_seconds: float
     started: float
     allocations: list[SequenceAllocation | None]
-    """Of the members of the schedule, as they were at launch: a member may have lost its own since (O5)."""
+    """Allocations of the schedule's members at launch: a member may have lost its allocation since (O5)."""
 
 
 FAILURES_IN_A_ROW = 3
@@ -82,10 +85,11 @@ FAILURES_IN_A_ROW = 3
 
 
 class EngineCore:
-    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6).
+    """Core of one engine.
 
-    `pace`: keeps steps near a time; None = as large as the limits allow. `attention_ratio`: of the model, for
-    the speed of its prompts.
+    `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6). `pace`: keeps steps near
+    a target time; None = as large as the limits allow. `attention_ratio`: that of the model, for the speed of
+    its prompts.
     """
 
     def __init__(
@@ -117,29 +121,31 @@ class EngineCore:
         self.failed_steps = 0
         self.last_error = ""
         self.device_error = ""
-        """Why the device can run no further step, "" = it can. Then all requests have ended and the process
-        must."""
+        """Reason why the device can run no further step, "" = it can. All requests have ended then, and the
+        process must end."""
         self._failures = 0
         self._stream = stream
         self._runner = runner
         self._eos = eos_token_ids
         self.seed = seed
-        """Of requests that bring none."""
+        """Seed of requests that have none."""
         self._max_waiting = max_waiting
         self.clock = clock
         self._pace = pace
         self._last_step_end = 0.0
-        """End of the step that was committed last, by `clock`."""
+        """End of the step committed last, by `clock`."""
         self._next_order = 0
         self._launched: deque[_LaunchedStep] = deque()
         self._deltas: list[SequenceDelta] = []
         """Deltas that the next `step` returns."""
 
-    # --- what comes in -------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------
 
     def add(self, request: AddRequest, grammar: OutputGrammar | None = None) -> RequestRejected | None:
-        """Queue the sequences of `request`, or say why it can never run here. `grammar`: its own, at its
-        beginning."""
+        """Queue the sequences of `request`, or return why it can never run here.
+
+        `grammar`: that of the request, at its beginning.
+        """
         rejected = self._rejection(request)
         if rejected is not None:
             return rejected
@@ -150,7 +156,7 @@ class EngineCore:
         return None
 
     def _rejection(self, request: AddRequest) -> RequestRejected | None:
-        """Return why `request` cannot be queued, if it cannot."""
+        """Return why `request` cannot be queued, or None."""
         prompt_len, most_tokens = len(request.token_ids), request.params.max_tokens
         limit, total = self.scheduler.limits.max_model_len, prompt_len + most_tokens
         capacity, waiting = self.cache.capacity, len(self.scheduler.waiting)
@@ -184,7 +190,7 @@ class EngineCore:
         return None
 
     def _sequences_of(self, request: AddRequest, grammar: OutputGrammar | None) -> list[Sequence]:
-        """Return the `n` sequences of `request`, of which the others resume from the prompt of the first."""
+        """Return the `n` sequences of `request`; all but the first resume from the prompt of the first."""
         params = request.params
         token_ids = np.array(request.token_ids, np.int32)
         shares_prompt = self.cache.settings.prefix_caching or params.prompt_logprobs >= 0
@@ -201,7 +207,7 @@ class EngineCore:
                 leader=group[0] if group and shares_prompt else None,
                 timeline=Timeline(request.traceparent) if request.traceparent else None,
                 grammar=grammar.fork(stops) if grammar is not None else None,
-                # One of them scores the prompt, and the others take its states.
+                # The first sequence scores the prompt, and the others resume from its states.
                 scores_prompt=index == 0,
             )  # fmt: skip
             self._next_order += 1
@@ -209,7 +215,7 @@ class EngineCore:
         return group
 
     def stop(self, message: StopSequence) -> None:
-        """A stop string ended the sequence after `keep` output tokens."""
+        """End the sequence after `keep` output tokens, where a stop string ended."""
         self._deltas = [
             delta
             for delta in self._deltas
@@ -220,7 +226,7 @@ class EngineCore:
                 self._finish(sequence, "stop", keep=sequence.prompt_len + message.keep)
 
     def abort(self, message: AbortRequest) -> None:
-        """The client is gone; what was computed may still serve others."""
+        """End the sequences of a client that is gone; their states may still serve others."""
         self._deltas = [delta for delta in self._deltas if delta.request_id != message.request_id]
         for sequence in self.sequences.get(message.request_id, ()):
             if sequence.phase is not Phase.FINISHED:
@@ -231,9 +237,9 @@ class EngineCore:
         return self.cache.flush()
 
     def change_strategy(self, name: str) -> Refusal | None:
-        """Run under strategy `name` from the next step on, or say why not.
+        """Run under strategy `name` from the next step on, or return why not.
 
-        Running sequences give way if memory is too short for all of them: the youngest are recomputed.
+        If memory is too short for all running sequences, the youngest are preempted and recomputed.
         """
         strategy, capacity = reservation(name, overlap=self.overlap), self.cache.capacity
         for group in self.sequences.values():
@@ -250,11 +256,11 @@ class EngineCore:
                 pass
         return refusal
 
-    # --- one beat ------------------------------------------------------------------------------------
+    # --- one step ------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """No sequence runs or waits, no step is in flight, and no delta is pending."""
+        """Whether no sequence runs or waits, no step is in flight, and no delta is pending."""
         return (
             self.scheduler.idle
             and not self._launched
@@ -263,7 +269,7 @@ class EngineCore:
         )
 
     def step(self) -> list[SequenceDelta]:
-        """Launch the next step if there is one, then commit what is due; the deltas in order."""
+        """Launch the next step if there is one, then commit what is due; return the deltas in order."""
         began = self.clock()
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
@@ -305,14 +311,14 @@ class EngineCore:
             sequence.in_flight -= 1
             self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
         self._commit_pieces(schedule, result, tokens, step_end - seconds, step_end)
-        self.cache.settle()
+        self.cache.release_retired()
         self.times.seconds.append(
             (launched.schedule_seconds, step_end - launched.started, self.clock() - step_end)
         )
         self.times.batch_sizes.append(len(schedule.decodes) + len(schedule.pieces))
 
     def _observe_duration(self, launched: _LaunchedStep, step_end: float) -> float:
-        """Return the seconds of the step that ended at `step_end`, and let speed and pace learn from them."""
+        """Return the seconds of the step that ended at `step_end`, and update speed and pace."""
         schedule = launched.schedule
         # Under overlap the step was launched while the one before it ran.
         seconds = step_end - max(launched.started, self._last_step_end)
@@ -325,7 +331,7 @@ class EngineCore:
     def _commit_pieces(
         self, schedule: Schedule, result: StepResult, tokens: list[int], began: float, ended: float
     ) -> None:
-        """Commit the prompts of a step; `tokens`: all that the step sampled, the decodes' first."""
+        """Commit the prompts of a step; `tokens`: all tokens that the step sampled, the decodes' first."""
         sampled = len(schedule.decodes)
         for number, piece in enumerate(schedule.pieces):
             sequence = piece.sequence
@@ -343,18 +349,19 @@ class EngineCore:
 
     @staticmethod
     def _take_prompt_logprobs(sequence: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
-        # After a preemption the prompt is computed anew, perhaps in other pieces: each adds what is missing.
-        known = sequence.prompt_logprobs
-        if known is not None and start < len(known):
-            known.extend(logprobs[len(known) - start - 1 :])
+        # After a preemption the prompt is computed again, perhaps in other pieces: each adds what is missing.
+        complete = sequence.prompt_logprobs
+        if complete is not None and start < len(complete):
+            complete.extend(logprobs[len(complete) - start - 1 :])
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, step: int) -> None:
-        """Append a sampled token to `sequence`, report it, and end the sequence where it is the last."""
+        """Append a sampled token to `sequence`, report it, and end the sequence if it is the last."""
         if sequence.phase is Phase.FINISHED:
-            # The end was seen one step late: the extra token is discarded.
+            # The sequence ended one step earlier: the extra token is discarded.
             return
         if not sequence.params.max_tokens:
-            # The step that ends a prompt samples a token, which nobody asked for and nothing has room for.
+            # The step that ends a prompt samples a token that was not requested and has no place in the
+            # array.
             self._commit_cache(sequence, step)
             self._emit(sequence, [], None, "length")
             self._finish(sequence, "length")
@@ -365,11 +372,11 @@ class EngineCore:
             if grammar.error:
                 self._end_with_error(sequence, grammar.error, form_failed=True)
                 return
-        sequence.token_ids[sequence.known] = token
-        sequence.known += 1
+        sequence.token_ids[sequence.known_tokens] = token
+        sequence.known_tokens += 1
         self.generated_tokens += 1
         self._commit_cache(sequence, step)
-        outputs = sequence.known - sequence.prompt_len
+        outputs = sequence.known_tokens - sequence.prompt_len
         reason: FinishReason | None = None
         stop_token: int | None = None
         if token in sequence.stop_token_ids and outputs >= sequence.params.min_tokens:
@@ -419,7 +426,7 @@ class EngineCore:
         sequence.finish_reason = reason
         self.finished[reason] += 1
         group = self.sequences.get(sequence.request_id, [])
-        if all(each.phase is Phase.FINISHED for each in group):
+        if all(sibling.phase is Phase.FINISHED for sibling in group):
             self.sequences.pop(sequence.request_id, None)
 
     def _fail(self, schedule: Schedule, error: BaseException) -> None:
@@ -437,11 +444,12 @@ class EngineCore:
             sequence.in_flight -= 1
             self._end_with_error(sequence, "the engine failed while it generated this answer; try again")
         self.cache.advance(schedule.step, failed=True)
-        self.cache.settle()
+        self.cache.release_retired()
 
     def _end_nonfinite(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
-        """End the sequences that came to NaN or infinity, and them alone, before anything of this step, or of
-        the next one that may be in flight, is donated.
+        """End only the sequences whose results are NaN or infinity, before anything of them is donated.
+
+        That includes results of the next step, which may be in flight.
         """
         members = launched.schedule.members
         for index in np.flatnonzero(~finite).tolist():
@@ -470,7 +478,7 @@ class EngineCore:
             self._finish(sequence, "error", keep=0)
 
     def _end_all(self) -> None:
-        """Every request gets its error before the process ends."""
+        """End every request with an error before the process ends."""
         for group in list(self.sequences.values()):
             for sequence in group:
                 self._end_with_error(
@@ -478,6 +486,6 @@ class EngineCore:
                 )
 
     def drain_step_times(self) -> StepTimes:
-        """The times since the last call."""
+        """Return and clear the times since the last call."""
         times, self.times = self.times, StepTimes()
         return times

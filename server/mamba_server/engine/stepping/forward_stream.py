@@ -1,8 +1,8 @@
-"""The forward stream: the one queue on which device work happens, and that in order (O1, O2).
+"""The forward stream: the one queue on which device work happens, in order (O1, O2).
 
-The loop launches the work of a step and goes on planning; it asks for the result when it commits. Two
-implementations: a worker thread for the CPU, with its plain case that does the work at once, and a CUDA
-stream (`cuda_stream`).
+The loop launches the work of a step and continues planning; it waits for the result when it commits.
+Implementations: a worker thread for the CPU, its plain case that does the work at once, and a CUDA stream
+(`cuda_stream`).
 """
 
 import queue
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class Ticket(Generic[Result]):
-    """The work of one launched step."""
+    """Work of one launched step, with its result."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self.work = work
@@ -24,7 +24,7 @@ class Ticket(Generic[Result]):
         self.done = threading.Event()
 
     def run(self) -> None:
-        """Do the work here and now; keeps the result or the error."""
+        """Do the work in this thread, and keep the result or the error."""
         try:
             self.result = self.work()
         except BaseException as error:
@@ -32,7 +32,7 @@ class Ticket(Generic[Result]):
         self.done.set()
 
     def get(self) -> Result:
-        """The result; raises what the work raised. The work must be done."""
+        """Return the result, or raise the error of the work, which must be done."""
         if self.error is not None:
             raise self.error
         assert self.result is not None
@@ -40,10 +40,10 @@ class Ticket(Generic[Result]):
 
 
 class ForwardStream(Protocol):
-    """In-order execution beside the caller."""
+    """Executor of device work in order, while the caller continues."""
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
-        """Queue `work`; returns at once."""
+        """Queue `work` and return at once."""
         ...
 
     def wait(self, ticket: Ticket[Result]) -> Result:
@@ -51,7 +51,7 @@ class ForwardStream(Protocol):
         ...
 
     def close(self) -> None:
-        """End after the queued work."""
+        """Close the stream after the queued work."""
         ...
 
 
@@ -61,18 +61,19 @@ Tickets: TypeAlias = "queue.SimpleQueue[Ticket[object] | None]"
 def _work(tickets: Tickets) -> None:
     while (ticket := tickets.get()) is not None:
         ticket.run()
-        # While it waits for the next, the thread keeps nothing alive: a step holds on to the whole arena.
+        # While it waits for the next ticket, the thread keeps nothing alive: a step refers to the whole
+        # arena.
         del ticket
 
 
 class ThreadStream:
-    """One worker thread: overlap is real on a CPU too, since torch lets go of the interpreter lock."""
+    """Stream with one worker thread: a CPU overlaps steps, too, as torch releases the interpreter lock."""
 
     def __init__(self) -> None:
         self._queue: Tickets = queue.SimpleQueue()
         self._thread = threading.Thread(target=_work, args=(self._queue,), name="forward-stream", daemon=True)
         self._thread.start()
-        # The thread ends with the stream, also with one that nobody closed.
+        # The thread ends with the stream, even if nobody closed it.
         weakref.finalize(self, self._queue.put, None)
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
@@ -90,7 +91,7 @@ class ThreadStream:
 
 
 class InlineStream:
-    """Runs each step where it is launched: for `--no-overlap` and as the plainest case in tests."""
+    """Stream that runs each step at its launch: for `--no-overlap` and as the plainest case in tests."""
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
         ticket = Ticket(work)
@@ -101,4 +102,4 @@ class InlineStream:
         return ticket.get()
 
     def close(self) -> None:
-        """There is nothing to wait for: what was launched is done."""
+        """Do nothing: the launched work is done."""

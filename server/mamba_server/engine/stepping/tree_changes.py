@@ -1,8 +1,8 @@
-"""What the radix tree gained and lost since the last message, for the prefix index.
+"""Changes of the radix tree since the last message, for the prefix index.
 
-Checkpoints, and pages of attention at the rungs of their prompts. Listens to the tree in the engine process,
-which sends what it collects between two steps. Bounded by the memory: what comes and goes between two
-messages is not told at all.
+They are checkpoints, and attention pages at the rungs of their prompts. The tree reports them in the engine
+process, which sends them between two steps. The memory of the cache bounds them: an entry that comes and goes
+between two messages is not sent.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from mamba_server.wire import PrefixChanges
 
 
 class TreeChanges:
-    """Collected changes of one tree, by the hashes of prefixes: a `PrefixListener`."""
+    """Changes of one tree, by the hashes of prefixes: a `PrefixListener`."""
 
     def __init__(self, page_size: int, fingerprint: str) -> None:
         self.epoch = 1
-        """Rises when what was told before is void."""
+        """Number of the epoch; it rises when earlier messages are void."""
         self._page_size = page_size
         self._chain = PageChain(page_size, fingerprint)
         self._gained: dict[int, int] = {}
@@ -32,33 +32,33 @@ class TreeChanges:
 
     @property
     def pending(self) -> bool:
-        """There is something to tell."""
+        """Whether there are changes to send."""
         return bool(self._gained or self._lost or self._pages_gained or self._pages_lost or self._cleared)
 
     def gained(self, prefix: CachedPrefix) -> None:
-        each = self.hash_of(prefix)
-        if each in self._lost:
-            self._lost.discard(each)
+        prefix_hash = self.hash_of(prefix)
+        if prefix_hash in self._lost:
+            self._lost.discard(prefix_hash)
         else:
-            self._gained[each] = prefix.depth
+            self._gained[prefix_hash] = prefix.depth
 
     def lost(self, prefix: CachedPrefix) -> None:
-        each = self.hash_of(prefix)
-        if self._gained.pop(each, None) is None:
-            self._lost.add(each)
+        prefix_hash = self.hash_of(prefix)
+        if self._gained.pop(prefix_hash, None) is None:
+            self._lost.add(prefix_hash)
 
     def pages_gained(self, prefix: CachedPrefix) -> None:
-        told = self._rungs_of(prefix)
-        self._pages_gained |= told - self._pages_lost
-        self._pages_lost -= told
+        hashes = self._rungs_of(prefix)
+        self._pages_gained |= hashes - self._pages_lost
+        self._pages_lost -= hashes
 
     def pages_lost(self, prefix: CachedPrefix) -> None:
-        told = self._rungs_of(prefix)
-        self._pages_lost |= told - self._pages_gained
-        self._pages_gained -= told
+        hashes = self._rungs_of(prefix)
+        self._pages_lost |= hashes - self._pages_gained
+        self._pages_gained -= hashes
 
     def flushed(self, kept: Iterable[CachedPrefix]) -> None:
-        """Begin the next epoch, of which only `kept` has something yet."""
+        """Begin the next epoch, which starts with the prefixes `kept`."""
         self.epoch += 1
         self._cleared = True
         self._lost.clear()
@@ -69,7 +69,7 @@ class TreeChanges:
             self._pages_gained |= self._rungs_of(prefix)
 
     def take(self) -> PrefixChanges | None:
-        """What there is to tell, which is forgotten here; None: nothing."""
+        """Return the changes as a message, and clear them; None = there are none."""
         if not self.pending:
             return None
         message = PrefixChanges(
@@ -81,14 +81,14 @@ class TreeChanges:
         return message
 
     def hash_of(self, prefix: CachedPrefix) -> int:
-        """The hash of the prefix that ends with `prefix`."""
+        """Return the hash of the prefix that ends with `prefix`."""
         return self._chain.hash_of(self._running(prefix))
 
     def _rungs_of(self, prefix: CachedPrefix) -> set[int]:
-        """The hashes of the prefixes that end with those of the prefix's own pages that are rungs.
+        """Return the hashes of the prefixes that end with the rungs among the pages of `prefix`.
 
-        Worked out when it comes, with its own running sum, and remembered for when it goes, which is in the
-        midst of a start that wants its memory.
+        They are computed, together with the running sum, when the prefix comes, and kept for when it goes:
+        that is in the middle of an admission that needs its memory.
         """
         if prefix.parent is None:
             return set()
@@ -101,18 +101,18 @@ class TreeChanges:
         return set(np.frombuffer(prefix.rungs, np.uint64).tolist())
 
     def _running(self, prefix: CachedPrefix) -> int:
-        """Each edge is summed once: its nodes remember."""
+        """Return the running sum up to the end of `prefix`; each edge is summed once and keeps its sum."""
         path = []
-        at: CachedPrefix | None = prefix
-        while at is not None and at.chain is None:
-            path.append(at)
-            at = at.parent
-        running = at.chain if at is not None else None
-        for each in reversed(path):
-            if running is None or each.parent is None:
-                running = self._chain.start(each.salt)
+        ancestor: CachedPrefix | None = prefix
+        while ancestor is not None and ancestor.chain is None:
+            path.append(ancestor)
+            ancestor = ancestor.parent
+        running = ancestor.chain if ancestor is not None else None
+        for edge in reversed(path):
+            if running is None or edge.parent is None:
+                running = self._chain.start(edge.salt)
             else:
-                running = self._chain.extend(running, each.parent.depth // self._page_size, each.token_ids)
-            each.chain = running
+                running = self._chain.extend(running, edge.parent.depth // self._page_size, edge.token_ids)
+            edge.chain = running
         assert running is not None
         return running

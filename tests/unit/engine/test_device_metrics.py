@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from mamba_kernels.dispatch.backend import TORCH
-from mamba_server.engine.device_counters import device_counters
-from mamba_server.engine.host_syncs import SAID, HostSyncs
+from mamba_server.engine.device_metrics import SYNC_WARNING, HostSyncs, device_counters
 
 COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from mamba_kernels.dispatch.backend import Backend, REFERENCE
-from mamba_server.engine.device_counters import device_counters
+from mamba_server.engine.device_metrics import device_counters
 
 class NoGpu:
     def get_current_target(self): return GPUTarget("cuda", 90, 32)
@@ -58,7 +57,7 @@ def test_a_kernel_that_triton_compiles_while_serving_is_counted_and_named(tmp_pa
 def test_synchronisations_are_counted_by_what_torch_says(caplog: pytest.LogCaptureFixture) -> None:
     library = Path(torch.__file__).parent / "lib/libc10_cuda.so"
     if library.exists():
-        assert SAID.encode() in library.read_bytes()
+        assert SYNC_WARNING.encode() in library.read_bytes()
     others: list[str] = []
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: others.append(str(message))
@@ -66,7 +65,7 @@ def test_synchronisations_are_counted_by_what_torch_says(caplog: pytest.LogCaptu
         warnings.filterwarnings("always", message="something else")
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
-                warnings.warn(SAID, stacklevel=1)
+                warnings.warn(SYNC_WARNING, stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert syncs.count == 3
     assert len(caplog.records) == 1
