@@ -9,8 +9,6 @@ from benchmarks.gpu import captured_step
 from benchmarks.gpu.measured_model import measured_model
 from benchmarks.gpu.models import NANO
 from benchmarks.gpu.step_inputs import Piece, StepShape
-from mamba_server.engine.execution.decode_buckets import decode_buckets
-from no_sync import no_sync
 
 from mamba_kernels.dispatch.operators import triton_operators
 from mamba_server.engine.execution.decode_steps import decode_buckets
