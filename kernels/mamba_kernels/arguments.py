@@ -32,28 +32,28 @@ def check(
 
     Called for every argument of every launch: what fits is told in few steps, what is wrong takes its time.
     """
-    given = tensor.shape
-    fits = len(given) == len(shape)
-    for wanted, extent in zip(shape, given, strict=False):
-        if wanted is not None and wanted != extent:
+    sizes = tensor.shape
+    fits = len(sizes) == len(shape)
+    for expected, extent in zip(shape, sizes, strict=False):
+        if expected is not None and expected != extent:
             fits = False
     if not fits:
         raise _shape_error(name, tensor, shape)
     if tensor.dtype not in dtypes:
         raise UnsupportedArgument(
-            f"{name} is {_name(tensor.dtype)}; it must be {' or '.join(_name(each) for each in dtypes)}"
+            f"{name} is {_name(tensor.dtype)}; it must be {' or '.join(_name(dtype) for dtype in dtypes)}"
         )
     if device is not None and tensor.device != device:
         raise WrongArgument(f"{name} is on {tensor.device}, the other arguments are on {device}")
     if dense_from == -1:
-        if given[-1] != 1 and tensor.stride(-1) != 1:
-            raise _stride_error(name, tensor, len(given) - 1, 1)
+        if sizes[-1] != 1 and tensor.stride(-1) != 1:
+            raise _stride_error(name, tensor, len(sizes) - 1, 1)
         return
     inner = 1
-    for dimension in range(len(given) - 1, dense_from % len(given) - 1, -1):
-        if given[dimension] != 1 and tensor.stride(dimension) != inner:
+    for dimension in range(len(sizes) - 1, dense_from % len(sizes) - 1, -1):
+        if sizes[dimension] != 1 and tensor.stride(dimension) != inner:
             raise _stride_error(name, tensor, dimension, inner)
-        inner *= given[dimension]
+        inner *= sizes[dimension]
 
 
 def check_plan(name: str, tensor: torch.Tensor, rows: int, device: torch.device | None = None) -> None:
@@ -68,13 +68,13 @@ def check_plan(name: str, tensor: torch.Tensor, rows: int, device: torch.device 
 def _shape_error(name: str, tensor: torch.Tensor, shape: Sequence[int | None]) -> WrongArgument:
     """A rank that nothing but the kernel asks for may be the reference's."""
     kind = UnsupportedArgument if all(extent is None for extent in shape) else WrongArgument
-    wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
-    return kind(f"{name} has shape {list(tensor.shape)}; it must be [{wanted}]")
+    expected = ", ".join("any" if extent is None else str(extent) for extent in shape)
+    return kind(f"{name} has shape {list(tensor.shape)}; it must be [{expected}]")
 
 
-def _stride_error(name: str, tensor: torch.Tensor, dimension: int, wanted: int) -> UnsupportedArgument:
+def _stride_error(name: str, tensor: torch.Tensor, dimension: int, expected: int) -> UnsupportedArgument:
     return UnsupportedArgument(
-        f"{name} has strides {list(tensor.stride())}; dimension {dimension} must have stride {wanted}"
+        f"{name} has strides {list(tensor.stride())}; dimension {dimension} must have stride {expected}"
     )
 
 

@@ -36,5 +36,5 @@ def ends_the_device(error: BaseException) -> bool:
     if report is None or lacks_memory(error):
         return False
     # Behind its first line torch adds advice, whose words say nothing of this error.
-    said = str(error)[report.end() :].partition("\n")[0]
-    return _REFUSAL.search(said) is None
+    message = str(error)[report.end() :].partition("\n")[0]
+    return _REFUSAL.search(message) is None

@@ -130,10 +130,10 @@ class SlotPlan:
         n = host.shape[1]
         if n <= rows:
             return [(slice(0, n), self)]
-        parts = [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
+        parts = [slice(first, min(first + rows, n)) for first in range(0, n, rows)]
         return [
-            (some, SlotPlan(self.device, np.ascontiguousarray(host[:, some]), host_noise=self._noise[some]))
-            for some in parts
+            (part, SlotPlan(self.device, np.ascontiguousarray(host[:, part]), host_noise=self._noise[part]))
+            for part in parts
         ]
 
     def read(self, cache: torch.Tensor) -> torch.Tensor:

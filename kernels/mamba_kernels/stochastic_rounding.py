@@ -36,14 +36,16 @@ def round_to_float16_(states: torch.Tensor, words: torch.Tensor) -> None:
     size = flat.shape[1]
     width = min(size, BLOCK_ELEMENTS)
     together = max(1, BLOCK_ELEMENTS // max(1, size))
-    for at in range(0, size, max(1, width)):
-        columns = slice(at, at + width)
-        element = torch.arange(at, min(at + width, size), dtype=torch.int32, device=states.device)
+    for first_column in range(0, size, max(1, width)):
+        columns = slice(first_column, first_column + width)
+        element = torch.arange(
+            first_column, min(first_column + width, size), dtype=torch.int32, device=states.device
+        )
         element.mul_(_GOLDEN)
         for first in range(0, len(flat), together):
             rows = slice(first, first + together)
             part = flat[rows, columns]
-            part.copy_(_rounded(part.float(), _mix(element ^ words[rows, None])))
+            part.copy_(_round(part.float(), _mix(element ^ words[rows, None])))
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
@@ -55,7 +57,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _rounded(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
+def _round(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
     """x: float32; random: int32, its 32 bits are used as they are."""
     size = x.abs()
     bits = size.view(torch.int32)

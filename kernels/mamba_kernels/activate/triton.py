@@ -46,10 +46,10 @@ def activate_kernel(
 ):  # fmt: skip
     """Grid (rows, tiles of a row). Strides in units: what they divide by is known when compiling."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < WIDTH
-    here = x + row * (x_row * UNIT) + at
-    value = tl.load(here, mask=inside, other=0.0).to(tl.float32)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    pointers = x + row * (x_row * UNIT) + column
+    value = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
     if FUNCTION == "squared_relu":
         value = _relu(value)
         value *= value
@@ -65,9 +65,9 @@ def activate_kernel(
         # (1 + tanh(y)) / 2 = sigmoid(2 y)
         value *= tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
     if factor is not None:
-        more = tl.load(factor + row * (factor_row * FACTOR_UNIT) + at, mask=inside, other=0.0)
-        value *= more.to(tl.float32)
-    tl.store(here, value.to(x.dtype.element_ty), mask=inside)
+        factor_value = tl.load(factor + row * (factor_row * FACTOR_UNIT) + column, mask=inside, other=0.0)
+        value *= factor_value.to(tl.float32)
+    tl.store(pointers, value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import torch
 from mamba_kernels.bench.attention_cases import attention_cases
 from mamba_kernels.bench.case import Case
 from mamba_kernels.bench.machine import measure
-from mamba_kernels.bench.measurement import measured
+from mamba_kernels.bench.measurement import measure_case
 from mamba_kernels.bench.model_shape import MODEL_SHAPES
 from mamba_kernels.bench.moe_and_delta_cases import moe_and_delta_cases
 from mamba_kernels.bench.row_cases import row_cases
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         entries: Entries = {}
         for number, case in enumerate(cases, 1):
             with _tuned(case, operators, device, entries) if options.tune else nullcontext():
-                results.append(measured(case, operators, machine, device, peer=options.peer))
+                results.append(measure_case(case, operators, machine, device, peer=options.peer))
             print(f"[{number}/{len(cases)}] {_line(results[-1])}", file=sys.stderr)
     text = json.dumps(
         {
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.out.write_text(text + "\n")
     else:
         print(text)
-    return 1 if any("error" in each for each in results) else 0
+    return 1 if any("error" in result for result in results) else 0
 
 
 def _backend(device: torch.device) -> Backend:
@@ -107,11 +107,11 @@ def _tuned(
     """Adds what is found for the case to `entries`, which are in force while it is measured."""
     # Not above: they need Triton, which a machine without a GPU may lack.
     from mamba_kernels.bench.measurement import WrongResult
-    from mamba_kernels.bench.tuning import tuned
+    from mamba_kernels.bench.tuning import tune
     from mamba_kernels.triton_support.launch_table import LaunchTrial
 
     with suppress(WrongResult):  # The measurement tells it.
-        entries |= tuned(case, operators, device)
+        entries |= tune(case, operators, device)
     return LaunchTrial(entries)
 
 

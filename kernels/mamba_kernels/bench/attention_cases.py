@@ -46,10 +46,12 @@ def _attend(
         query = query.bfloat16()
         return {"kv": kv.bfloat16(), "query": query, "plan": plan, "out": torch.empty_like(query)}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
         scale = shape.head_dim**-0.5
-        operators.paged_attention(given["query"], given["kv"], scale, given["plan"], given["out"])
-        return (given["out"],)
+        operators.paged_attention(
+            arguments["query"], arguments["kv"], scale, arguments["plan"], arguments["out"]
+        )
+        return (arguments["out"],)
 
     # Keys before the first new token are seen by all, those among the new ones by half of them.
     seen = new * (context - new) + new * (new + 1) // 2
@@ -78,9 +80,9 @@ def _rope(name: str, shape: ModelShape, device: torch.device, rows: int) -> Case
         cos, sin = turns(positions, frequencies(10_000.0, shape.head_dim, device))
         return {"x": joined[:, :turned], "cos": cos, "sin": sin}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.rope(given["x"], given["cos"], given["sin"])
-        return (given["x"],)
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.rope(arguments["x"], arguments["cos"], arguments["sin"])
+        return (arguments["x"],)
 
     # Cosines and sines, which a step makes once, are read by all its layers.
     least = 2 * rows * turned * shape.head_dim * 2
@@ -102,9 +104,9 @@ def _write(name: str, shape: ModelShape, device: torch.device, tokens: int) -> C
             "offset": rows % PAGE,
         }
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.kv_write(*(given[each] for each in ("kv", "key", "value", "page", "offset")))
-        return (given["kv"],)
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.kv_write(*(arguments[name] for name in ("kv", "key", "value", "page", "offset")))
+        return (arguments["kv"],)
 
     least = tokens * 2 * shape.kv_heads * shape.head_dim * 2 * 2
     return Case("kv_write", f"{name}, {tokens} tokens", tokens, 64, inputs, run, least)

@@ -33,14 +33,14 @@ class Case:
     """The same work by another library. Raises ImportError where it is not there."""
 
 
-def widened(value: Any) -> Any:
+def widen(value: Any) -> Any:
     """A copy for the reference: what floats is float64."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.double() if value.is_floating_point() else value.clone()
 
 
-def copied(value: Any) -> Any:
+def copy_tensor(value: Any) -> Any:
     """A copy with the same strides, so that a check changes nothing that is measured."""
     if not isinstance(value, torch.Tensor):
         return value

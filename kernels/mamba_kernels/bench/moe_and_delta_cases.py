@@ -55,13 +55,19 @@ def _delta(shape: tuple[int, int, int, int], rows: int, device: torch.device, sl
     }
 
 
-def _rows(shape: tuple[int, int, int, int], given: Inputs) -> DeltaInputs:
+def _rows(shape: tuple[int, int, int, int], arguments: Inputs) -> DeltaInputs:
     H, G, V, K = shape
-    q, k, v = given["mixed"].split([G * K, G * K, H * V], 1)
-    a, b = given["gates"].chunk(2, 1)
+    q, k, v = arguments["mixed"].split([G * K, G * K, H * V], 1)
+    a, b = arguments["gates"].chunk(2, 1)
     keys = (G, K)
     return DeltaInputs(
-        q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, (H, V)), a, b, given["A"], given["dt_bias"]
+        q.unflatten(1, keys),
+        k.unflatten(1, keys),
+        v.unflatten(1, (H, V)),
+        a,
+        b,
+        arguments["A"],
+        arguments["dt_bias"],
     )
 
 
@@ -78,9 +84,11 @@ def _update(shape: tuple[int, int, int, int], device: torch.device, rows: int) -
         plan = SlotPlan.build(slots, slots, np.full_like(slots, -1), device)
         return {**_delta(shape, size, device, size), "plan": plan}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.gated_delta_update(given["state"], _rows(shape, given), given["plan"], given["out"])
-        return given["out"], given["state"][1:]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.gated_delta_update(
+            arguments["state"], _rows(shape, arguments), arguments["plan"], arguments["out"]
+        )
+        return arguments["out"], arguments["state"][1:]
 
     least = rows * (2 * H * V * K * 4 + _of_row(shape))
     return Case("gated_delta_update", f"qwen3-next, {rows} rows", rows, min(rows, 4), inputs, run, least)
@@ -106,9 +114,11 @@ def _prefill(shape: tuple[int, int, int, int], device: torch.device, tokens: int
         )
         return {**_delta(shape, size, device, 1), "plan": plan}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.gated_delta_prefill(given["state"], _rows(shape, given), given["plan"], given["out"])
-        return given["out"], given["state"][1:]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.gated_delta_prefill(
+            arguments["state"], _rows(shape, arguments), arguments["plan"], arguments["out"]
+        )
+        return arguments["out"], arguments["state"][1:]
 
     return Case(
         "gated_delta_prefill",
@@ -133,9 +143,9 @@ def _delta_gate(shape: tuple[int, int, int, int], device: torch.device, rows: in
         y = torch.randn(size, width, generator=generator, device=device).bfloat16()
         return {"y": y, "projected": projected, "weight": torch.ones(V, device=device).bfloat16()}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        gate = given["projected"][:, before : before + width]
-        return (operators.gated_norm(given["y"], gate, given["weight"], 1e-6, H, True),)
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        gate = arguments["projected"][:, before : before + width]
+        return (operators.gated_norm(arguments["y"], gate, arguments["weight"], 1e-6, H, True),)
 
     return Case(
         "gated_norm", f"qwen3-next, {rows} rows", rows, min(rows, 8), inputs, run, rows * width * 3 * 2
@@ -151,8 +161,8 @@ def _route(name: str, experts: int, routing: Routing, device: torch.device, rows
         corrected = routing.scores == "sigmoid"
         return {"logits": logits, "correction": torch.zeros(experts, device=device) if corrected else None}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        experts, weights = operators.route(given["logits"], routing, given["correction"])
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        experts, weights = operators.route(arguments["logits"], routing, arguments["correction"])
         return experts, weights
 
     least = rows * (4 * experts + 8 * routing.top_k)
@@ -177,15 +187,15 @@ def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device
         }
         return {"x": x, "chosen": chosen, "weights": weights, **weights_of, "out": torch.empty_like(x)}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
         activation = Activation.GATED_SILU if gated else Activation.SQUARED_RELU
-        parts = (given[name] for name in ("x", "chosen", "weights", "gate_up", "down"))
-        operators.moe(*parts, activation, given["out"])
-        return (given["out"],)
+        parts = (arguments[name] for name in ("x", "chosen", "weights", "gate_up", "down"))
+        operators.moe(*parts, activation, arguments["out"])
+        return (arguments["out"],)
 
     # All are hit where there are rows for it; of few rows each pair hits one of its own, at most.
     hit = min(count, rows * k)
-    each = d * inner * (3 if gated else 2)
+    expert_weights = d * inner * (3 if gated else 2)
     return Case(
         "moe",
         f"{name}, {rows} rows",
@@ -193,6 +203,6 @@ def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device
         min(rows, 8),
         inputs,
         run,
-        hit * each * 2 + rows * d * 4,
-        2 * rows * k * each,
+        hit * expert_weights * 2 + rows * d * 4,
+        2 * rows * k * expert_weights,
     )

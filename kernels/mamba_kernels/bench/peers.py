@@ -19,7 +19,7 @@ def ssd_prefill(inputs: ScanInputs, pieces: int) -> Callable[[], object]:
         together: torch.Tensor = tensor.unflatten(0, (pieces, -1))
         return together.contiguous()
 
-    x, dt, B, C = (batch(each) for each in (inputs.x, inputs.dt, inputs.B, inputs.C))
+    x, dt, B, C = (batch(tensor) for tensor in (inputs.x, inputs.dt, inputs.B, inputs.C))
 
     def run() -> Any:
         return mamba_chunk_scan_combined(
@@ -37,7 +37,7 @@ def state_update(state: torch.Tensor, inputs: ScanInputs) -> Callable[[], object
     H, P, N = state.shape[1:]
     # It wants them expanded; with strides of 0, which it knows as "tied".
     A = inputs.A[:, None, None].expand(H, P, N)
-    D, dt_bias = (each[:, None].expand(H, P) for each in (inputs.D, inputs.dt_bias))
+    D, dt_bias = (tensor[:, None].expand(H, P) for tensor in (inputs.D, inputs.dt_bias))
     dt = inputs.dt[:, :, None].expand(-1, H, P)
 
     def run() -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-SECONDS = 0.3
+MEASUREMENT_SECONDS = 0.3
 """Spent on measuring one thing, about."""
 
 
@@ -15,10 +15,12 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         from triton.testing import do_bench
 
-        milliseconds: float = do_bench(work, warmup=50, rep=int(SECONDS * 1000), return_mode="median")
+        milliseconds: float = do_bench(
+            work, warmup=50, rep=int(MEASUREMENT_SECONDS * 1000), return_mode="median"
+        )
         return milliseconds / 1000
     times: list[float] = []
-    ends = time.perf_counter() + SECONDS
+    ends = time.perf_counter() + MEASUREMENT_SECONDS
     while len(times) < 3 or time.perf_counter() < ends:
         began = time.perf_counter()
         work()

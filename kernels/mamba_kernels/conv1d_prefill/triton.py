@@ -111,10 +111,10 @@ def _store_window(
         fresh = tl.load(x + row.to(tl.int64) * x_row + c, mask=here, other=0.0)
         # Of a piece shorter than the window the older inputs move up: place k is read from a later one.
         older = kept & (c < extent_at(begin - 1 - row, CHANNELS))
-        at = window + source * window_slab + (end - begin + k) * window_row + c
-        value = tl.where(here, fresh, tl.load(at, mask=older, other=0.0).to(fresh.dtype))
-        at = window + target * window_slab + k * window_row + c
-        tl.store(at, value.to(window.dtype.element_ty), mask=inside)
+        pointers = window + source * window_slab + (end - begin + k) * window_row + c
+        value = tl.where(here, fresh, tl.load(pointers, mask=older, other=0.0).to(fresh.dtype))
+        pointers = window + target * window_slab + k * window_row + c
+        tl.store(pointers, value.to(window.dtype.element_ty), mask=inside)
 
 
 @triton.jit(
@@ -168,22 +168,26 @@ def _conv1d_prefill(
         base = tl.zeros([BLOCK_C], tl.float32)
         if bias is not None:
             base += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
-        for done in range(0, stop - at_first, TOGETHER):
-            at = at_first + done
-            seen = past
+        for rows_done in range(0, stop - at_first, TOGETHER):
+            row_number = at_first + rows_done
+            inputs = past
             for r in tl.static_range(TOGETHER):
-                there = c < tl.where(at + r < stop, CHANNELS, 0)
-                row = x + (at + r).to(tl.int64) * x_row
-                seen = seen + (tl.load(row + c, mask=there, other=0.0).to(tl.float32),)
+                row_mask = c < tl.where(row_number + r < stop, CHANNELS, 0)
+                row = x + (row_number + r).to(tl.int64) * x_row
+                inputs = inputs + (tl.load(row + c, mask=row_mask, other=0.0).to(tl.float32),)
             for r in tl.static_range(TOGETHER):
                 # In the order of the inputs, wherever a piece begins: its cuts change no bit.
                 sums = base
                 for k in tl.static_range(K):
-                    sums += seen[r + k] * factors[k]
-                there = c < tl.where(at + r < stop, CHANNELS, 0)
+                    sums += inputs[r + k] * factors[k]
+                row_mask = c < tl.where(row_number + r < stop, CHANNELS, 0)
                 y = sums * tl.sigmoid(sums)
-                tl.store(out + (at + r).to(tl.int64) * out_row + c, y.to(out.dtype.element_ty), mask=there)
-            past = seen[TOGETHER:]
+                tl.store(
+                    out + (row_number + r).to(tl.int64) * out_row + c,
+                    y.to(out.dtype.element_ty),
+                    mask=row_mask,
+                )
+            past = inputs[TOGETHER:]
     if part == 0:
         for chunk in range(first, end):
             track = tl.load(chunk_track + chunk).to(tl.int64)

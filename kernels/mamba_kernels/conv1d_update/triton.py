@@ -92,35 +92,35 @@ def _conv1d_update(
     CHANNELS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    there = row < n
-    source = tl.load(routes + row, mask=there, other=-1).to(tl.int64)[:, None]
-    target = tl.load(routes + route + row, mask=there, other=-1).to(tl.int64)[:, None]
-    track = tl.load(routes + 2 * route + row, mask=there, other=-1).to(tl.int64)[:, None]
+    row_mask = row < n
+    source = tl.load(routes + row, mask=row_mask, other=-1).to(tl.int64)[:, None]
+    target = tl.load(routes + route + row, mask=row_mask, other=-1).to(tl.int64)[:, None]
+    track = tl.load(routes + 2 * route + row, mask=row_mask, other=-1).to(tl.int64)[:, None]
     row = row.to(tl.int64)[:, None]
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = c < CHANNELS
-    at = c[None, :]
-    own = there[:, None] & inside[None, :]
-    begun, tracked = at < extent_at(source, CHANNELS), at < extent_at(track, CHANNELS)
-    written = at < extent_at(target, CHANNELS)
-    newest = tl.load(x + row * x_row + at, mask=own, other=0.0)
+    offsets = c[None, :]
+    own = row_mask[:, None] & inside[None, :]
+    begun, tracked = offsets < extent_at(source, CHANNELS), offsets < extent_at(track, CHANNELS)
+    written = offsets < extent_at(target, CHANNELS)
+    newest = tl.load(x + row * x_row + offsets, mask=own, other=0.0)
     factor = tl.load(weight + (K - 1) * CHANNELS + c, mask=inside, other=0.0)
     sums = newest.to(tl.float32) * factor.to(tl.float32)[None, :]
     # The window moves while it is read: place k is written once k + 1 is in registers.
     for k in tl.static_range(K - 1):
-        past = tl.load(window + source * window_slab + k * window_row + at, mask=begun, other=0.0)
+        past = tl.load(window + source * window_slab + k * window_row + offsets, mask=begun, other=0.0)
         factor = tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0)
         sums += past.to(tl.float32) * factor.to(tl.float32)[None, :]
         if k > 0:
-            moved = window + (k - 1) * window_row + at
+            moved = window + (k - 1) * window_row + offsets
             tl.store(moved + target * window_slab, past, mask=written)
             tl.store(moved + track * window_slab, past, mask=tracked)
     if K > 1:
-        moved = window + (K - 2) * window_row + at
+        moved = window + (K - 2) * window_row + offsets
         newest = newest.to(window.dtype.element_ty)
         tl.store(moved + target * window_slab, newest, mask=written)
         tl.store(moved + track * window_slab, newest, mask=tracked)
     if bias is not None:
         sums += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)[None, :]
     y = sums * tl.sigmoid(sums)
-    tl.store(out + row * out_row + at, y.to(out.dtype.element_ty), mask=own)
+    tl.store(out + row * out_row + offsets, y.to(out.dtype.element_ty), mask=own)

@@ -96,11 +96,11 @@ def cache_root(environment: Mapping[str, str]) -> Path:
 
 def find_compiler(environment: Mapping[str, str]) -> str:
     """`$CXX`, or the first of the usual ones on the path. Raises CannotBuild."""
-    wanted = environment.get("CXX")
-    for name in (wanted,) if wanted else COMPILERS:
-        if found := shutil.which(name, path=environment.get("PATH")):
-            return found
-    raise CannotBuild(f"there is no C++ compiler ({wanted or ', '.join(COMPILERS)}); install g++")
+    override = environment.get("CXX")
+    for name in (override,) if override else COMPILERS:
+        if path := shutil.which(name, path=environment.get("PATH")):
+            return path
+    raise CannotBuild(f"there is no C++ compiler ({override or ', '.join(COMPILERS)}); install g++")
 
 
 def ship(environment: Mapping[str, str] = os.environ) -> Path:
@@ -126,8 +126,8 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     # What a build that was killed has left goes with the next one.
     for left in target.parent.glob(f"{target.stem}-*"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as aside:
-        units = {name: Path(aside, name).with_suffix(".o") for name in UNIT_FLAGS}
+    with tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as scratch:
+        units = {name: Path(scratch, name).with_suffix(".o") for name in UNIT_FLAGS}
         running = [
             subprocess.Popen(
                 [compiler, *flags, *UNIT_FLAGS[name], "-c", str(SOURCES / name), "-o", str(unit)],
@@ -137,20 +137,20 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
             )
             for name, unit in units.items()
         ]
-        said = [process.communicate()[0] for process in running]
-        for process, text in zip(running, said, strict=True):
+        outputs = [process.communicate()[0] for process in running]
+        for process, text in zip(running, outputs, strict=True):
             if process.returncode:
                 raise CannotBuild(f"{compiler} failed: {text.strip()[-400:]}")
-        made = Path(aside, "library.so")
-        _run([compiler, *flags, "-shared", *map(str, units.values()), "-o", str(made)])
-        made.rename(target)
+        library = Path(scratch, "library.so")
+        _run([compiler, *flags, "-shared", *map(str, units.values()), "-o", str(library)])
+        library.rename(target)
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise CannotBuild(f"{command[0]} failed: {done.stdout.strip()[-400:]}")
-    return done.stdout
+    result = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode:
+        raise CannotBuild(f"{command[0]} failed: {result.stdout.strip()[-400:]}")
+    return result.stdout
 
 
 @contextmanager

@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 class Library:
     """The loaded functions. `name`: the instruction set they use."""
 
-    def __init__(self, path: Path, wanted: str = "") -> None:
+    def __init__(self, path: Path, instruction_set: str = "") -> None:
         """Raises CannotBuild where this CPU lacks what is wanted, OSError for a file that is no library."""
         # While a function runs, other Python threads do.
         self._dll = ctypes.CDLL(str(path))
         self._dll.mamba_use.restype = ctypes.c_char_p
         self._dll.mamba_use.argtypes = [ctypes.c_char_p]
-        name = self._dll.mamba_use(wanted.encode())
+        name = self._dll.mamba_use(instruction_set.encode())
         if name is None:
-            raise CannotBuild(f"this CPU has no {wanted or 'AVX2'} instructions")
+            raise CannotBuild(f"this CPU has no {instruction_set or 'AVX2'} instructions")
         self.name: str = name.decode()
         self.set_threads: Callable[[int], None] = self._function("mamba_set_threads", ctypes.c_int)
         self.threads: Callable[[], int] = self._function("mamba_threads", result=ctypes.c_int)
@@ -95,13 +95,13 @@ def has_to_be_built(environment: Mapping[str, str] = os.environ) -> bool:
 
 def open_library(environment: Mapping[str, str]) -> Library | None:
     """What `library` does, in this environment."""
-    wanted = KernelChoice.of(environment).kernels
-    if wanted in (TORCH, TRITON):
+    kernels = KernelChoice.of(environment).kernels
+    if kernels in (TORCH, TRITON):
         return None
     try:
-        return Library(ensure_built(environment), "" if wanted == AUTO else wanted)
+        return Library(ensure_built(environment), "" if kernels == AUTO else kernels)
     except (CannotBuild, OSError) as why:
-        if wanted != AUTO:
-            raise UnknownKernels(f"{VARIABLE}={wanted}: {why}") from why
+        if kernels != AUTO:
+            raise UnknownKernels(f"{VARIABLE}={kernels}: {why}") from why
         log.warning("the CPU kernels are not used, torch computes: %s", why)
         return None

@@ -28,14 +28,14 @@ ACTIVATIONS = {"": IDENTITY, "relu": RELU, "relu2": RELU_SQUARED, "silu": SILU, 
 """Of a product, before it is rounded; by their names in Hugging Face configurations."""
 PAIR = {torch.float32: 1, torch.bfloat16: 2}
 """Inputs of one output side by side: 32 bits."""
-_AT_ONCE = 1 << 20
+_BLOCK_WEIGHTS = 1 << 20
 """Weights packed at once."""
 
 Rows = Callable[[torch.Tensor], None]
 """[n, inputs] of a matrix"""
 
 
-def kept(_: torch.Tensor) -> None:
+def keep_rows(_: torch.Tensor) -> None:
     """The caller keeps the rows."""
 
 
@@ -52,14 +52,14 @@ class PackedMatrix(Protocol):
     def rows(self, outputs: torch.Tensor) -> torch.Tensor: ...
 
 
-def in_blocks(
+def split_panels(
     panels: torch.Tensor, weight: torch.Tensor, width: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Panels, some at a time, with the rows of the weight that become them: what packing takes beside the
     result stays small. `width`: inputs of a row in a panel."""
-    some = max(1, _AT_ONCE // (width * PANEL))
-    for first in range(0, len(panels), some):
-        part = panels[first : first + some]
+    panels_per_block = max(1, _BLOCK_WEIGHTS // (width * PANEL))
+    for first in range(0, len(panels), panels_per_block):
+        part = panels[first : first + panels_per_block]
         yield part, weight[first * PANEL : (first + len(part)) * PANEL]
 
 
@@ -68,7 +68,7 @@ class PackedWeight:
 
     packing = WHOLE
 
-    def __init__(self, weight: torch.Tensor, packed: Rows = kept) -> None:
+    def __init__(self, weight: torch.Tensor, packed: Rows = keep_rows) -> None:
         """weight: float32 or bfloat16, on the CPU; `packed` is told which of its rows were, as they are."""
         self.outputs, self.inputs = weight.shape
         self.dtype = weight.dtype
@@ -76,10 +76,10 @@ class PackedWeight:
         steps, panels = -(-self.inputs // pair), -(-self.outputs // PANEL)
         self.panels = weight.new_empty(panels, steps, PANEL, pair)
         """[panels, steps, PANEL, pair]"""
-        for part, whole in in_blocks(self.panels, weight, steps * pair):
+        for part, whole in split_panels(self.panels, weight, steps * pair):
             missing = (0, -self.inputs % pair, 0, len(part) * PANEL - len(whole))
-            given = F.pad(whole, missing) if any(missing) else whole
-            part.copy_(given.reshape(len(part), PANEL, steps, pair).permute(0, 2, 1, 3))
+            padded = F.pad(whole, missing) if any(missing) else whole
+            part.copy_(padded.reshape(len(part), PANEL, steps, pair).permute(0, 2, 1, 3))
             packed(whole)
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:

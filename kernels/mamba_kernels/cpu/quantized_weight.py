@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from mamba_kernels.cpu.packed_linear import PANEL, Rows, in_blocks, kept
+from mamba_kernels.cpu.packed_linear import PANEL, Rows, keep_rows, split_panels
 from mamba_kernels.cpu.structures import INT8
 
 BLOCK = 32
@@ -25,7 +25,7 @@ class QuantizedWeight:
 
     packing = INT8
 
-    def __init__(self, weight: torch.Tensor, packed: Rows = kept) -> None:
+    def __init__(self, weight: torch.Tensor, packed: Rows = keep_rows) -> None:
         """weight: float32 or bfloat16, on the CPU; `dtype` of rows and products is its own. `packed` is told
         which of its rows were, as they are."""
         self.outputs, self.inputs = weight.shape
@@ -33,7 +33,7 @@ class QuantizedWeight:
         blocks, panels = -(-self.inputs // BLOCK), -(-self.outputs // PANEL)
         self.panels = torch.empty(panels, blocks, BYTES_PER_BLOCK, dtype=torch.uint8)
         """[panels, blocks, scales and weights]"""
-        for part, whole in in_blocks(self.panels, weight, blocks * BLOCK):
+        for part, whole in split_panels(self.panels, weight, blocks * BLOCK):
             self._pack(whole, part)
             packed(whole)
 
@@ -60,7 +60,7 @@ class QuantizedWeight:
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """The rows `outputs` [n] of the matrix as they are multiplied, [n, inputs]."""
         blocks, lane = self.panels[outputs // PANEL], outputs % PANEL
-        at = torch.arange(len(outputs))
-        numbers = self._numbers(blocks)[at, :, :, lane].flatten(2).float()
-        scaled = numbers * self._scales(blocks)[at, :, lane].float().unsqueeze(-1)
+        members = torch.arange(len(outputs))
+        numbers = self._numbers(blocks)[members, :, :, lane].flatten(2).float()
+        scaled = numbers * self._scales(blocks)[members, :, lane].float().unsqueeze(-1)
         return scaled.flatten(1)[:, : self.inputs].to(self.dtype)

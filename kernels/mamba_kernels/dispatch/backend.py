@@ -53,31 +53,31 @@ def backend_for(
 ) -> Backend:
     """The backend of a model of that type there. Raises UnknownKernels."""
     choice = KernelChoice.of(environment)
-    wanted = choice.kernels
+    kernels = choice.kernels
     if unknown := [name for name in choice.left_out if name not in OPERATORS]:
         raise UnknownKernels(
             f"{VARIABLE}: there is no operator {unknown[0]} to leave out; there are {', '.join(OPERATORS)}"
         )
-    if wanted == TORCH.name:
+    if kernels == TORCH.name:
         return TORCH
-    if wanted == TRITON or (wanted == AUTO and device.type == "cuda"):
+    if kernels == TRITON or (kernels == AUTO and device.type == "cuda"):
         return _triton(device, dtype, environment, choice)
     if device.type != "cpu":
         raise UnknownKernels(
-            f"{VARIABLE}={wanted}: the device is {device.type}; choose auto, torch or triton"
+            f"{VARIABLE}={kernels}: the device is {device.type}; choose auto, torch or triton"
         )
     if dtype not in KINDS:
         _warn_of("CPU", dtype)
         return TORCH
-    chosen = library()
-    if chosen is None:
+    cpp_library = library()
+    if cpp_library is None:
         return TORCH
     if choice.left_out:
         raise UnknownKernels(
             f"{VARIABLE}: {choice.left_out[0]} cannot be left out on a CPU, whose C++ kernels compute layers "
             "whole; choose auto, or torch for all of it"
         )
-    return Backend(chosen.name, cpu_operators(chosen), chosen)
+    return Backend(cpp_library.name, cpu_operators(cpp_library), cpp_library)
 
 
 def compiles_first(
@@ -90,17 +90,17 @@ def compiles_first(
 def _triton(
     device: torch.device, dtype: torch.dtype, environment: Mapping[str, str], choice: KernelChoice
 ) -> Backend:
-    wanted = choice.kernels
+    kernels = choice.kernels
     if device.type == "cpu" and environment.get(INTERPRETER) != "1":
         raise UnknownKernels(
-            f"{VARIABLE}={wanted} needs a CUDA device; choose auto, torch, {', '.join(INSTRUCTION_SETS)}, "
+            f"{VARIABLE}={kernels} needs a CUDA device; choose auto, torch, {', '.join(INSTRUCTION_SETS)}, "
             f"or set {INTERPRETER}=1 to run the kernels in Triton's interpreter, which is for tests"
         )
     try:
         operators = triton_operators()
     except ImportError as why:
-        if wanted != AUTO:
-            raise UnknownKernels(f"{VARIABLE}={wanted}: {why}; install triton") from why
+        if kernels != AUTO:
+            raise UnknownKernels(f"{VARIABLE}={kernels}: {why}; install triton") from why
         log.warning("the Triton kernels are not used, torch computes: %s; install triton", why)
         return TORCH
     if dtype == torch.float64:

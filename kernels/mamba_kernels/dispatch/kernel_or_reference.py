@@ -21,7 +21,7 @@ Operator = Callable[..., Any]
 
 ASKED, FAILED = "asked", "failed"
 """Why a kernel is left out."""
-MOST_WORDS = 600
+MAX_ERROR_CHARACTERS = 600
 """Characters of an error in the log; those of a compiler hold pages of source."""
 
 
@@ -78,7 +78,7 @@ class KernelOrReference:
         if self.on_trial:
             self.left_out = FAILED
             log.warning(
-                "the %s kernel %s is left out, torch computes: %s", self._backend, self.name, _told(why)
+                "the %s kernel %s is left out, torch computes: %s", self._backend, self.name, _shorten(why)
             )
             raise KernelLeftOut(self.name) from why
 
@@ -110,8 +110,8 @@ def _capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _told(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     words = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if len(words) <= MOST_WORDS:
+    if len(words) <= MAX_ERROR_CHARACTERS:
         return words
-    return f"{words[: MOST_WORDS // 2]} ... {words[-MOST_WORDS // 2 :]}"
+    return f"{words[: MAX_ERROR_CHARACTERS // 2]} ... {words[-MAX_ERROR_CHARACTERS // 2 :]}"

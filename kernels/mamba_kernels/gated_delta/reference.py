@@ -42,7 +42,7 @@ class _Rows:
         kind = accumulator(inputs.v.dtype)
         times = inputs.v.shape[1] // inputs.k.shape[1]
 
-        def normalised(x: torch.Tensor) -> torch.Tensor:
+        def normalise(x: torch.Tensor) -> torch.Tensor:
             wide = x.to(kind)
             wide = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + LEAST_SQUARE)
             repeated = wide[:, :, None].expand(-1, -1, times, -1).flatten(1, 2)
@@ -50,8 +50,8 @@ class _Rows:
 
         log_decay = inputs.A.to(kind) * F.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
         return cls(
-            q=normalised(inputs.q) * inputs.q.shape[-1] ** -0.5,
-            k=normalised(inputs.k),
+            q=normalise(inputs.q) * inputs.q.shape[-1] ** -0.5,
+            k=normalise(inputs.k),
             v=inputs.v.to(kind).transpose(0, 1),
             log_decay=log_decay.t(),
             beta=inputs.b.to(kind).sigmoid().t(),
@@ -70,16 +70,16 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
     written.
     """
     rows = _Rows.of(inputs)
-    for some, part in plan.split(max(1, GATHER_ELEMENTS // state[0].numel())):
-        out[some] = _updated(state, rows.part(some), part)
+    for rows_of_part, part in plan.split(max(1, GATHER_ELEMENTS // state[0].numel())):
+        out[rows_of_part] = _update_rows(state, rows.part(rows_of_part), part)
 
 
-def _updated(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tensor:
+def _update_rows(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tensor:
     """All rows of `plan` at once: [n, H, V]."""
-    q, k, v = (each.transpose(0, 1) for each in (rows.q, rows.k, rows.v))  # [n, H, ..]
+    q, k, v = (tensor.transpose(0, 1) for tensor in (rows.q, rows.k, rows.v))  # [n, H, ..]
     s = plan.read(state).to(v.dtype) * rows.log_decay.t().exp()[..., None, None]
-    wrong = v - (s @ k[..., None])[..., 0]
-    s = s + (wrong * rows.beta.t()[..., None])[..., None] * k[..., None, :]
+    error = v - (s @ k[..., None])[..., 0]
+    s = s + (error * rows.beta.t()[..., None])[..., None] * k[..., None, :]
     y = (s @ q[..., None])[..., 0]
     if state.dtype == torch.float16:
         s = s.contiguous()
@@ -96,11 +96,11 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
     """
     rows = _Rows.of(inputs)
     together = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
-    for some, part in plan.split(together):
-        _prefilled(state, rows.part(some), part, out[some])
+    for rows_of_part, part in plan.split(together):
+        _prefill_pieces(state, rows.part(rows_of_part), part, out[rows_of_part])
 
 
-def _prefilled(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Tensor) -> None:
+def _prefill_pieces(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Tensor) -> None:
     """Compute all pieces of `plan`, whose sources are read together."""
     states = plan.slots.read(state).to(rows.v.dtype)
     for piece in range(len(plan.piece_start) - 1):
@@ -113,12 +113,12 @@ def _prefilled(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Ten
             y, s = _chunk(s, rows.part(part))
             out[part] = y.transpose(0, 1).to(out.dtype)
             if cut in checkpoints:
-                state[checkpoints[cut]] = _stored(s, state, plan.row_noise[start + cut - 1])
+                state[checkpoints[cut]] = _as_stored(s, state, plan.row_noise[start + cut - 1])
             before = cut
-        state[plan.slots.target_slots[piece]] = _stored(s, state, plan.row_noise[end - 1])
+        state[plan.slots.target_slots[piece]] = _as_stored(s, state, plan.row_noise[end - 1])
 
 
-def _stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def _as_stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """s: [H, V, K] in the type of the states; noise: its word."""
     if state.dtype == torch.float16:
         s = s.clone(memory_format=torch.contiguous_format)
@@ -130,14 +130,14 @@ def _chunk(s: torch.Tensor, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """s: [H, V, K] -> outputs [H, t, V] and the state after t tokens."""
     log = rows.log_decay.cumsum(1)
     # Differences before the exponential, masked before it: no factor ever overflows.
-    apart = (log[:, :, None] - log[:, None, :]).tril().exp().tril()
+    decay = (log[:, :, None] - log[:, None, :]).tril().exp().tril()
     from_state = log.exp()[..., None]
-    keys = (rows.k @ rows.k.transpose(1, 2)) * apart * rows.beta[..., None]
+    keys = (rows.k @ rows.k.transpose(1, 2)) * decay * rows.beta[..., None]
     system = keys.tril(-1)
-    wanted = rows.beta[..., None] * (rows.v - from_state * (rows.k @ s.transpose(1, 2)))
+    right_side = rows.beta[..., None] * (rows.v - from_state * (rows.k @ s.transpose(1, 2)))
     written = torch.linalg.solve_triangular(
-        system, wanted, upper=False, unitriangular=True
+        system, right_side, upper=False, unitriangular=True
     )  # [H, t, V]; the ones of the diagonal are implied
-    y = from_state * (rows.q @ s.transpose(1, 2)) + ((rows.q @ rows.k.transpose(1, 2)) * apart) @ written
+    y = from_state * (rows.q @ s.transpose(1, 2)) + ((rows.q @ rows.k.transpose(1, 2)) * decay) @ written
     left = (log[:, -1:] - log).exp()[..., None]
     return y, s * log[:, -1].exp()[:, None, None] + (written * left).transpose(1, 2) @ rows.k

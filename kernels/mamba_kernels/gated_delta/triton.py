@@ -29,9 +29,9 @@ from mamba_kernels.triton_support import (
 )
 
 STATE_TYPES = (torch.float32, torch.float16)
-MOST_KEY = 256
+MAX_KEY_DIM = 256
 """Widest keys: a row of the state stays in registers."""
-LEAST = 16
+MIN_TILE = 16
 """The narrowest tile of a product."""
 
 
@@ -79,7 +79,7 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
     """The launch: a program for each piece, value head and block of the head's V rows of state."""
     _, H, G, V, K = _check(state, inputs, out)
     check_plan("v", inputs.v, plan.tokens, plan.on_device.chunk_start.device)
-    width = block_of(K, least=LEAST)
+    width = block_of(K, least=MIN_TILE)
     # An operand of float32 is two while it is multiplied.
     wide = inputs.v.dtype == torch.float32
     launch = launch_for(
@@ -90,8 +90,8 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
             num_warps=4,
             num_stages=2,
             blocks={
-                "V": LEAST if wide else block_of(V, least=LEAST, most=32),
-                "T": LEAST,
+                "V": MIN_TILE if wide else block_of(V, least=MIN_TILE, most=32),
+                "T": MIN_TILE,
                 "K": 32 if wide else width,
             },
         ),
@@ -123,8 +123,8 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
 
 def _check(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
     sizes = check_delta(state, inputs, out, states=STATE_TYPES)
-    if sizes[4] > MOST_KEY:
-        raise UnsupportedArgument(f"state has keys of {sizes[4]}; the kernels take {MOST_KEY} at most")
+    if sizes[4] > MAX_KEY_DIM:
+        raise UnsupportedArgument(f"state has keys of {sizes[4]}; the kernels take {MAX_KEY_DIM} at most")
     return sizes
 
 
@@ -146,12 +146,12 @@ def _update(
     i = (tl.program_id(0) % blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
     j = tl.arange(0, BLOCK_K)
     rows, columns = i < V, j < K
-    at = head * state_head + i[:, None] * state_row + j[None, :]
+    offsets = head * state_head + i[:, None] * state_row + j[None, :]
     # Nothing is read for a fresh state: the padding slot may hold NaN.
     begun = rows[:, None] & (j < extent_at(source, K))[None, :]
     written = rows[:, None] & (j < extent_at(target, K))[None, :]
     tracked = rows[:, None] & (j < extent_at(track, K))[None, :]
-    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0, eviction_policy="evict_first")
+    s = tl.load(state + source * state_slab + offsets, mask=begun, other=0.0, eviction_policy="evict_first")
     s = s.to(tl.float32)
 
     step = softplus(tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
@@ -164,15 +164,15 @@ def _update(
     value = tl.load(v + row * v_row + head * v_head + i, mask=rows, other=0.0).to(tl.float32)
 
     s = s * decay
-    wrong = (value - tl.sum(s * key[None, :], 1)) * beta
-    s = s + wrong[:, None] * key[None, :]
+    error = (value - tl.sum(s * key[None, :], 1)) * beta
+    s = s + error[:, None] * key[None, :]
     y = tl.sum(s * query[None, :], 1)
     tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
 
     stored = as_stored(s, state, head, i, j, noise + row, V, K)
-    tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
+    tl.store(state + target * state_slab + offsets, stored, mask=written, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
-    tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")
+    tl.store(state + track * state_slab + offsets, stored, mask=tracked, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -252,32 +252,32 @@ def _prefill(
 
             system = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
             near = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
-            known = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
+            prediction = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
             y = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
             normed = ()
             for part in tl.static_range(parts):
-                narrow = (keys[part] * key_scale).to(KIND)
-                asked = (queries[part] * query_scale).to(KIND)
+                narrow_key = (keys[part] * key_scale).to(KIND)
+                narrow_query = (queries[part] * query_scale).to(KIND)
                 old = tl.trans(states[part]).to(KIND)
-                system = tl.dot(narrow, tl.trans(narrow), system, input_precision=PRECISION)
-                known = tl.dot(narrow, old, known, input_precision=PRECISION)
-                near = tl.dot(asked, tl.trans(narrow), near, input_precision=PRECISION)
-                y = tl.dot(asked, old, y, input_precision=PRECISION)
-                normed = normed + (narrow,)
+                system = tl.dot(narrow_key, tl.trans(narrow_key), system, input_precision=PRECISION)
+                prediction = tl.dot(narrow_key, old, prediction, input_precision=PRECISION)
+                near = tl.dot(narrow_query, tl.trans(narrow_key), near, input_precision=PRECISION)
+                y = tl.dot(narrow_query, old, y, input_precision=PRECISION)
+                normed = normed + (narrow_key,)
                 if tl.float32 == KIND:
                     # Else operands of all parts are loaded before the first is multiplied.
                     tl.debug_barrier()
             # Differences before the exponential, masked before it: no factor ever overflows.
-            apart = tl.where(m[:, None] >= m[None, :], log[:, None] - log[None, :], float("-inf"))
-            decay = tl.exp2(apart)
+            log_decay = tl.where(m[:, None] >= m[None, :], log[:, None] - log[None, :], float("-inf"))
+            decay = tl.exp2(log_decay)
             system = tl.where(m[:, None] > m[None, :], system * decay * beta[:, None], 0.0)
             from_state = tl.exp2(log)[:, None]
-            wanted = (values - known * from_state) * beta[:, None]
-            written = tl.dot(_inverse(system, BLOCK_T), wanted, input_precision=PRECISION)
+            right_side = (values - prediction * from_state) * beta[:, None]
+            written = tl.dot(_inverse(system, BLOCK_T), right_side, input_precision=PRECISION)
             y *= from_state
             y = tl.dot((near * decay).to(KIND), written.to(KIND), y, input_precision=PRECISION)
-            to = out + t[:, None] * out_row + head * out_head + i[None, :]
-            tl.store(to, y.to(out.dtype.element_ty), mask=of_value)
+            pointers = out + t[:, None] * out_row + head * out_head + i[None, :]
+            tl.store(pointers, y.to(out.dtype.element_ty), mask=of_value)
             left = tl.trans((written * tl.exp2(total - log)[:, None]).to(KIND))
             following = ()
             for part in tl.static_range(parts):

@@ -108,21 +108,21 @@ def _gated_norm(
     group = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
     part = tl.arange(0, BLOCK)[None, :]
     inside = (group < GROUPS) & (part < WIDTH)
-    at = group * WIDTH + part
+    offsets = group * WIDTH + part
     if weight is not None:
         # As it lies: half the registers of float32 while the rows go by.
         if ALIKE:
             factor = tl.load(weight + part, mask=part < WIDTH, other=0.0)
         else:
-            factor = tl.load(weight + at, mask=inside, other=0.0)
+            factor = tl.load(weight + offsets, mask=inside, other=0.0)
     first = tl.program_id(0) * rows
     for i in range(tl.minimum(rows, T - first)):
         row = (first + i).to(tl.int64)
-        opened = tl.load(gate + row * gate_row + at, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(y + row * y_row + at, mask=inside, other=0.0).to(tl.float32)
-        gated = value * (opened * tl.sigmoid(opened))
+        gate_value = tl.load(gate + row * gate_row + offsets, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(y + row * y_row + offsets, mask=inside, other=0.0).to(tl.float32)
+        gated = value * (gate_value * tl.sigmoid(gate_value))
         if weight is not None:
             normed = value if NORM_FIRST else gated
             scale = tl.rsqrt(tl.sum(normed * normed, 1) / WIDTH + eps)
             gated *= scale[:, None] * factor.to(tl.float32)
-        tl.store(out + row * out_row + at, gated.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row * out_row + offsets, gated.to(out.dtype.element_ty), mask=inside)

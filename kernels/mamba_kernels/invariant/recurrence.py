@@ -113,12 +113,12 @@ def _prefill(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, cut: int, out: t
         for depth, slot in [*plan.checkpoints(piece), end]:
             marks.setdefault(depth, []).append((index, slot))
     parts = []
-    at = 0
+    first = 0
     for t, count in enumerate(running):
         live = h[:count]
-        parts.append(rows.advance(live, slice(at, at + count)))
-        at += count
-        _as_stored(live, noise[at - count : at], state.dtype)
+        parts.append(rows.advance(live, slice(first, first + count)))
+        first += count
+        _as_stored(live, noise[first - count : first], state.dtype)
         for index, slot in marks.get(t + 1, ()):
             state[slot] = h[index].to(state.dtype)
     out[where] = torch.cat(parts)

@@ -32,7 +32,7 @@ def sound_row_tile(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, de
         for _ in range(-(-SAMPLES // outputs)):
             x = random(tile, inputs)
             truth = F.linear(x, weight, added)
-            moved = [F.linear(x.roll(by, 0), weight, added).roll(-by, 0) for by in range(1, tile)]
+            moved = [F.linear(x.roll(places, 0), weight, added).roll(-places, 0) for places in range(1, tile)]
             if not all(torch.equal(truth, other) for other in moved):
                 break
         else:

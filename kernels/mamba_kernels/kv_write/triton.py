@@ -24,15 +24,15 @@ def write_kernel(
     h = tl.arange(0, BLOCK_H)[:, None]
     d = tl.arange(0, PADDED)[None, :]
     mask = (h < HEADS) & (d < WIDTH)
-    to = kv + page * (kv_page * KV_UNIT) + offset * (kv_token * KV_UNIT) + h * (kv_head * KV_UNIT) + d
+    targets = kv + page * (kv_page * KV_UNIT) + offset * (kv_token * KV_UNIT) + h * (kv_head * KV_UNIT) + d
     if half == 0:
-        at = row.to(tl.int64) * (key_row * UNIT) + h * (key_head * UNIT) + d
-        x = tl.load(key + at, mask=mask, other=0).to(tl.float32)
-        tl.store(to, x.to(kv.dtype.element_ty), mask=mask)
+        positions = row.to(tl.int64) * (key_row * UNIT) + h * (key_head * UNIT) + d
+        x = tl.load(key + positions, mask=mask, other=0).to(tl.float32)
+        tl.store(targets, x.to(kv.dtype.element_ty), mask=mask)
     else:
-        at = row.to(tl.int64) * (value_row * UNIT) + h * (value_head * UNIT) + d
-        x = tl.load(value + at, mask=mask, other=0).to(tl.float32)
-        tl.store(to + kv_value * KV_UNIT, x.to(kv.dtype.element_ty), mask=mask)
+        positions = row.to(tl.int64) * (value_row * UNIT) + h * (value_head * UNIT) + d
+        x = tl.load(value + positions, mask=mask, other=0).to(tl.float32)
+        tl.store(targets + kv_value * KV_UNIT, x.to(kv.dtype.element_ty), mask=mask)
 
 
 def kv_write(

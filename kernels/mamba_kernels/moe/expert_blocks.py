@@ -15,7 +15,7 @@ from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div
 
 TILE = 1024
 """Pairs that are looked at together while they are sorted."""
-COUNTED_ALONE, MOST_COUNTED = 4096, 1024
+MAX_PAIRS_COUNTED_INLINE, MAX_EXPERTS_COUNTED_INLINE = 4096, 1024
 """Pairs up to which the program of an expert counts those of all experts itself, and the most experts whose
 counts it holds. Else they are counted in a launch of their own, by each program those of one expert."""
 LEAST_ROWS, MOST_ROWS = 16, 64
@@ -50,7 +50,7 @@ def rows_of_a_block(pairs: int, experts: int) -> int:
 
 def counted_apart(pairs: int, experts: int) -> bool:
     """Tell whether the pairs of each expert are counted in a launch of their own."""
-    return pairs > COUNTED_ALONE or experts > MOST_COUNTED
+    return pairs > MAX_PAIRS_COUNTED_INLINE or experts > MAX_EXPERTS_COUNTED_INLINE
 
 
 def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> list[int]:
@@ -58,28 +58,28 @@ def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> lis
 
     k: experts of a row, of which there are `experts`; shared: whether all rows go to one more.
     """
-    found, last, before = list[int](), (MOST_ROWS, True, MOST_ROWS), None
+    row_counts, last, before = list[int](), (MOST_ROWS, True, MOST_ROWS), None
     for rows in range(1, most + 1):
         pairs = rows * k
-        one = rows_of_a_block(rows, 1) if shared else MOST_ROWS
-        form = (rows_of_a_block(pairs, experts), counted_apart(pairs, experts), one)
+        shared_rows = rows_of_a_block(rows, 1) if shared else MOST_ROWS
+        form = (rows_of_a_block(pairs, experts), counted_apart(pairs, experts), shared_rows)
         if form != before:
-            found.append(rows)
+            row_counts.append(rows)
         if form == last:
             break
         before = form
-    return found
+    return row_counts
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def count_kernel(experts, counts, pairs, TILE: tl.constexpr):
     """Grid (experts,): the pairs of each."""
     expert = tl.program_id(0)
-    found = tl.zeros([TILE], tl.int32)
+    matches = tl.zeros([TILE], tl.int32)
     for start in range(0, pairs, TILE):
         pair = start + tl.arange(0, TILE)
-        found += (tl.load(experts + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(found, 0))
+        matches += (tl.load(experts + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(matches, 0))
 
 
 @triton.jit
@@ -103,10 +103,10 @@ def place_kernel(
     expert = tl.program_id(0)
     e = tl.arange(0, PADDED)
     if counts is None:
-        of_each = _counts(experts, pairs, PADDED, TILE)
+        expert_counts = _counts(experts, pairs, PADDED, TILE)
     else:
-        of_each = tl.load(counts + e, mask=e < EXPERTS, other=0)
-    blocks = (of_each + (rows - 1)) // rows
+        expert_counts = tl.load(counts + e, mask=e < EXPERTS, other=0)
+    blocks = (expert_counts + (rows - 1)) // rows
     first = tl.sum(tl.where(e < expert, blocks, 0), 0)
     end = first + tl.sum(tl.where(e == expert, blocks, 0), 0)
     t = tl.arange(0, TILE)
@@ -117,14 +117,14 @@ def place_kernel(
         for start in range(end, most, TILE):
             block = start + t
             tl.store(block_expert + block, -1, mask=block < most)
-    at = first * rows
+    next_pair = first * rows
     for start in range(0, pairs, TILE):
         pair = start + t
         mine = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
         rank = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(block_pairs + at + rank - 1, pair, mask=mine)
-        at += tl.sum(mine.to(tl.int32), 0)
-    padding = at + tl.arange(0, MOST_ROWS)
+        tl.store(block_pairs + next_pair + rank - 1, pair, mask=mine)
+        next_pair += tl.sum(mine.to(tl.int32), 0)
+    padding = next_pair + tl.arange(0, MOST_ROWS)
     tl.store(block_pairs + padding, -1, mask=padding < end * rows)
 
 
@@ -133,15 +133,15 @@ def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[
     the pairs of a decode, two for those of a long prompt."""
     pairs = experts.numel()
     counts = experts.new_empty(count) if counted_apart(pairs, count) else None
-    given = {"experts": experts, "counts": counts, "pairs": pairs}
-    found = {
+    pair_arguments = {"experts": experts, "counts": counts, "pairs": pairs}
+    block_arguments = {
         "block_expert": blocks.expert,
         "block_pairs": blocks.pairs,
         "most": len(blocks.expert),
         "rows": blocks.rows,
     }
     sizes = {"EXPERTS": count, "PADDED": block_of(count), "MOST_ROWS": MOST_ROWS, "TILE": TILE}
-    place = KernelCall(place_kernel, (count,), given | found, sizes, Launch(4))
+    place = KernelCall(place_kernel, (count,), pair_arguments | block_arguments, sizes, Launch(4))
     if counts is None:
         return [place]
-    return [KernelCall(count_kernel, (count,), given, {"TILE": TILE}, Launch(4)), place]
+    return [KernelCall(count_kernel, (count,), pair_arguments, {"TILE": TILE}, Launch(4)), place]

@@ -57,16 +57,16 @@ def _parts(
     counts = F.pad(weights.flatten().to(wide), (0, 1))
     block_expert, block_pairs = _blocks(experts, len(gate_up))
     for block in range(len(block_expert)):
-        expert, at = block_expert[block : block + 1], block_pairs[block]
-        x = hidden.index_select(0, (at // k).clamp(max=n - 1)).to(wide)
+        expert, block_pair = block_expert[block : block + 1], block_pairs[block]
+        x = hidden.index_select(0, (block_pair // k).clamp(max=n - 1)).to(wide)
         inner = F.linear(x, gate_up.index_select(0, expert)[0].to(wide))
         if activation is Activation.GATED_SILU:
             gate, up = inner.chunk(2, -1)
             inner = F.silu(gate) * up
         else:
             inner = F.relu(inner).square()
-        made = F.linear(inner, down.index_select(0, expert)[0].to(wide))
-        parts.index_copy_(0, at, made * counts.index_select(0, at).unsqueeze(1))
+        result = F.linear(inner, down.index_select(0, expert)[0].to(wide))
+        parts.index_copy_(0, block_pair, result * counts.index_select(0, block_pair).unsqueeze(1))
     return parts[:pairs].view(n, k, -1) if pairs else parts.new_zeros(n, k, down.shape[1])
 
 
@@ -87,6 +87,6 @@ def _blocks(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     busy, expert = expert < count, expert.clamp(max=count - 1)
     first_block, first = blocks.cumsum(0) - blocks, counts.cumsum(0) - counts
     rank = ((block - first_block[expert]) * BLOCK).unsqueeze(1) + torch.arange(BLOCK, device=device)
-    there = busy.unsqueeze(1) & (rank < counts[expert].unsqueeze(1))
-    at = (first[expert].unsqueeze(1) + rank).clamp(max=pairs - 1)
-    return expert, torch.where(there, order[at], pairs)
+    busy_pairs = busy.unsqueeze(1) & (rank < counts[expert].unsqueeze(1))
+    order_place = (first[expert].unsqueeze(1) + rank).clamp(max=pairs - 1)
+    return expert, torch.where(busy_pairs, order[order_place], pairs)

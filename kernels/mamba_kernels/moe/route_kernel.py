@@ -98,15 +98,15 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _kept(order, GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+def _drop_groups(order, GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS: tl.constexpr,
           PADDED_SIZE: tl.constexpr, KEPT: tl.constexpr):  # fmt: skip
     """`order` [groups, size] with minus infinity in groups that may not be chosen from."""
     g, s = tl.arange(0, PADDED_GROUPS), tl.arange(0, PADDED_SIZE)
     best = tl.max(order, 1)
     total = _number_of(best)
     if SIZE > 1:
-        at = tl.min(tl.where(order == best[:, None], s[None, :], PADDED_SIZE), 1)
-        total += _number_of(tl.max(tl.where(s[None, :] == at[:, None], _GONE, order), 1))
+        best_member = tl.min(tl.where(order == best[:, None], s[None, :], PADDED_SIZE), 1)
+        total += _number_of(tl.max(tl.where(s[None, :] == best_member[:, None], _GONE, order), 1))
     left = tl.where(g < GROUPS, _order_of(total), _GONE)
     kept = g < 0
     for _ in tl.static_range(KEPT):
@@ -131,17 +131,17 @@ def _route(
     place = tl.arange(0, padded)
     group, member = place // PADDED_SIZE, place % PADDED_SIZE
     expert = group * SIZE + member
-    there = (group < GROUPS) & (member < SIZE)
-    logit = tl.load(own + expert, mask=there, other=float("-inf"))
+    valid = (group < GROUPS) & (member < SIZE)
+    logit = tl.load(own + expert, mask=valid, other=float("-inf"))
     score = logit
     if SIGMOID:
         score = _sigmoid(logit)
     if correction is not None:
-        score += tl.load(correction + expert, mask=there, other=0.0)
-    order = tl.where(there, _order_of(score), _GONE)
+        score += tl.load(correction + expert, mask=valid, other=0.0)
+    order = tl.where(valid, _order_of(score), _GONE)
     if GROUPS > 1:
         by_group = tl.reshape(order, [PADDED_GROUPS, PADDED_SIZE])
-        by_group = _kept(by_group, GROUPS, SIZE, PADDED_GROUPS, PADDED_SIZE, KEPT)
+        by_group = _drop_groups(by_group, GROUPS, SIZE, PADDED_GROUPS, PADDED_SIZE, KEPT)
         order = tl.reshape(by_group, [padded])
 
     j = tl.arange(0, PADDED_K)
@@ -151,9 +151,9 @@ def _route(
         chosen = tl.where(j == turn, best // PADDED_SIZE * SIZE + best % PADDED_SIZE, chosen)
         order = tl.where(place == best, _GONE, order)
 
-    wanted = j < TOP_K
+    in_top_k = j < TOP_K
     # From the cache: those of one row.
-    weight = tl.load(own + chosen, mask=wanted, other=float("-inf"))
+    weight = tl.load(own + chosen, mask=in_top_k, other=float("-inf"))
     if SIGMOID:
         weight = _sigmoid(weight)
         if RENORMALISE:
@@ -161,11 +161,11 @@ def _route(
     else:
         # The first one is the greatest, or no number.
         top = tl.sum(tl.where(j == 0, weight, 0.0), 0)
-        weight = tl.exp(tl.where(wanted, weight - top, float("-inf")))
+        weight = tl.exp(tl.where(in_top_k, weight - top, float("-inf")))
         if RENORMALISE:
             weight = weight / tl.sum(weight, 0)
         else:
-            weight = weight / tl.sum(tl.exp(tl.where(there, logit - top, float("-inf"))), 0)
-    to = row * TOP_K + j
-    tl.store(experts + to, chosen, mask=wanted)
-    tl.store(weights + to, weight * scale, mask=wanted)
+            weight = weight / tl.sum(tl.exp(tl.where(valid, logit - top, float("-inf"))), 0)
+    targets = row * TOP_K + j
+    tl.store(experts + targets, chosen, mask=in_top_k)
+    tl.store(weights + targets, weight * scale, mask=in_top_k)

@@ -36,19 +36,19 @@ MOST_PAIRS = 1 << 30
 @triton.jit
 def _pairs_of(block, block_pairs, pairs, ROUTED: tl.constexpr, ROWS: tl.constexpr):
     """The pairs of a block, and which there are; of an expert that all rows go to, the rows themselves."""
-    at = block * ROWS + tl.arange(0, ROWS)
+    places = block * ROWS + tl.arange(0, ROWS)
     if ROUTED:
-        pair = tl.load(block_pairs + at)
-        there = pair >= 0
+        pair = tl.load(block_pairs + places)
+        valid = pair >= 0
     else:
-        pair = at
-        there = at < pairs
-    return pair, there
+        pair = places
+        valid = places < pairs
+    return pair, valid
 
 
 @triton.jit
 def _product(
-    x, row, there, weight, feature, weight_row,
+    x, row, valid, weight, feature, weight_row,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -57,18 +57,18 @@ def _product(
     total = tl.zeros([ROWS, BLOCK_N], tl.float32)
     second = tl.zeros([ROWS, BLOCK_N], tl.float32)
     k = tl.arange(0, BLOCK_K)
-    known = feature < FEATURES
-    at = feature.to(tl.int64) * weight_row
-    behind = (feature + FEATURES).to(tl.int64) * weight_row
+    feature_mask = feature < FEATURES
+    first_row = feature.to(tl.int64) * weight_row
+    second_row = (feature + FEATURES).to(tl.int64) * weight_row
     for start in range(0, WIDTH, BLOCK_K):
         n = start + k
         inside = n < WIDTH
-        rows = tl.load(x + row[:, None] + n[None, :], mask=there[:, None] & inside[None, :], other=0).to(DOT)
-        mask = known[:, None] & inside[None, :]
-        columns = tl.load(weight + at[:, None] + n[None, :], mask=mask, other=0)
+        rows = tl.load(x + row[:, None] + n[None, :], mask=valid[:, None] & inside[None, :], other=0).to(DOT)
+        mask = feature_mask[:, None] & inside[None, :]
+        columns = tl.load(weight + first_row[:, None] + n[None, :], mask=mask, other=0)
         total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="tf32x3")
         if GATED:
-            columns = tl.load(weight + behind[:, None] + n[None, :], mask=mask, other=0)
+            columns = tl.load(weight + second_row[:, None] + n[None, :], mask=mask, other=0)
             second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="tf32x3")
     return total, second
 
@@ -87,22 +87,22 @@ def expand_kernel(
     if ROUTED:
         expert = tl.load(block_expert + block)
     if expert >= 0:
-        pair, there = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
+        pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
         matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        made, up = _product(
-            x, (pair // TOP_K).to(tl.int64) * x_row * X_UNIT, there,
+        inner_value, up = _product(
+            x, (pair // TOP_K).to(tl.int64) * x_row * X_UNIT, valid,
             matrix, feature, weight_row * WEIGHT_UNIT,
             WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT,
         )  # fmt: skip
         if GATED:
-            made = made / (1.0 + tl.exp(-made)) * up
+            inner_value = inner_value / (1.0 + tl.exp(-inner_value)) * up
         else:
-            made = tl.maximum(made, 0.0)
-            made = made * made
-        at = pair.to(tl.int64)[:, None] * FEATURES + feature[None, :]
-        mask = there[:, None] & (feature < FEATURES)[None, :]
-        tl.store(inner + at, made.to(inner.dtype.element_ty), mask=mask)
+            inner_value = tl.maximum(inner_value, 0.0)
+            inner_value = inner_value * inner_value
+        offsets = pair.to(tl.int64)[:, None] * FEATURES + feature[None, :]
+        mask = valid[:, None] & (feature < FEATURES)[None, :]
+        tl.store(inner + offsets, inner_value.to(inner.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row", "count_row"])
@@ -119,21 +119,21 @@ def project_kernel(
     if ROUTED:
         expert = tl.load(block_expert + block)
     if expert >= 0:
-        pair, there = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
+        pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
         matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         wide = pair.to(tl.int64)
-        made, _ = _product(
-            inner, wide * WIDTH, there, matrix, feature, weight_row * WEIGHT_UNIT,
+        result, _ = _product(
+            inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT,
             WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT,
         )  # fmt: skip
         if counts_for is not None:
-            counts = tl.load(counts_for + wide * count_row, mask=there, other=0.0)
+            counts = tl.load(counts_for + wide * count_row, mask=valid, other=0.0)
             if not ROUTED:
                 counts = tl.sigmoid(counts)
-            made *= counts[:, None]
-        mask = there[:, None] & (feature < FEATURES)[None, :]
-        tl.store(parts + wide[:, None] * FEATURES + feature[None, :], made, mask=mask)
+            result *= counts[:, None]
+        mask = valid[:, None] & (feature < FEATURES)[None, :]
+        tl.store(parts + wide[:, None] * FEATURES + feature[None, :], result, mask=mask)
 
 
 @triton.jit(do_not_specialize=["out_row"])
@@ -215,7 +215,7 @@ def calls(
     if not n:
         return []
     blocks = ExpertBlocks.empty(experts, count)
-    made, parts = _products(hidden, gate_up, down, activation, k, weights, blocks)
+    products, parts = _products(hidden, gate_up, down, activation, k, weights, blocks)
     shared_parts = None
     if shared is not None:
         one_up, one_down = shared.gate_up.unsqueeze(0), shared.down.unsqueeze(0)
@@ -224,7 +224,7 @@ def calls(
         if shared.logit is not None:
             check("shared.logit", shared.logit[..., None], (n, 1), dtypes=(torch.float32,), device=device)
         more, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
-        made += more
+        products += more
     unit, block = stride_unit(out.stride()[:1]), block_of(d_out, least=128, most=1024)
     combine = KernelCall(
         combine_kernel,
@@ -239,7 +239,7 @@ def calls(
         {"TOP_K": k, "WIDTH": d_out, "BLOCK": block, "OUT_UNIT": unit},
         Launch(max(1, block // 256)),
     )
-    return [*sort_calls(experts, count, blocks), *made, combine]
+    return [*sort_calls(experts, count, blocks), *products, combine]
 
 
 def _check_experts(
@@ -274,7 +274,7 @@ def _products(
         # Rows that all go to one expert leave no registers for wide operands where these have to lie in some.
         default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
     shape = f"m{rows} d{d} f{f} {x.dtype}"
-    made = []
+    launches = []
     for kernel, weight, width, features in (
         (expand_kernel, gate_up, d, f),
         (project_kernel, down, f, d_out),
@@ -302,5 +302,5 @@ def _products(
             row = 1 if weights is None or weights.dim() > 1 else weights.stride(0)
             arguments |= {"counts_for": weights, "count_row": row, "parts": parts}
         grid = (count, ceil_div(features, launch.blocks["N"]))
-        made.append(KernelCall(kernel, grid, arguments, constants, launch))
-    return made, parts
+        launches.append(KernelCall(kernel, grid, arguments, constants, launch))
+    return launches, parts

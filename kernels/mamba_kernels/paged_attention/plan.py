@@ -82,7 +82,7 @@ class AttentionPlan:
         if table_row is None:
             table_row = np.arange(len(context_len), dtype=np.int32)
         rows, contexts, starts = resident or (
-            _as_tensor(each, device) for each in (table_row, context_len, query_start)
+            _as_tensor(values, device) for values in (table_row, context_len, query_start)
         )
         pages = _Pages(page_table, table_row, page_size, device)
         return cls(

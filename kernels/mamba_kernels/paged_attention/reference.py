@@ -73,14 +73,14 @@ def _extend(
     before = piece.context - (piece.end - piece.first)
     rows = query[piece.first : piece.end].transpose(0, 1)[None]
     if before == 0:
-        attended = _attended(rows, key, value, is_causal=True, scale=scale)
+        attended = _attend(rows, key, value, is_causal=True, scale=scale)
         out[piece.first : piece.end] = attended[0].transpose(0, 1)
         return
     positions = torch.arange(piece.context, device=query.device)
     for first in range(0, piece.end - piece.first, QUERY_BLOCK):
         end = min(first + QUERY_BLOCK, piece.end - piece.first)
         seen = before + end
-        attended = _attended(
+        attended = _attend(
             rows[:, :, first:end],
             key[:, :, :seen],
             value[:, :, :seen],
@@ -90,7 +90,7 @@ def _extend(
         out[piece.first + first : piece.first + end] = attended[0].transpose(0, 1)
 
 
-def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
     """Attend with query [1, heads, rows, width] to key and value [1, kv_heads, positions, width].
 
     On a CPU with a matrix unit torch copies the keys and values of 16 bits, once for each query head of the

@@ -55,29 +55,29 @@ def _attend(
     r = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PART)
     # Rows beyond the last query repeat it: their results are never stored, and they stay finite.
-    which = tl.minimum(r // GROUP, queries - 1)
-    rows = (first_row + which).to(tl.int64) * query_row + (kv_head * GROUP + r % GROUP) * query_head
-    position = first_position + which
+    query_number = tl.minimum(r // GROUP, queries - 1)
+    rows = (first_row + query_number).to(tl.int64) * query_row + (kv_head * GROUP + r % GROUP) * query_head
+    position = first_position + query_number
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
-    asked = ()
+    query_parts = ()
     totals = ()
     for part in tl.static_range(parts):
         inside = part * PART + d < WIDTH
         q = tl.load(query + rows[:, None] + (part * PART + d)[None, :], mask=inside[None, :], other=0)
-        asked = asked + (q.to(tl.float32).to(DOT),)
+        query_parts = query_parts + (q.to(tl.float32).to(DOT),)
         totals = totals + (tl.zeros([BLOCK_M, PART], tl.float32),)
     for start in range(begin, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        there = n < end
-        page = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64)
-        at = page * kv_page + (n % PAGE) * kv_token + kv_head * kv_head_stride
+        in_context = n < end
+        page = tl.load(table + n // PAGE, mask=in_context, other=0).to(tl.int64)
+        offsets = page * kv_page + (n % PAGE) * kv_token + kv_head * kv_head_stride
         scores = tl.zeros([BLOCK_M, BLOCK], tl.float32)
         for part in tl.static_range(parts):
-            mask = there[:, None] & (part * PART + d < WIDTH)[None, :]
-            k = tl.load(kv + at[:, None] + (part * PART + d)[None, :], mask=mask, other=0).to(tl.float32)
-            scores = tl.dot(asked[part], tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
-        seen = there[None, :] & (n[None, :] <= position[:, None])
+            mask = in_context[:, None] & (part * PART + d < WIDTH)[None, :]
+            k = tl.load(kv + offsets[:, None] + (part * PART + d)[None, :], mask=mask, other=0).to(tl.float32)
+            scores = tl.dot(query_parts[part], tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
+        seen = in_context[None, :] & (n[None, :] <= position[:, None])
         scores = tl.where(seen, scores * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         shares = tl.exp2(scores - higher[:, None])
@@ -87,9 +87,9 @@ def _attend(
         narrow = shares.to(DOT)
         following = ()
         for part in tl.static_range(parts):
-            mask = there[:, None] & (part * PART + d < WIDTH)[None, :]
+            mask = in_context[:, None] & (part * PART + d < WIDTH)[None, :]
             column = kv_value + part * PART + d
-            v = tl.load(kv + at[:, None] + column[None, :], mask=mask, other=0).to(tl.float32)
+            v = tl.load(kv + offsets[:, None] + column[None, :], mask=mask, other=0).to(tl.float32)
             shrunk = totals[part] * shrink[:, None]
             following = following + (tl.dot(narrow, v.to(DOT), shrunk, input_precision="tf32x3"),)
         totals = following
@@ -123,8 +123,8 @@ def decode_kernel(
     r = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PART)
     head = kv_head * GROUP + r
-    mine = r < GROUP
-    at = row.to(tl.int64) * out_row + head * out_head
+    in_group = r < GROUP
+    offsets = row.to(tl.int64) * out_row + head * out_head
     if begin < end:
         totals, top, weight = _attend(
             query, kv, page_table + tl.load(table_row + row) * table_stride, row, context - 1, 1,
@@ -135,21 +135,21 @@ def decode_kernel(
         )  # fmt: skip
         place = (row.to(tl.int64) * HEADS + head) * SPLITS + split
         if SPLITS > 1:
-            tl.store(logs + place, top + tl.log2(weight), mask=mine)
+            tl.store(logs + place, top + tl.log2(weight), mask=in_group)
         for part in tl.static_range(parts):
             column = part * PART + d
             total = totals[part] / weight[:, None]
-            mask = mine[:, None] & (column < WIDTH)[None, :]
+            mask = in_group[:, None] & (column < WIDTH)[None, :]
             if SPLITS == 1:
-                tl.store(out + at[:, None] + column[None, :], total.to(out.dtype.element_ty), mask=mask)
+                tl.store(out + offsets[:, None] + column[None, :], total.to(out.dtype.element_ty), mask=mask)
             else:
                 tl.store(attended + place[:, None] * WIDTH + column[None, :], total, mask=mask)
     elif SPLITS == 1:
-        none = tl.zeros([BLOCK_M, PART], tl.float32).to(out.dtype.element_ty)
+        zeros = tl.zeros([BLOCK_M, PART], tl.float32).to(out.dtype.element_ty)
         for part in tl.static_range(parts):
             column = part * PART + d
-            mask = mine[:, None] & (column < WIDTH)[None, :]
-            tl.store(out + at[:, None] + column[None, :], none, mask=mask)
+            mask = in_group[:, None] & (column < WIDTH)[None, :]
+            tl.store(out + offsets[:, None] + column[None, :], zeros, mask=mask)
 
 
 @triton.jit(do_not_specialize=["out_row", "out_head"])
@@ -172,13 +172,13 @@ def combine_kernel(
     mixed = tl.zeros([PADDED], tl.float32)
     for start in range(0, tl.cdiv(context, width), TOGETHER):
         s = start + tl.arange(0, TOGETHER)
-        there = s * width < context
-        share = tl.exp2(tl.load(logs + first + s, mask=there, other=float("-inf")) - top)
-        mask = there[:, None] & (d < WIDTH)[None, :]
+        in_context = s * width < context
+        share = tl.exp2(tl.load(logs + first + s, mask=in_context, other=float("-inf")) - top)
+        mask = in_context[:, None] & (d < WIDTH)[None, :]
         values = tl.load(attended + (first + s)[:, None] * WIDTH + d[None, :], mask=mask, other=0)
         mixed += tl.sum(values * share[:, None], 0)
-    at = row.to(tl.int64) * out_row + head * out_head
-    tl.store(out + at + d, (mixed / weight).to(out.dtype.element_ty), mask=d < WIDTH)
+    offset = row.to(tl.int64) * out_row + head * out_head
+    tl.store(out + offset + d, (mixed / weight).to(out.dtype.element_ty), mask=d < WIDTH)
 
 
 @triton.jit(do_not_specialize=["first", "query_row", "query_head", "table_stride", "out_row", "out_head",
@@ -216,12 +216,14 @@ def extend_kernel(
         )  # fmt: skip
         r = tl.arange(0, BLOCK_M)
         d = tl.arange(0, PART)
-        at = (start + offset + r // GROUP).to(tl.int64) * out_row + (kv_head * GROUP + r % GROUP) * out_head
+        offsets = (start + offset + r // GROUP).to(tl.int64) * out_row + (
+            kv_head * GROUP + r % GROUP
+        ) * out_head
         for part in tl.static_range((WIDTH + PART - 1) // PART):
             column = part * PART + d
             mask = (r < queries * GROUP)[:, None] & (column < WIDTH)[None, :]
             total = (totals[part] / weight[:, None]).to(out.dtype.element_ty)
-            tl.store(out + at[:, None] + column[None, :], total, mask=mask)
+            tl.store(out + offsets[:, None] + column[None, :], total, mask=mask)
 
 
 def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
@@ -287,9 +289,9 @@ def calls(
         "GROUP": group, "WIDTH": width, "PAGE": page_size,
         "QUERY_UNIT": query_unit, "KV_UNIT": kv_unit, "DOT": dot_dtype(kv.dtype),
     }  # fmt: skip
-    made = []
+    launches = []
     if plan.decodes:
-        made += _decode(plan, kv_heads, arguments, constants)
+        launches += _decode(plan, kv_heads, arguments, constants)
     if plan.longest_piece:
         launch = launch_for(
             "paged_extend",
@@ -299,10 +301,12 @@ def calls(
         )
         block = block_of(group, least=launch.blocks["M"])
         grid = (ceil_div(plan.longest_piece, block // group), kv_heads, sequences - plan.decodes)
-        more = {"query_start": plan.query_start, "first": plan.decodes}
+        piece_arguments = {"query_start": plan.query_start, "first": plan.decodes}
         sizes = {"BLOCK_M": block, "BLOCK": launch.blocks["N"], "PART": _part(width, launch)}
-        made.append(KernelCall(extend_kernel, grid, arguments | more, constants | sizes, launch))
-    return made
+        launches.append(
+            KernelCall(extend_kernel, grid, arguments | piece_arguments, constants | sizes, launch)
+        )
+    return launches
 
 
 def _decode(
@@ -314,20 +318,28 @@ def _decode(
     shape = f"{constants['GROUP']}x{width} {kind}"
     launch = launch_for("paged_decode", out.device, shape, _decode_default(width, kind))
     cut = {"HEADS": heads, "SPLITS": count, "LEAST": LEAST_SPLIT, "BLOCK": launch.blocks["N"]}
-    alone = count == 1
-    attended = out.new_empty(1 if alone else plan.decodes * heads * count * width, dtype=torch.float32)
-    logs = out.new_empty(1 if alone else plan.decodes * heads * count, dtype=torch.float32)
+    single = count == 1
+    attended = out.new_empty(1 if single else plan.decodes * heads * count * width, dtype=torch.float32)
+    logs = out.new_empty(1 if single else plan.decodes * heads * count, dtype=torch.float32)
     scratch = {"attended": attended, "logs": logs}
     block = {"BLOCK_M": block_of(constants["GROUP"], least=16), "PART": _part(width, launch)}
     grid = (kv_heads, plan.decodes, count)
-    made = [KernelCall(decode_kernel, grid, arguments | scratch, constants | cut | block, launch)]
-    if not alone:
-        taken = {name: arguments[name] for name in ("context_len", "out", "out_row", "out_head")}
+    launches = [KernelCall(decode_kernel, grid, arguments | scratch, constants | cut | block, launch)]
+    if not single:
+        combine_arguments = {name: arguments[name] for name in ("context_len", "out", "out_row", "out_head")}
         padded = block_of(width, least=16)
         together = min(count, max(1, TOGETHER // padded))
-        kept = {"WIDTH": width, "PADDED": padded, "TOGETHER": together}
-        made.append(KernelCall(combine_kernel, (heads, plan.decodes), taken | scratch, kept | cut, Launch(2)))
-    return made
+        combine_constants = {"WIDTH": width, "PADDED": padded, "TOGETHER": together}
+        launches.append(
+            KernelCall(
+                combine_kernel,
+                (heads, plan.decodes),
+                combine_arguments | scratch,
+                combine_constants | cut,
+                Launch(2),
+            )
+        )
+    return launches
 
 
 # Tiles that leave sums and operands in registers, and whose stages fit the shared memory of every GPU that is

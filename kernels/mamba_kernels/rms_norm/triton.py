@@ -90,19 +90,19 @@ def _rms_norm(
 ):
     part = tl.arange(0, BLOCK)
     inside = part < WIDTH
-    at = tl.program_id(1) * WIDTH + part
+    offsets = tl.program_id(1) * WIDTH + part
     # As it lies: half the registers of float32 while the rows go by.
-    factor = tl.load(weight + at, mask=inside, other=0.0)
+    factor = tl.load(weight + offsets, mask=inside, other=0.0)
     first = tl.program_id(0) * rows
     for i in range(tl.minimum(rows, T - first)):
         row = (first + i).to(tl.int64)
-        value = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + row * x_row + offsets, mask=inside, other=0.0).to(tl.float32)
         if added is not None:
-            value += tl.load(added + row * added_row + at, mask=inside, other=0.0).to(tl.float32)
+            value += tl.load(added + row * added_row + offsets, mask=inside, other=0.0).to(tl.float32)
             # What is stored is what is normed, as if the sum had been a pass of its own.
             value = value.to(x.dtype.element_ty)
-            tl.store(x + row * x_row + at, value, mask=inside)
+            tl.store(x + row * x_row + offsets, value, mask=inside)
             value = value.to(tl.float32)
         scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
         normed = value * scale * factor.to(tl.float32)
-        tl.store(out + row * out_row + at, normed.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row * out_row + offsets, normed.to(out.dtype.element_ty), mask=inside)

@@ -22,11 +22,11 @@ def rope_kernel(
     mask = (h < HEADS) & inside
     c = tl.load(cos + row * HALF + d, mask=inside, other=0.0)
     s = tl.load(sin + row * HALF + d, mask=inside, other=0.0)
-    at = x + row * (x_row * UNIT) + h * (x_head * UNIT) + d
-    first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, (first * c - second * s).to(x.dtype.element_ty), mask=mask)
-    tl.store(at + HALF, (second * c + first * s).to(x.dtype.element_ty), mask=mask)
+    pointers = x + row * (x_row * UNIT) + h * (x_head * UNIT) + d
+    first = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(pointers + HALF, mask=mask, other=0.0).to(tl.float32)
+    tl.store(pointers, (first * c - second * s).to(x.dtype.element_ty), mask=mask)
+    tl.store(pointers + HALF, (second * c + first * s).to(x.dtype.element_ty), mask=mask)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

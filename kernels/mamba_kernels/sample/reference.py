@@ -34,7 +34,7 @@ def sample(
     users = p.counts_row >= 0
     table = p.counts_row.clamp(min=0).long()
     if len(counts.output):
-        strengths = (each[:, None] for each in (p.repetition, p.presence, p.frequency))
+        strengths = (penalty[:, None] for penalty in (p.repetition, p.presence, p.frequency))
         changed = penalize(logits, counts.output[table], counts.prompt[table], *strengths)
         logits.copy_(torch.where(users[:, None], changed, logits))
     best = logits.argmax(-1)
@@ -127,5 +127,5 @@ def _lowest_bucket(
     """
     totals = weight.new_zeros(len(index), buckets + 1).scatter_add_(1, index, weight)
     tail = totals.flip(-1).cumsum(-1).flip(-1).add_(beyond)  # tail[b]: weight of buckets >= b
-    found = (tail[:, :-1] >= mass).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
-    return found, tail.gather(1, found + 1)
+    lowest = (tail[:, :-1] >= mass).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+    return lowest, tail.gather(1, lowest + 1)

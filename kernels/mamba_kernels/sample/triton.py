@@ -85,19 +85,19 @@ def draw_kernel(
     row, tile = tl.program_id(0), tl.program_id(1)
     token = tile * BLOCK + tl.arange(0, BLOCK)
     inside = token < VOCABULARY
-    to = logits + row.to(tl.int64) * (logits_row * UNIT) + token
-    value = tl.load(to, mask=inside, other=float("-inf"))
+    pointers = logits + row.to(tl.int64) * (logits_row * UNIT) + token
+    value = tl.load(pointers, mask=inside, other=float("-inf"))
     bad = (value != value) | (value == float("inf"))
     table = tl.load(counts_row + row)
     if table >= 0:
-        at = table.to(tl.int64) * (tables_row * UNIT) + token
-        count = tl.load(output + at, mask=inside, other=0)
-        known = (count > 0) | (tl.load(prompt + at, mask=inside, other=0) != 0)
+        offsets = table.to(tl.int64) * (tables_row * UNIT) + token
+        count = tl.load(output + offsets, mask=inside, other=0)
+        penalised = (count > 0) | (tl.load(prompt + offsets, mask=inside, other=0) != 0)
         strength = tl.load(repetition + row)
-        value = tl.where(known, tl.where(value > 0, value / strength, value * strength), value)
+        value = tl.where(penalised, tl.where(value > 0, value / strength, value * strength), value)
         value -= tl.load(frequency + row) * count.to(tl.float32)
         value -= tl.where(count > 0, tl.load(presence + row), 0.0)
-        tl.store(to, value, mask=inside)
+        tl.store(pointers, value, mask=inside)
     top = tl.max(tl.where(bad, float("-inf"), value), 0)
     tl.store(tile_best + row * BLOCKS + tile, top)
     tl.store(sound + row * BLOCKS + tile, 1 - tl.max(bad.to(tl.int32), 0))
@@ -140,12 +140,12 @@ def check_kernel(
         weight = tl.exp(scaled)
         allowed = inside & (scaled >= _least(min_p, row))
         ahead = allowed & (usable(value) > usable(tl.load(row_logits + chosen)))
-        at = row * BLOCKS + tile
-        tl.store(likelier + at, tl.sum(ahead.to(tl.float32), 0))
-        tl.store(likelier_weight + at, tl.sum(tl.where(ahead, weight, 0.0), 0))
+        offset = row * BLOCKS + tile
+        tl.store(likelier + offset, tl.sum(ahead.to(tl.float32), 0))
+        tl.store(likelier_weight + offset, tl.sum(tl.where(ahead, weight, 0.0), 0))
         noisy = tl.where(ahead, scaled + noise_of(token, words, positions, row), float("-inf"))
-        tl.store(next_drawn + at, tl.max(noisy, 0))
-        tl.store(next_place + at, tile * BLOCK + tl.argmax(noisy, 0))
+        tl.store(next_drawn + offset, tl.max(noisy, 0))
+        tl.store(next_place + offset, tile * BLOCK + tl.argmax(noisy, 0))
         # The last distance is any.
         last = (row * PIVOTS + PIVOTS - 1) * BLOCKS + tile
         tl.store(within + last, tl.sum(allowed.to(tl.float32), 0))
@@ -201,9 +201,9 @@ def choose_kernel(
             whole = 0.0
             for pivot in tl.static_range(PIVOTS):
                 order = _pivot_order(pivot) if pivot < PIVOTS - 1 else high
-                to = (row * PIVOTS + pivot) * BLOCKS + t
-                inside = tl.sum(tl.load(within + to, mask=mask, other=0.0), 0)
-                heavy = tl.sum(tl.load(within_weight + to, mask=mask, other=0.0), 0)
+                offsets_of_pivot = (row * PIVOTS + pivot) * BLOCKS + t
+                inside = tl.sum(tl.load(within + offsets_of_pivot, mask=mask, other=0.0), 0)
+                heavy = tl.sum(tl.load(within_weight + offsets_of_pivot, mask=mask, other=0.0), 0)
                 whole = tl.maximum(whole, tl.where(inside <= k, heavy, 0.0))
                 most = tl.minimum(most, tl.where(inside >= k, heavy, most))
                 low = tl.maximum(low, tl.where(inside < k, order + 1, 0))
@@ -289,7 +289,7 @@ def calls(
     def empty(kind: torch.dtype, *more: int) -> torch.Tensor:
         return torch.empty(rows, *more, blocks, dtype=kind, device=device)
 
-    given = {"logits": logits, "logits_row": logits.stride(0) // unit}
+    row_arguments = {"logits": logits, "logits_row": logits.stride(0) // unit}
     tables = {
         "counts_row": p.counts_row,
         "output": counts.output,
@@ -317,17 +317,17 @@ def calls(
     return [
         KernelCall(
             draw_kernel, (rows, blocks),
-            given | tables | penalties | heat | noise | drawn | sound
+            row_arguments | tables | penalties | heat | noise | drawn | sound
             | {"prompt": counts.prompt.view(torch.uint8)},
             cut | {"BLOCK": block}, tile,
         ),
         KernelCall(
-            check_kernel, (rows, blocks), given | filters | noise | drawn | checked,
+            check_kernel, (rows, blocks), row_arguments | filters | noise | drawn | checked,
             cut | padded | {"BLOCK": block}, tile,
         ),
         KernelCall(
             choose_kernel, (rows,),
-            given | tables | filters | noise | drawn | sound | checked | result,
+            row_arguments | tables | filters | noise | drawn | sound | checked | result,
             cut | padded | {"BLOCK": block_of(vocabulary, most=whole.blocks["V"])}, whole,
         ),
     ]  # fmt: skip

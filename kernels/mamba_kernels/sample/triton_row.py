@@ -6,9 +6,9 @@ import triton.language as tl
 
 from mamba_kernels.sample.triton_noise import noise_of
 
-EVEN = tl.constexpr(3)
+EVEN_PASSES = tl.constexpr(3)
 """Passes of a search whose orders are evenly spaced as distances."""
-FAR = tl.constexpr(32.0)
+FAR_DISTANCE = tl.constexpr(32.0)
 """From the best logit, over the temperature: less than 2e-14 of its probability."""
 INFINITE = tl.constexpr(0x7F800000)
 """Bits of infinity: as integers, non-negative floats are ordered as their values."""
@@ -45,22 +45,22 @@ def _kth(
     inside = 2.0
     passes = 0
     j = tl.arange(0, 8)
-    while (passes < EVEN + 11) & (inside > 1.0):
+    while (passes < EVEN_PASSES + 11) & (inside > 1.0):
         step = (high - low) // 8 + 1
         tried = tl.minimum(low + (j + 1) * step - 1, high)
         near, far = low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
-        if (passes < EVEN) & (near < FAR):
+        if (passes < EVEN_PASSES) & (near < FAR_DISTANCE):
             # The last one is the upper bound.
-            width = tl.where(far > FAR, (FAR - near) / 7, (far - near) / 8)
-            apart = (near + width * (j + 1).to(tl.float32)).to(tl.int32, bitcast=True)
-            tried = tl.where(j == 7, high, tl.minimum(apart, high))
+            width = tl.where(far > FAR_DISTANCE, (FAR_DISTANCE - near) / 7, (far - near) / 8)
+            evenly_spaced = (near + width * (j + 1).to(tl.float32)).to(tl.int32, bitcast=True)
+            tried = tl.where(j == 7, high, tl.minimum(evenly_spaced, high))
         numbers = tl.zeros([8, BLOCK], tl.float32)
         for start in range(0, VOCABULARY, BLOCK):
             token = start + tl.arange(0, BLOCK)
-            there = token < VOCABULARY
-            value = tl.load(row_logits + token, mask=there, other=float("-inf"))
+            valid = token < VOCABULARY
+            value = tl.load(row_logits + token, mask=valid, other=float("-inf"))
             order = order_of(scaled_logits(value, best, temperature))
-            numbers += ((order[None, :] <= tried[:, None]) & there[None, :]).to(tl.float32)
+            numbers += ((order[None, :] <= tried[:, None]) & valid[None, :]).to(tl.float32)
         number = tl.sum(numbers, 1)
         short = tl.minimum(tl.sum((number < target).to(tl.int32), 0), 7)
         # Of the tokens up to the bound that is found, those up to the one before it are not between the two.

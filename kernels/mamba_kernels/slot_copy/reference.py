@@ -9,8 +9,8 @@ def slot_copy(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) 
     source, target: [slabs, bytes] uint8, rows may be strided, of one device; they may be one arena, where no
     slot is both read and written. routes: [2, k] int64 on that device.
     """
-    wanted = (routes >= 0).all(0)[:, None]
-    there = routes.clamp(min=0)
+    valid = (routes >= 0).all(0)[:, None]
+    slots = routes.clamp(min=0)
     # The padding slot takes what goes nowhere: no shape depends on a value.
-    states = source[there[0]].where(wanted, target[:1])
-    target.index_copy_(0, there[1].where(wanted[:, 0], 0), states)
+    states = source[slots[0]].where(valid, target[:1])
+    target.index_copy_(0, slots[1].where(valid[:, 0], 0), states)

@@ -102,11 +102,11 @@ def _group(
     offsets = np.arange(width)
     inside = offsets < length[:, None]
     rows = start[:, None] + np.minimum(offsets, length[:, None] - 1)
-    everything = len(chunks) * width == tokens and bool(inside.all())
+    complete = len(chunks) * width == tokens and bool(inside.all())
     return ChunkGroup(
         width=width,
         chunks=_slice_or_index(chunks, device),
-        rows=None if everything else index_tensor(rows.ravel(), device),
+        rows=None if complete else index_tensor(rows.ravel(), device),
         padding=None if inside.all() else index_tensor(~inside, device).bool(),
         unpadded=None if inside.all() else index_tensor(np.flatnonzero(inside.ravel()), device),
         targets=None if int(inside.sum()) == tokens else index_tensor(rows[inside], device),
@@ -116,11 +116,11 @@ def _group(
 def _rank_parts(chunks: IntArray, members: list[IntArray], device: torch.device) -> list[RankPart]:
     out = []
     for number, group in enumerate(members):
-        there = np.isin(chunks, group)
-        if there.any():
-            at = np.searchsorted(group, chunks[there]).astype(np.int32)
-            of_rank = np.flatnonzero(there).astype(np.int32)
-            out.append(RankPart(number, _slice_or_index(at, device), _slice_or_index(of_rank, device)))
+        in_group = np.isin(chunks, group)
+        if in_group.any():
+            positions = np.searchsorted(group, chunks[in_group]).astype(np.int32)
+            of_rank = np.flatnonzero(in_group).astype(np.int32)
+            out.append(RankPart(number, _slice_or_index(positions, device), _slice_or_index(of_rank, device)))
     return out
 
 

@@ -119,11 +119,11 @@ class ChunkPlan:
 
         segments: what `segments` will be asked for.
         """
-        found = {**self.host_chunks, "routes": self.slots.host}
+        arrays = {**self.host_chunks, "routes": self.slots.host}
         for most in segments:
             if (cut := self._cut(most)) is not None:
-                found |= cut.named(most)
-        return found
+                arrays |= cut.named(most)
+        return arrays
 
     def with_resident(
         self, resident: Mapping[str, torch.Tensor], device_noise: torch.Tensor | None
@@ -139,13 +139,13 @@ class ChunkPlan:
             self.cuts[most] = None
             if cut is not None:
                 names = cut.named(most)
-                there = (
+                tensors = (
                     self.resident
                     if names.keys() <= self.resident.keys()
                     else send_together(names, self.device)
                 )
                 count = cut.routes.shape[1]
-                self.cuts[most] = Segments(count, *(there[name] for name in names))
+                self.cuts[most] = Segments(count, *(tensors[name] for name in names))
         return self.cuts[most]
 
     def split(self, most_chunks: int) -> "list[tuple[slice, ChunkPlan]]":
@@ -176,8 +176,8 @@ class ChunkPlan:
     @cached_property
     def on_device(self) -> DeviceChunks:
         """The chunks as kernels read them."""
-        there = self.resident or send_together(self.host_chunks, self.device)
-        return DeviceChunks(**{name: there[name] for name in self.host_chunks})
+        tensors = self.resident or send_together(self.host_chunks, self.device)
+        return DeviceChunks(**{name: tensors[name] for name in self.host_chunks})
 
     @cached_property
     def row_noise(self) -> torch.Tensor:
@@ -218,13 +218,13 @@ class ChunkPlan:
     @cached_property
     def _checkpoints(self) -> list[list[tuple[int, int]]]:
         """By piece."""
-        found = [list[tuple[int, int]]() for _ in self.piece_start]
+        checkpoints = [list[tuple[int, int]]() for _ in self.piece_start]
         tracked = np.flatnonzero(self.host_chunks["chunk_track"] >= 0)
         pieces = self.host_chunks["chunk_piece"][tracked].tolist()
         ends = self.host_chunks["chunk_start"][tracked + 1].tolist()
         for piece, end, slot in zip(pieces, ends, self.tracked_slot_list, strict=True):
-            found[piece].append((end - self.piece_start[piece], slot))
-        return found
+            checkpoints[piece].append((end - self.piece_start[piece], slot))
+        return checkpoints
 
     def _cut(self, most: int) -> SegmentCuts | None:
         if most not in self.host_cuts:
@@ -246,14 +246,14 @@ class ChunkPlan:
         """Build the plan of some pieces, beside their rows."""
         rows = slice(self.piece_start[first], self.piece_start[end])
         starts, bounds = self.host_chunks["piece_chunk"], self.host_chunks["chunk_start"]
-        some = slice(int(starts[first]), int(starts[end]))
+        chunks = slice(int(starts[first]), int(starts[end]))
         sources, targets, _ = self.slots.host
         plan = ChunkPlan.build(
-            chunk_start=bounds[:-1][some] - rows.start,
-            chunk_len=np.diff(bounds)[some],
-            chunk_sequence=self.host_chunks["chunk_piece"][some] - first,
-            chunk_rank=self.chunk_rank[some],
-            chunk_track=self.host_chunks["chunk_track"][some],
+            chunk_start=bounds[:-1][chunks] - rows.start,
+            chunk_len=np.diff(bounds)[chunks],
+            chunk_sequence=self.host_chunks["chunk_piece"][chunks] - first,
+            chunk_rank=self.chunk_rank[chunks],
+            chunk_track=self.host_chunks["chunk_track"][chunks],
             slot_in=sources[first:end],
             slot_out=targets[first:end],
             piece_start=np.array(self.piece_start[first : end + 1]) - rows.start,

@@ -76,7 +76,7 @@ class _Part:
 
     @classmethod
     def of(cls, inputs: ScanInputs, step: torch.Tensor, group: ChunkGroup, kind: torch.dtype) -> "_Part":
-        x, B, C, step = (_padded(tensor, group).to(kind) for tensor in (inputs.x, inputs.B, inputs.C, step))
+        x, B, C, step = (_pad(tensor, group).to(kind) for tensor in (inputs.x, inputs.B, inputs.C, step))
         if group.padding is not None:
             # dt = 0 leaves the state as it is and adds nothing.
             step = step.masked_fill(group.padding[..., None], 0)
@@ -84,7 +84,7 @@ class _Part:
         return cls(group, x, step, log_decay, B.transpose(1, 2), C.transpose(1, 2).contiguous())
 
 
-def _padded(tensor: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
+def _pad(tensor: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
     """[T, ...] as [g, Q, ...]."""
     if group.rows is not None:
         tensor = tensor[group.rows]
@@ -112,17 +112,17 @@ def _within_chunks(part: _Part) -> torch.Tensor:
     future = torch.ones(Q, Q, dtype=torch.bool, device=x.device).triu_(1)
     block = max(1, BLOCK_ELEMENTS // (H * Q * Q))
     for first in range(0, n, block):
-        some = slice(first, min(first + block, n))
-        size = some.stop - first
+        block_chunks = slice(first, min(first + block, n))
+        size = block_chunks.stop - first
         pairs = torch.bmm(
-            C[some].reshape(size * G, Q, N), B[some].reshape(size * G, Q, N).transpose(1, 2)
+            C[block_chunks].reshape(size * G, Q, N), B[block_chunks].reshape(size * G, Q, N).transpose(1, 2)
         ).view(size, G, 1, Q, Q)
-        rates = log_decay[some].transpose(1, 2).contiguous()  # [size, H, Q]
+        rates = log_decay[block_chunks].transpose(1, 2).contiguous()  # [size, H, Q]
         # Differences before exp, masked before exp: no factor ever overflows.
         weight = (rates[..., None] - rates[:, :, None]).masked_fill_(future, -torch.inf).exp_()
         weight.view(size, G, -1, Q, Q).mul_(pairs)
-        inflow = (x[some] * step[some, ..., None]).transpose(1, 2).reshape(size * H, Q, P)
-        y[some] = torch.bmm(weight.view(size * H, Q, Q), inflow).view(size, H, Q, P).transpose(1, 2)
+        inflow = (x[block_chunks] * step[block_chunks, ..., None]).transpose(1, 2).reshape(size * H, Q, P)
+        y[block_chunks] = torch.bmm(weight.view(size * H, Q, Q), inflow).view(size, H, Q, P).transpose(1, 2)
     return y
 
 
@@ -151,13 +151,13 @@ def _between_chunks(
     ):
         start = initial.view(-1, G, H // G, P, N) if rank == 0 else states[before]
         if rank > 0 or plan.slots.fresh is None or len(plan.slots.source_slots) > 1:
-            for some in plan.padded.rank_parts[rank]:
-                Q = parts[some.group].group.width
-                C = parts[some.group].C[some.at]
-                y = outputs[some.group].view(-1, Q, G, H // G, P)
-                flat = start[some.of_rank].reshape(-1, G, H // G * P, N)
+            for part in plan.padded.rank_parts[rank]:
+                Q = parts[part.group].group.width
+                C = parts[part.group].C[part.at]
+                y = outputs[part.group].view(-1, Q, G, H // G, P)
+                flat = start[part.of_rank].reshape(-1, G, H // G * P, N)
                 carried = torch.matmul(C, flat.transpose(2, 3)).view(-1, G, Q, H // G, P).transpose(1, 2)
-                y[some.at] += carried * decays[some.group][some.at]
+                y[part.at] += carried * decays[part.group][part.at]
             states[chunks] += start * whole[chunks]
     last = states[plan.padded.last].view(-1, H, P, N)
     if state.dtype == torch.float16:

@@ -27,7 +27,7 @@ from mamba_kernels.triton_support import (
     softplus,
 )
 
-LEAST = 16
+MIN_TILE = 16
 """The narrowest tile of a product."""
 COLUMNS = 64
 """Columns of a state that are multiplied at once: operands of all of them would leave it no registers."""
@@ -48,7 +48,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
     pieces are long and these are few."""
     _, H, P, G, N = check_scan(state, inputs, out)
     check_plan("x", inputs.x, plan.tokens, plan.on_device.chunk_start.device)
-    width = block_of(N, least=LEAST)
+    width = block_of(N, least=MIN_TILE)
     launch = launch_for(
         "ssd_prefill",
         state.device,
@@ -138,13 +138,15 @@ def _default(P: int, width: int, rows: torch.dtype) -> Launch:
     with the loads of the next tile on their way."""
     if rows == torch.float32:
         # An operand of float32 is two while it is multiplied.
-        return Launch(4 if width <= 128 else 8, 2, {"P": LEAST, "T": LEAST, "N": COLUMNS // 2})
-    tokens = 32 if width <= 128 else LEAST
-    return Launch(4, 2, {"P": block_of(P, least=LEAST, most=32), "T": tokens, "N": COLUMNS})
+        return Launch(4 if width <= 128 else 8, 2, {"P": MIN_TILE, "T": MIN_TILE, "N": COLUMNS // 2})
+    tokens = 32 if width <= 128 else MIN_TILE
+    return Launch(4, 2, {"P": block_of(P, least=MIN_TILE, most=32), "T": tokens, "N": COLUMNS})
 
 
 def _strides(name: str, states: torch.Tensor) -> dict[str, int]:
-    return {f"{name}_{part}": states.stride(at) for at, part in enumerate(("slab", "head", "row"))}
+    return {
+        f"{name}_{part}": states.stride(dimension) for dimension, part in enumerate(("slab", "head", "row"))
+    }
 
 
 @triton.jit(
@@ -174,8 +176,8 @@ def _ssd_prefill(
     for part in tl.static_range(parts):
         # Nothing is read for a fresh state: the padding slot may hold NaN.
         begun = rows[:, None] & (part * BLOCK_N + n < extent_at(source, N))[None, :]
-        at = begin + source * begin_slab + first_at + part * BLOCK_N
-        states = states + (tl.load(at, mask=begun, other=0.0).to(tl.float32),)
+        pointers = begin + source * begin_slab + first_at + part * BLOCK_N
+        states = states + (tl.load(pointers, mask=begun, other=0.0).to(tl.float32),)
 
     bias = tl.load(dt_bias + head).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
@@ -211,8 +213,8 @@ def _ssd_prefill(
                     # Else operands of all parts are loaded before the first is multiplied.
                     tl.debug_barrier()
             # Differences before the exponential, masked before it: no factor ever overflows.
-            apart = tl.where(i[:, None] >= i[None, :], log[:, None] - log[None, :], float("-inf"))
-            pairs = pairs * tl.exp2(apart) * step[None, :]
+            log_decay = tl.where(i[:, None] >= i[None, :], log[:, None] - log[None, :], float("-inf"))
+            pairs = pairs * tl.exp2(log_decay) * step[None, :]
             y *= tl.exp2(log)[:, None]
             y = tl.dot(pairs.to(KIND), inputs, y, input_precision=PRECISION)
             y += inputs.to(tl.float32) * skip
@@ -293,11 +295,11 @@ def _contribution(
                     following = following + (added,)
                 states = following
                 whole += total
-        at = segment * begin_slab + head * begin_head + p[:, None] * begin_row + n[None, :]
+        offsets = segment * begin_slab + head * begin_head + p[:, None] * begin_row + n[None, :]
         for part in tl.static_range(parts):
             own = part * BLOCK_N + n
             mask = rows[:, None] & (own < N)[None, :]
-            tl.store(begin + at + part * BLOCK_N, states[part], mask=mask)
+            tl.store(begin + offsets + part * BLOCK_N, states[part], mask=mask)
         # All blocks of the head store the same.
         tl.store(decay + segment * heads + head, whole)
 
@@ -316,8 +318,8 @@ def _join(
     n = tl.arange(0, BLOCK_N)
     inside = (p < P)[:, None] & (n < N)[None, :]
     begun = (p < P)[:, None] & (n < extent_at(source, N))[None, :]
-    at = head * state_head + p[:, None] * state_row + n[None, :]
-    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0).to(tl.float32)
+    offsets = head * state_head + p[:, None] * state_row + n[None, :]
+    s = tl.load(state + source * state_slab + offsets, mask=begun, other=0.0).to(tl.float32)
     own_at = begin + head * begin_head + p[:, None] * begin_row + n[None, :]
     last = tl.load(piece_segment + piece + 1) - 1
     for segment in range(tl.load(piece_segment + piece), last):

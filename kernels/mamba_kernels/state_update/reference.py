@@ -37,15 +37,15 @@ def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: t
     inflow = (x * step[..., None]).view(n, G, -1, 1)  # [n, G, H/G*P, 1]
     dense = state.stride()[1:] == (P * N, N, 1)
     if dense and state.dtype == kind and H * P * N >= IN_PLACE_ELEMENTS:
-        y = _one_by_one(state, inflow, decay, B, C, plan)
+        y = _update_in_place(state, inflow, decay, B, C, plan)
     else:
         y = inflow.new_empty(n, H, P)
-        for some, part in plan.split(max(1, GATHER_ELEMENTS // (H * P * N))):
-            y[some] = _gathered(state, inflow[some], decay[some], B[some], C[some], part)
+        for rows, part in plan.split(max(1, GATHER_ELEMENTS // (H * P * N))):
+            y[rows] = _update_gathered(state, inflow[rows], decay[rows], B[rows], C[rows], part)
     out.copy_(torch.addcmul(y.view(n, H, P), x, inputs.D[:, None]))
 
 
-def _gathered(
+def _update_gathered(
     state: torch.Tensor,
     inflow: torch.Tensor,
     decay: torch.Tensor,
@@ -65,7 +65,7 @@ def _gathered(
     return y.view(h.shape[:3])
 
 
-def _one_by_one(
+def _update_in_place(
     state: torch.Tensor,
     inflow: torch.Tensor,
     decay: torch.Tensor,

@@ -30,7 +30,7 @@ class Launch:
 def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -> Launch:
     """The configuration of `kernel` for a bucket of shapes on that device."""
     if _trial is not None:
-        _trial.asked[kernel, shape] = default
+        _trial.defaults[kernel, shape] = default
         entry = _trial.entries.get((kernel, shape))
     else:
         entry = _table().get(kernel, {}).get(_gpu(device), {}).get(shape)
@@ -50,7 +50,7 @@ class LaunchTrial:
     def __init__(self, entries: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
         self.entries = entries
         """By kernel and shape."""
-        self.asked: dict[tuple[str, str], Launch] = {}
+        self.defaults: dict[tuple[str, str], Launch] = {}
         """The defaults of those that were launched."""
 
     def __enter__(self) -> Self:

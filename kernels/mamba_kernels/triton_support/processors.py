@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-WITHOUT_A_GPU = 64
+ASSUMED_PROCESSORS = 64
 """Processors that the interpreter, and a compilation without a device, counts with."""
 
 
@@ -12,7 +12,7 @@ WITHOUT_A_GPU = 64
 def processors(device: torch.device) -> int:
     """The multiprocessors of a CUDA device."""
     if device.type != "cuda":
-        return WITHOUT_A_GPU
+        return ASSUMED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
