@@ -1,4 +1,4 @@
-"""Arrays of integers that go to a device together: one buffer, one copy."""
+"""Transfer of several integer arrays to a device in one buffer and one copy."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from mamba_kernels.transfer import aligned, to_device
 
 
 def send_together(parts: Mapping[str, HostIntegers], device: torch.device) -> dict[str, torch.Tensor]:
-    """Copy arrays of the host to `device` in one buffer; each is an int32 tensor there, by the same name.
+    """Copy host arrays to `device` in one buffer and return them as int32 tensors under the same names.
 
     parts: [n] or [r, n]. Every row of every part begins at a multiple of 16 bytes, for which kernels are
-    compiled; the host may write to its arrays again at once.
+    compiled. The host may overwrite its arrays immediately afterwards.
     """
     layout, size = [], 0
     for part in parts.values():

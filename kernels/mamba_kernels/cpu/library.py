@@ -1,6 +1,6 @@
-"""The one library of this process: built or found, loaded, and told which instructions to use.
+"""The library of this process: built if necessary, loaded, and set to an instruction set.
 
-`MAMBASERVE_KERNELS` may name the instructions, or leave the choice to the machine.
+`MAMBASERVE_KERNELS` may name the instruction set, or leave the choice to the machine.
 """
 
 import ctypes
@@ -26,11 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class Library:
-    """The loaded functions. `name`: the instruction set they use."""
+    """Functions of the loaded library. `name` is the instruction set that they use."""
 
     def __init__(self, path: Path, instruction_set: str = "") -> None:
-        """Raises CannotBuild where this CPU lacks what is wanted, OSError for a file that is no library."""
-        # While a function runs, other Python threads do.
+        """Load the library and select an instruction set; "" = the fastest one.
+
+        Raises CannotBuild if this CPU lacks the instruction set, and OSError for a file that is no library.
+        """
+        # Other Python threads can run while a function of the library does.
         self._dll = ctypes.CDLL(str(path))
         self._dll.mamba_use.restype = ctypes.c_char_p
         self._dll.mamba_use.argtypes = [ctypes.c_char_p]
@@ -79,12 +82,12 @@ class Library:
 
 @lru_cache(1)
 def library() -> Library | None:
-    """The library, or None where torch computes; the reason is logged once. Raises UnknownKernels."""
+    """Return the library, or None where torch computes; log the reason once. Raises UnknownKernels."""
     return open_library(os.environ)
 
 
 def has_to_be_built(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether `open_library` would compile first, which takes a minute."""
+    """Return whether `open_library` would compile first, which takes a minute."""
     try:
         if KernelChoice.of(environment).kernels not in (AUTO, *INSTRUCTION_SETS):
             return False
@@ -94,7 +97,7 @@ def has_to_be_built(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def open_library(environment: Mapping[str, str]) -> Library | None:
-    """What `library` does, in this environment."""
+    """Open the library as `library` does, with this environment. Raises UnknownKernels."""
     kernels = KernelChoice.of(environment).kernels
     if kernels in (TORCH, TRITON):
         return None

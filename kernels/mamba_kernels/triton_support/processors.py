@@ -1,16 +1,16 @@
-"""What launches have to know of a device: its processors, and how they multiply."""
+"""Device properties that launches depend on: the number of processors, and how they multiply."""
 
 from functools import cache
 
 import torch
 
 ASSUMED_PROCESSORS = 64
-"""Processors that the interpreter, and a compilation without a device, counts with."""
+"""Number of processors that the interpreter and compilations without a device assume."""
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """The multiprocessors of a CUDA device."""
+    """Return the number of multiprocessors of a CUDA device."""
     if device.type != "cuda":
         return ASSUMED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -18,6 +18,8 @@ def processors(device: torch.device) -> int:
 
 @cache
 def warp_groups(device: torch.device) -> bool:
-    """Whether four warps multiply together, with operands in shared memory (sm_90, sm_100): tiles may be
-    larger where operands take no registers."""
+    """Return whether four warps multiply together, with operands in shared memory (sm_90, sm_100).
+
+    Tiles may be larger where operands take no registers.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
