@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Decode step of the causal convolution on a GPU, a program per rows and block of channels: see README.md."""
+"""Decode step of the causal convolution on a GPU, by rows and blocks of channels; see README.md."""
 
 import torch
 import triton
@@ -18,16 +18,16 @@ from mamba_kernels.triton_support import (
 )
 
 ROWS = 16
-"""Of a program, which loads the weights of its channels once for all of them."""
+"""Rows of a program, which loads the weights of its channels once for all of them."""
 
 
 def conv1d_update(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
 ) -> torch.Tensor:
-    """As the reference: silu(sum_k weight[k] * input[t - K + 1 + k] + bias), windows move on by one.
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C], and advance windows by one token.
 
-    x: [n, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense. Returns
-    [n, C] in the type of x. Raises WrongArgument.
+    x: [n, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense. The result
+    has the type of x. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan.device_routes, out).run()
@@ -42,7 +42,7 @@ def call(
     routes: torch.Tensor,
     out: torch.Tensor,
 ) -> KernelCall:
-    """The launch that writes `out`; routes: [3, n] int32 as of `SlotPlan`."""
+    """Return the launch that writes `out`; routes: [3, n] int32 of a `SlotPlan`."""
     check("x", x, (None, None))
     n, channels = x.shape
     check("weight", weight, (None, channels), device=x.device, dense_from=0)
@@ -57,7 +57,7 @@ def call(
         "conv1d_update",
         x.device,
         f"C{channels} K{K} {x.dtype} n{block_of(n)}",
-        # Two rows a warp, eight channels a thread.
+        # Two rows per warp, eight channels per thread.
         Launch(
             num_warps=max(1, block_of(n, most=ROWS) // 2),
             blocks={"R": block_of(n, most=ROWS), "C": block_of(channels, least=16, most=256)},
@@ -106,7 +106,7 @@ def _conv1d_update(
     newest = tl.load(x + row * x_row + offsets, mask=own, other=0.0)
     factor = tl.load(weight + (K - 1) * CHANNELS + c, mask=inside, other=0.0)
     sums = newest.to(tl.float32) * factor.to(tl.float32)[None, :]
-    # The window moves while it is read: place k is written once k + 1 is in registers.
+    # The window is shifted while it is read: place k is written once place k + 1 is in registers.
     for k in tl.static_range(K - 1):
         past = tl.load(window + source * window_slab + k * window_row + offsets, mask=begun, other=0.0)
         factor = tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0)

@@ -1,7 +1,7 @@
-"""The gated delta rule in plain torch, any device, float64-capable. The truth in float64.
+"""The gated delta rule in plain torch on any device; float64 is the truth that kernels are compared with.
 
-A prompt goes in chunks: within one, what the tokens write follows from a triangular system; between chunks
-the state is handed on. Nothing is read from the device.
+A prompt is computed in chunks: the values that the tokens of a chunk write are the solution of a triangular
+system, and the state is passed from chunk to chunk. Nothing is read from the device.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 from mamba_kernels.stochastic_rounding import round_to_float16_
 
 CHUNK = 64
-"""Tokens that are solved for together at most."""
+"""Largest number of tokens that are solved for together."""
 GATHER_ELEMENTS = 1 << 23
-"""Bound on the states that a decode gathers at once (or one of them)."""
+"""Bound on the elements of states that a decode gathers at once; one state may exceed it."""
 STARTED_STATES, STARTED_CHUNKS = 1 << 24, 32
-"""Bounds on the elements of states, and on the chunks, of pieces that are begun together (or one piece)."""
+"""Bounds on the state elements and on the chunks of pieces that start together; one piece may exceed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Wide and normalised, heads first."""
+    """Inputs in the accumulation type, heads first; queries and keys are normalised."""
 
     q: torch.Tensor
     """[H, T, K]"""
@@ -33,7 +33,7 @@ class _Rows:
     v: torch.Tensor
     """[H, T, V]"""
     log_decay: torch.Tensor
-    """[H, T], never positive"""
+    """[H, T], never positive."""
     beta: torch.Tensor
     """[H, T]"""
 
@@ -64,7 +64,7 @@ class _Rows:
 
 
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-    """One token for each row.
+    """Compute one token for each row.
 
     state: [slabs, H, V, K], any strides, written at the plan's targets and tracking slots; out: [n, H, V],
     written.
@@ -75,7 +75,7 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
 
 
 def _update_rows(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tensor:
-    """All rows of `plan` at once: [n, H, V]."""
+    """Compute all rows of `plan` at once and return their outputs [n, H, V]."""
     q, k, v = (tensor.transpose(0, 1) for tensor in (rows.q, rows.k, rows.v))  # [n, H, ..]
     s = plan.read(state).to(v.dtype) * rows.log_decay.t().exp()[..., None, None]
     error = v - (s @ k[..., None])[..., 0]
@@ -89,10 +89,10 @@ def _update_rows(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tens
 
 
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """The pieces of the plan, each from its source slot; checkpoints and final states go to their slots.
+    """Compute the pieces of the plan, and store checkpoints and final states in their slots.
 
-    state: [slabs, H, V, K], any strides; out: [T, H, V], written; T = plan.tokens. All sources are read
-    before any slot is written.
+    Each piece starts from its source slot. state: [slabs, H, V, K], any strides; out: [T, H, V], written;
+    T = plan.tokens. All sources are read before any slot is written.
     """
     rows = _Rows.of(inputs)
     together = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
@@ -101,7 +101,7 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
 
 
 def _prefill_pieces(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """Compute all pieces of `plan`, whose sources are read together."""
+    """Compute all pieces of `plan`; their sources are read together."""
     states = plan.slots.read(state).to(rows.v.dtype)
     for piece in range(len(plan.piece_start) - 1):
         start, end = plan.piece_start[piece], plan.piece_start[piece + 1]
@@ -119,7 +119,7 @@ def _prefill_pieces(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torc
 
 
 def _as_stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """s: [H, V, K] in the type of the states; noise: its word."""
+    """Convert s, [H, V, K], to the type of the states; noise: word by which float16 is rounded."""
     if state.dtype == torch.float16:
         s = s.clone(memory_format=torch.contiguous_format)
         round_to_float16_(s[None], noise[None])
@@ -127,9 +127,9 @@ def _as_stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> tor
 
 
 def _chunk(s: torch.Tensor, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """s: [H, V, K] -> outputs [H, t, V] and the state after t tokens."""
+    """Return the outputs [H, t, V] of a chunk of t tokens, and the state [H, V, K] after it."""
     log = rows.log_decay.cumsum(1)
-    # Differences before the exponential, masked before it: no factor ever overflows.
+    # Differences are taken and masked before the exponential: no factor ever overflows.
     decay = (log[:, :, None] - log[:, None, :]).tril().exp().tril()
     from_state = log.exp()[..., None]
     keys = (rows.k @ rows.k.transpose(1, 2)) * decay * rows.beta[..., None]

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# Tuples grow while a kernel is compiled, and Triton's compiler does not support unpacking.
 # mypy: disable-error-code="assignment"
 # ruff: noqa: RUF005
-"""The gated delta rule on a GPU, the state on chip from a piece's start to its end: see README.md."""
+"""The gated delta rule on a GPU, with the state on chip from a piece's start to its end; see README.md."""
 
 import torch
 import triton
@@ -30,23 +30,23 @@ from mamba_kernels.triton_support import (
 
 STATE_TYPES = (torch.float32, torch.float16)
 MAX_KEY_DIM = 256
-"""Widest keys: a row of the state stays in registers."""
+"""Largest size of a key: a row of the state stays in registers."""
 MIN_TILE = 16
-"""The narrowest tile of a product."""
+"""Smallest extent of a product's tile."""
 
 
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-    """As the reference. state: [slabs, H, V, K], K dense; out: [n, H, V], V dense.
+    """Compute one token for each row, as the reference does.
 
-    Raises WrongArgument.
+    state: [slabs, H, V, K], K dense; out: [n, H, V], V dense. Raises WrongArgument.
     """
     update_call(state, inputs, plan.device_routes, plan.device_noise, out).run()
 
 
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """As the reference. state: [slabs, H, V, K], K dense; out: [T, H, V], V dense.
+    """Compute the pieces of the plan, as the reference does.
 
-    Raises WrongArgument.
+    state: [slabs, H, V, K], K dense; out: [T, H, V], V dense. Raises WrongArgument.
     """
     prefill_call(state, inputs, plan, out).run()
 
@@ -54,7 +54,7 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
 def update_call(
     state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
-    """The launch; routes: [3, n] int32 and noise: [n] int32 as of `SlotPlan`."""
+    """Return the launch; routes: [3, n] int32 and noise: [n] int32 of a `SlotPlan`."""
     n, H, G, V, K = _check(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
@@ -76,11 +76,11 @@ def update_call(
 
 
 def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
-    """The launch: a program for each piece, value head and block of the head's V rows of state."""
+    """Return the launch: a program for each piece, value head and block of the head's V rows of state."""
     _, H, G, V, K = _check(state, inputs, out)
     check_plan("v", inputs.v, plan.tokens, plan.on_device.chunk_start.device)
     width = block_of(K, least=MIN_TILE)
-    # An operand of float32 is two while it is multiplied.
+    # A float32 operand takes the registers of two while it is multiplied.
     wide = inputs.v.dtype == torch.float32
     launch = launch_for(
         "gated_delta_prefill",
@@ -177,12 +177,12 @@ def _update(
 
 @triton.jit
 def _inverse(system, BLOCK: tl.constexpr):
-    """Of I + `system`, strictly lower triangular: row after row, which no cancellation spoils."""
+    """Compute the inverse of I + `system`, strictly lower triangular, row by row, without cancellation."""
     i = tl.arange(0, BLOCK)
     out = -system
     for row in tl.static_range(1, BLOCK):
         own = tl.sum(tl.where(i[:, None] == row, out, 0.0), 0)
-        # Row `row` of the inverse is its own less what the rows before it stand for.
+        # Row `row` of the inverse is its own row minus the combination of the rows before it.
         own += tl.sum(own[:, None] * out, 0)
         out = tl.where(i[:, None] == row, own[None, :], out)
     return out + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
@@ -199,8 +199,7 @@ def _prefill(
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of a head's rows x heads, pieces). Columns of keys and of the state are multiplied BLOCK_K
-    at once."""
+    """Grid (blocks of a head's rows x heads, pieces). Keys and states are multiplied BLOCK_K columns at once."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     parts: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     head = tl.program_id(0) // blocks
@@ -227,7 +226,7 @@ def _prefill(
             inside = first + m < stop
             t = (first + m).to(tl.int64)
             step = softplus(tl.load(a + t * a_row + head, mask=inside, other=0.0).to(tl.float32) + bias)
-            # Beyond the end nothing decays and nothing is written.
+            # Beyond the end of the chunk nothing decays and nothing is written.
             log = tl.cumsum(tl.where(inside, step * rate, 0.0), 0)
             total = tl.min(log, 0)
             beta = tl.sigmoid(tl.load(b + t * b_row + head, mask=inside, other=0.0).to(tl.float32))
@@ -265,9 +264,9 @@ def _prefill(
                 y = tl.dot(narrow_query, old, y, input_precision=PRECISION)
                 normed = normed + (narrow_key,)
                 if tl.float32 == KIND:
-                    # Else operands of all parts are loaded before the first is multiplied.
+                    # Otherwise the operands of all parts are loaded before the first one is multiplied.
                     tl.debug_barrier()
-            # Differences before the exponential, masked before it: no factor ever overflows.
+            # Differences are taken and masked before the exponential: no factor ever overflows.
             log_decay = tl.where(m[:, None] >= m[None, :], log[:, None] - log[None, :], float("-inf"))
             decay = tl.exp2(log_decay)
             system = tl.where(m[:, None] > m[None, :], system * decay * beta[:, None], 0.0)
@@ -286,7 +285,8 @@ def _prefill(
             states = following
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            # Always the head, which a compiler that knew it would keep places and noise of, for each element.
+            # Equal to `head`. A compiler that knew this would keep places and noise of all elements in
+            # registers.
             same = tl.where(chunk >= 0, head, 0)
             checkpoint = state + track * state_slab + same * state_head + i[:, None] * state_row
             for part in tl.static_range(parts):

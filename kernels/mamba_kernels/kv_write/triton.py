@@ -17,7 +17,7 @@ def write_kernel(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr, KV_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, 2): keys, then values. Strides in units: what they divide by is known when compiling."""
+    """Grid (rows, 2): keys, then values. Strides are multiples of units that the compiler knows."""
     row, half = tl.program_id(0), tl.program_id(1)
     page = tl.load(pages + row).to(tl.int64)
     offset = tl.load(offsets + row).to(tl.int64)
@@ -50,7 +50,7 @@ def kv_write(
 def write_call(
     kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, page: torch.Tensor, offset: torch.Tensor
 ) -> KernelCall:
-    """The launch of `kv_write`, its arguments checked."""
+    """Check the arguments of `kv_write` and return its launch."""
     check("kv", kv, [None, 2, None, None, None])
     heads, width = kv.shape[3:]
     rows = len(key)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Copies of whole slots on a GPU in one launch: see README.md."""
+"""Copies of whole slots on a GPU in one launch; see README.md."""
 
 import torch
 import triton
@@ -8,11 +8,11 @@ import triton.language as tl
 from mamba_kernels.triton_support import KernelCall, Launch, ceil_div, check, extent_at, launch_for
 
 WORDS = (torch.int64, torch.int32, torch.int16)
-"""What bytes are moved as, widest first, where extent and addresses allow."""
+"""Types as which bytes are moved, widest first, where extent and addresses allow."""
 
 
 def slot_copy(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) -> None:
-    """As the reference: target[routes[1]] = source[routes[0]]; -1 on either side: nothing.
+    """Copy source[routes[0]] to target[routes[1]]; -1 on either side = no copy.
 
     source, target: [slabs, bytes] uint8, rows may be strided; routes: [2, k] int64. Raises
     UnsupportedArgument.
@@ -21,7 +21,7 @@ def slot_copy(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) 
 
 
 def call(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) -> KernelCall:
-    """The launch."""
+    """Check the arguments of `slot_copy` and return its launch."""
     check("source", source, (None, None), dtypes=(torch.uint8,))
     check("target", target, (None, source.shape[1]), dtypes=(torch.uint8,), device=source.device)
     check("routes", routes, (2, None), dtypes=(torch.int64,), device=source.device)

@@ -1,6 +1,6 @@
-"""Chunked SSD (Dao and Gu 2024, section 6) in plain torch: any device, float64-capable.
+"""Chunked SSD (Dao and Gu 2024, section 6) in plain torch on any device, float64 included.
 
-Called by the Mamba2 mixer for the rows that prefill. Reads initial states from their slots, writes final
+Called by the Mamba2 mixer for the rows that prefill. Reads initial states from their slots, and writes final
 states and checkpoints to theirs; a chunk's result depends on its own sequence alone.
 """
 
@@ -16,14 +16,14 @@ from mamba_kernels.step_size import step_size
 from mamba_kernels.stochastic_rounding import round_to_float16_
 
 BLOCK_ELEMENTS = 1 << 23
-"""Bound on the elements of the [chunks, H, C, C] intermediate that is alive at once."""
+"""Bound on the elements of the intermediate [chunks, H, C, C]."""
 SCANNED_STATES = 1 << 24
 SCANNED_CHUNKS = 32
-"""Bounds on the elements of states, and on the chunks, that are scanned together (or those of one piece)."""
+"""Bounds on the state elements and on the chunks that are scanned together; one piece may exceed them."""
 
 
 def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """The recurrence of `ScanInputs` over the plan's chunks.
+    """Compute the recurrence of `ScanInputs` over the plan's chunks.
 
     state: [slabs, H, P, N], any strides, read and written at the plan's slots; out: [T, H, P], written;
     T = plan.tokens.
@@ -85,14 +85,14 @@ class _Part:
 
 
 def _pad(tensor: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
-    """[T, ...] as [g, Q, ...]."""
+    """Rearrange [T, ...] as [g, Q, ...]."""
     if group.rows is not None:
         tensor = tensor[group.rows]
     return tensor.reshape(-1, group.width, *tensor.shape[1:])
 
 
 def _chunk_states(part: _Part) -> torch.Tensor:
-    """State each chunk adds by itself at its end: sum_j exp(l_end - l_j) dt_j x_j B_j^T, [g, G, H/G*P, N]."""
+    """Compute what each chunk adds to the state, sum_j exp(l_end - l_j) dt_j x_j B_j^T: [g, G, H/G*P, N]."""
     x, step, log_decay, B = part.x, part.step, part.log_decay, part.B
     n, Q, H, P = x.shape
     G, N = B.shape[1], B.shape[3]
@@ -104,7 +104,7 @@ def _chunk_states(part: _Part) -> torch.Tensor:
 
 
 def _within_chunks(part: _Part) -> torch.Tensor:
-    """y_i = sum_{j <= i} exp(l_i - l_j) (C_i . B_j) dt_j x_j inside each chunk, [g, Q, H, P]."""
+    """Compute y_i = sum_{j <= i} exp(l_i - l_j) (C_i . B_j) dt_j x_j inside each chunk, [g, Q, H, P]."""
     x, step, log_decay, B, C = part.x, part.step, part.log_decay, part.B, part.C
     n, Q, H, P = x.shape
     G, N = B.shape[1], B.shape[3]
@@ -118,7 +118,7 @@ def _within_chunks(part: _Part) -> torch.Tensor:
             C[block_chunks].reshape(size * G, Q, N), B[block_chunks].reshape(size * G, Q, N).transpose(1, 2)
         ).view(size, G, 1, Q, Q)
         rates = log_decay[block_chunks].transpose(1, 2).contiguous()  # [size, H, Q]
-        # Differences before exp, masked before exp: no factor ever overflows.
+        # Differences are taken and masked before the exponential: no factor ever overflows.
         weight = (rates[..., None] - rates[:, :, None]).masked_fill_(future, -torch.inf).exp_()
         weight.view(size, G, -1, Q, Q).mul_(pairs)
         inflow = (x[block_chunks] * step[block_chunks, ..., None]).transpose(1, 2).reshape(size * H, Q, P)
@@ -134,11 +134,11 @@ def _between_chunks(
     outputs: list[torch.Tensor],
     plan: ChunkPlan,
 ) -> None:
-    """Carry states from chunk to chunk, in rank order: `ends` [n, G, H/G*P, N] becomes the true end states,
-    `outputs` gain theirs. `whole` [n, H]: decay over each chunk.
+    """Carry states from chunk to chunk in rank order, and add their part to `outputs`.
 
-    All sources are read before any slot is written: one piece's target may be nobody else's source in the
-    same step, but a piece's own source and target may be one slot.
+    `ends` [n, G, H/G*P, N] becomes the end state of each chunk. `whole` [n, H]: decay over each chunk. All
+    sources are read before any slot is written: a piece's target must not be another piece's source in the
+    same step, but a piece's own source and target may be the same slot.
     """
     n, G, _, N = ends.shape
     H, P = outputs[0].shape[2:]
@@ -153,11 +153,11 @@ def _between_chunks(
         if rank > 0 or plan.slots.fresh is None or len(plan.slots.source_slots) > 1:
             for part in plan.padded.rank_parts[rank]:
                 Q = parts[part.group].group.width
-                C = parts[part.group].C[part.at]
+                C = parts[part.group].C[part.in_group]
                 y = outputs[part.group].view(-1, Q, G, H // G, P)
-                flat = start[part.of_rank].reshape(-1, G, H // G * P, N)
+                flat = start[part.in_rank].reshape(-1, G, H // G * P, N)
                 carried = torch.matmul(C, flat.transpose(2, 3)).view(-1, G, Q, H // G, P).transpose(1, 2)
-                y[part.at] += carried * decays[part.group][part.at]
+                y[part.in_group] += carried * decays[part.group][part.in_group]
             states[chunks] += start * whole[chunks]
     last = states[plan.padded.last].view(-1, H, P, N)
     if state.dtype == torch.float16:

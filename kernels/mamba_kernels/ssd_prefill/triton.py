@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# Tuples grow while a kernel is compiled, and Triton's compiler does not support unpacking.
 # mypy: disable-error-code="assignment"
 # ruff: noqa: RUF005
-"""The chunked scan on a GPU with the state on chip from a piece's start to its end: see README.md."""
+"""The chunked scan on a GPU with the state on chip from a piece's start to its end; see README.md."""
 
 import torch
 import triton
@@ -28,13 +28,13 @@ from mamba_kernels.triton_support import (
 )
 
 MIN_TILE = 16
-"""The narrowest tile of a product."""
+"""Smallest extent of a product's tile."""
 COLUMNS = 64
-"""Columns of a state that are multiplied at once: operands of all of them would leave it no registers."""
+"""Columns of a state that are multiplied at once: operands of all columns would leave no registers for it."""
 
 
 def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """As the reference: the recurrence of `ScanInputs` over the plan's chunks.
+    """Compute the recurrence of `ScanInputs` over the plan's chunks.
 
     state: [slabs, H, P, N], N dense, read and written at the plan's slots; out: [T, H, P], P dense, written;
     T = plan.tokens. Raises WrongArgument.
@@ -44,8 +44,10 @@ def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: t
 
 
 def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> list[KernelCall]:
-    """The launches: a program for each piece, head and block of the head's P rows of state; three where
-    pieces are long and these are few."""
+    """Return the launches: a program for each piece, head and block of the head's P rows of state.
+
+    There are three launches where pieces are long and such programs are few, and one otherwise.
+    """
     _, H, P, G, N = check_scan(state, inputs, out)
     check_plan("x", inputs.x, plan.tokens, plan.on_device.chunk_start.device)
     width = block_of(N, least=MIN_TILE)
@@ -56,7 +58,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         _default(P, width, inputs.x.dtype),
     )
     programs = ceil_div(P, launch.blocks["P"]) * H
-    # Programs of four warps are two on a processor: each thread has all the registers that it can have.
+    # Two programs of four warps fit a processor: each thread has the largest possible number of registers.
     at_once = processors(state.device) * max(1, 8 // launch.num_warps)
     segments = plan.segments(at_once // programs)
     chunks, routes = plan.on_device, plan.slots.device_routes
@@ -72,7 +74,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         "N": N,
         "HEADS_PER_GROUP": H // G,
         "KIND": dot_dtype(inputs.x.dtype),
-        # Three products of 11 bits each: float32 rows are for exactness, not for speed.
+        # Three products of 11 bits each: float32 rows serve exactness, not speed.
         "PRECISION": "tf32x3",
         "BLOCK_P": launch.blocks["P"],
         "BLOCK_N": min(width, launch.blocks["N"]),
@@ -82,7 +84,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         begin = {"begin": state, **_strides("begin", state)}
         grid = (programs, len(plan.slots.target_slots))
         return [KernelCall(_ssd_prefill, grid, {**scan, **begin}, constants, launch)]
-    # Float32 whatever the states are: these are no checkpoints.
+    # Always float32, whatever the type of the states: these are not checkpoints.
     begin_of = state.new_empty(segments.count, H, P, N, dtype=torch.float32)
     decay = state.new_empty(segments.count, H, dtype=torch.float32)
     begin = {"begin": begin_of, **_strides("begin", begin_of)}
@@ -122,7 +124,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         "piece_segment": segments.piece_segment,
     }
     sizes = {"P": P, "N": N, "BLOCK_P": launch.blocks["P"], "BLOCK_N": width}
-    # Its one product leaves registers for whole rows of 16 bits.
+    # The single product of this kernel leaves registers for whole rows of 16 bits.
     one_product = constants if inputs.x.dtype == torch.float32 else {**constants, "BLOCK_N": width}
     return [
         KernelCall(_contribution, (programs, segments.count), contribute, one_product, launch),
@@ -134,10 +136,12 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
 
 
 def _default(P: int, width: int, rows: torch.dtype) -> Launch:
-    """The largest tiles that leave the state and the products in registers on every GPU that is compiled for,
-    with the loads of the next tile on their way."""
+    """Return the largest tiles with which state and products stay in registers on every supported GPU.
+
+    The loads of the next tile are in flight meanwhile.
+    """
     if rows == torch.float32:
-        # An operand of float32 is two while it is multiplied.
+        # A float32 operand takes the registers of two while it is multiplied.
         return Launch(4 if width <= 128 else 8, 2, {"P": MIN_TILE, "T": MIN_TILE, "N": COLUMNS // 2})
     tokens = 32 if width <= 128 else MIN_TILE
     return Launch(4, 2, {"P": block_of(P, least=MIN_TILE, most=32), "T": tokens, "N": COLUMNS})
@@ -188,14 +192,14 @@ def _ssd_prefill(
             inside = first + i < stop
             t = (first + i).to(tl.int64)
             step = softplus(tl.load(dt + t * dt_row + head, mask=inside, other=0.0).to(tl.float32) + bias)
-            # dt = 0 beyond the end leaves the state as it is and adds nothing.
+            # dt = 0 beyond the end leaves the state unchanged and adds nothing.
             step = tl.where(inside, tl.minimum(tl.maximum(step, dt_min), dt_max), 0.0)
-            # Powers of two, from the tile's start, inclusive; never rising, so the last one is the least.
+            # Exponents of two from the tile's start, inclusive; they never rise, so the last is the smallest.
             log = tl.cumsum(step * rate, 0)
             total = tl.min(log, 0)
 
             x_at = x + t[:, None] * x_row + head * x_head + p[None, :]
-            # In the interpreter KIND is float32. Nothing else widens what products take as it lies.
+            # KIND is float32 in the interpreter; otherwise products take the inputs in their own type.
             inputs = tl.load(x_at, mask=inside[:, None] & rows[None, :], other=0.0).to(KIND)
             b_at = B + t[:, None] * B_row + group * B_group + n[None, :]
             c_at = C + t[:, None] * C_row + group * C_group + n[None, :]
@@ -210,9 +214,9 @@ def _ssd_prefill(
                 y = tl.dot(c, tl.trans(states[part]).to(KIND), y, input_precision=PRECISION)
                 shared = shared + (b,)
                 if tl.float32 == KIND:
-                    # Else operands of all parts are loaded before the first is multiplied.
+                    # Otherwise the operands of all parts are loaded before the first one is multiplied.
                     tl.debug_barrier()
-            # Differences before the exponential, masked before it: no factor ever overflows.
+            # Differences are taken and masked before the exponential: no factor ever overflows.
             log_decay = tl.where(i[:, None] >= i[None, :], log[:, None] - log[None, :], float("-inf"))
             pairs = pairs * tl.exp2(log_decay) * step[None, :]
             y *= tl.exp2(log)[:, None]
@@ -229,8 +233,8 @@ def _ssd_prefill(
             states = following
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            # Always the head. A compiler that knew it would compute what follows from it, places and noise of
-            # each element, before the loop, and keep all of that in registers while tokens go by.
+            # Equal to `head`. A compiler that knew this would compute places and noise of each element before
+            # the loop, and keep all of them in registers during the loop over tokens.
             same = tl.where(chunk >= 0, head, 0)
             checkpoint = state + track * state_slab + same * state_head + p[:, None] * state_row
             for part in tl.static_range(parts):
@@ -255,8 +259,10 @@ def _contribution(
     P: tl.constexpr, N: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """What a segment adds to the state, kept where its first state will be, and how far it decays what was
-    there; of a piece's last segment nobody asks."""
+    """Store what each segment adds to the state in the place of its first state, and its total decay.
+
+    A piece's last segment is skipped, since no segment follows it.
+    """
     blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     head = tl.program_id(0) // blocks
     segment = tl.program_id(1)
@@ -300,7 +306,7 @@ def _contribution(
             own = part * BLOCK_N + n
             mask = rows[:, None] & (own < N)[None, :]
             tl.store(begin + offsets + part * BLOCK_N, states[part], mask=mask)
-        # All blocks of the head store the same.
+        # All blocks of the head store the same value.
         tl.store(decay + segment * heads + head, whole)
 
 
@@ -309,7 +315,7 @@ def _join(
     state, state_slab, state_head, state_row, routes, begin, begin_slab, begin_head, begin_row, decay, heads,
     piece_segment, P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What each segment of a piece starts from, in the place of what it adds."""
+    """Replace what each segment of a piece adds to the state by the state from which the segment starts."""
     blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     head = tl.program_id(0) // blocks
     piece = tl.program_id(1)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Decode step of the Mamba2 recurrence on a GPU, in place: see README.md."""
+"""Decode step of the Mamba2 recurrence on a GPU, in place; see README.md."""
 
 import torch
 import triton
@@ -23,12 +23,12 @@ from mamba_kernels.triton_support import (
 )
 
 ELEMENTS = 2048
-"""Of a state, per program of four warps: four loads of 128 bits a thread are in flight, and `B` and `C` are
-read for so many of them once."""
+"""State elements of a program of four warps: each thread has four loads of 128 bits in flight, and the
+program reads `B` and `C` once for all its elements."""
 
 
 def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-    """As the reference: one step of the recurrence of `ScanInputs` for each row.
+    """Compute one step of the recurrence of `ScanInputs` for each row.
 
     state: [slabs, H, P, N], N dense, written at the plan's targets and tracking slots; out: [n, H, P], P
     dense, written. Raises WrongArgument.
@@ -39,8 +39,11 @@ def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: t
 def call(
     state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
-    """The launch; routes: [3, n] int32, source, target and tracking slot of each row (-1 = zero, none);
-    noise: [n] int32, the word that a float16 state is rounded by."""
+    """Check the arguments of `state_update` and return its launch.
+
+    routes: [3, n] int32, source (-1 = zero state), target and tracking slot (-1 = none) of each row; noise:
+    [n] int32, word by which a float16 state is rounded.
+    """
     n, H, P, G, N = check_scan(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
@@ -70,7 +73,7 @@ def _state_update(
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
-    # Blocks of one head, then heads of one group are neighbours: B and C are found in the caches.
+    # Blocks of one head, then heads of one group are neighbours, so B and C are in the caches.
     head = tl.program_id(0) // blocks
     group = head // HEADS_PER_GROUP
     row = tl.program_id(1).to(tl.int64)
