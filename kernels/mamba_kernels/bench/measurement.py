@@ -1,4 +1,4 @@
-"""A case checked against the reference, then timed: no figure for what is wrong."""
+"""Check of a case against the reference, followed by its timing: a wrong result gets no time."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from mamba_kernels.bench.timing import seconds_of
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
 
 TOLERANCE = 0.02
-"""Of the largest value of a result: what 16-bit inputs and results may differ by."""
+"""Largest difference of 16-bit results, as a fraction of the largest value."""
 
 
 class WrongResult(Exception):
@@ -20,8 +20,10 @@ class WrongResult(Exception):
 def measure_case(
     case: Case, operators: Operators, machine: Machine, device: torch.device, *, peer: bool
 ) -> dict[str, Any]:
-    """Its numbers as JSON: seconds, the share of this machine's limits, and the seconds of its peer and, of
-    a kernel on a CPU, torch's."""
+    """Measure a case and return seconds and shares of the machine's limits as JSON.
+
+    The seconds of the peer are added if requested, and those of torch for a kernel on a CPU.
+    """
     report: dict[str, Any] = {"operator": case.operator, "shape": case.shape}
     try:
         check(case, operators)
@@ -46,7 +48,7 @@ def measure_case(
 
 
 def check(case: Case, operators: Operators) -> None:
-    """Raises WrongResult where results differ from those of the reference in float64."""
+    """Raise WrongResult if results differ from those of the reference in float64."""
     arguments = case.inputs(case.checked)
     results = case.run(operators, {name: copy_tensor(value) for name, value in arguments.items()})
     expected = case.run(REFERENCE, {name: widen(value) for name, value in arguments.items()})
@@ -54,7 +56,7 @@ def check(case: Case, operators: Operators) -> None:
 
 
 def compare(results: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
-    """Raises WrongResult unless they are close, or the same where they are whole numbers."""
+    """Raise WrongResult unless floating point results are close and integers are equal."""
     for number, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
         far = (ours.double() - theirs.double()).abs().max().item()
         largest = theirs.double().abs().max().item()

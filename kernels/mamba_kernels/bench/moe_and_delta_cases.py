@@ -1,4 +1,4 @@
-"""Operators of experts and of the gated delta rule, at the shapes of models that have them."""
+"""Cases of experts and of the gated delta rule, at the shapes of models that use them."""
 
 import numpy as np
 import torch
@@ -13,18 +13,18 @@ from mamba_kernels.ssd_prefill import ChunkPlan
 QWEN3_NEXT = (32, 16, 128, 128)
 """Value heads H, key heads G, V, K."""
 EXPERTS = {"granite-4.0-h-small": (4096, 768, 72, 10, True), "nemotron-3-nano": (2688, 1856, 128, 6, False)}
-"""Width d, width of an expert, experts, of which a row takes so many, and whether they have gates."""
+"""Width d, inner width of an expert, number of experts, experts per row, and whether they have gates."""
 CHOICES = {
     "granite-4.0-h-small": (72, Routing(10, "softmax", renormalise=True)),
     "nemotron-3-nano": (128, Routing(6, "sigmoid", renormalise=True, scale=2.5)),
     "qwen3-next": (512, Routing(10, "softmax", renormalise=True)),
 }
-"""Experts, and the rule by which a row takes some."""
+"""Number of experts, and the routing rule."""
 CHUNK = 64
 
 
 def moe_and_delta_cases(device: torch.device, *, small: bool) -> list[Case]:
-    """`small`: for a machine without a GPU, with an eighth of the heads and experts."""
+    """Return the cases; small: for a machine without a GPU, with an eighth of the heads and widths."""
     H, G, V, K = QWEN3_NEXT
     shape = (H // 8, G // 8, V, K) if small else QWEN3_NEXT
     cases = [_update(shape, device, rows) for rows in ((4,) if small else (1, 64, 256))]
@@ -71,7 +71,7 @@ def _rows(shape: tuple[int, int, int, int], arguments: Inputs) -> DeltaInputs:
     )
 
 
-def _of_row(shape: tuple[int, int, int, int]) -> int:
+def _row_bytes(shape: tuple[int, int, int, int]) -> int:
     H, G, V, K = shape
     return 2 * (2 * G * K + 2 * H * V + 2 * H)
 
@@ -90,7 +90,7 @@ def _update(shape: tuple[int, int, int, int], device: torch.device, rows: int) -
         )
         return arguments["out"], arguments["state"][1:]
 
-    least = rows * (2 * H * V * K * 4 + _of_row(shape))
+    least = rows * (2 * H * V * K * 4 + _row_bytes(shape))
     return Case("gated_delta_update", f"qwen3-next, {rows} rows", rows, min(rows, 4), inputs, run, least)
 
 
@@ -127,13 +127,13 @@ def _prefill(shape: tuple[int, int, int, int], device: torch.device, tokens: int
         min(tokens, 256),
         inputs,
         run,
-        tokens * _of_row(shape) + H * V * K * 4,
+        tokens * _row_bytes(shape) + H * V * K * 4,
         tokens * H * (2 * V * (2 * K + 2 * CHUNK) + 4 * CHUNK * K),
     )
 
 
 def _delta_gate(shape: tuple[int, int, int, int], device: torch.device, rows: int) -> Case:
-    """The norm of each head and the gate, which lies in the mixer's projection."""
+    """Return the case of the norm of each head and the gate, which is part of the mixer's projection."""
     H, G, V, K = shape
     width, before = H * V, 2 * G * K + H * V
 
@@ -155,7 +155,7 @@ def _delta_gate(shape: tuple[int, int, int, int], device: torch.device, rows: in
 def _route(name: str, experts: int, routing: Routing, device: torch.device, rows: int) -> Case:
     def inputs(size: int) -> Inputs:
         generator = torch.Generator(device).manual_seed(0)
-        # Apart by more than the rounding of a sigmoid, so that float32 and float64 choose the same.
+        # Logits differ by more than the rounding of a sigmoid, so that float32 and float64 agree.
         steps = torch.rand(size, experts, generator=generator, device=device).argsort(1)
         logits = (steps - experts / 2) / (experts / 8)
         corrected = routing.scores == "sigmoid"
@@ -193,7 +193,7 @@ def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device
         operators.moe(*parts, activation, arguments["out"])
         return (arguments["out"],)
 
-    # All are hit where there are rows for it; of few rows each pair hits one of its own, at most.
+    # With enough rows all experts are hit; with few rows each pair hits at most one expert of its own.
     hit = min(count, rows * k)
     expert_weights = d * inner * (3 if gated else 2)
     return Case(

@@ -1,4 +1,4 @@
-"""Norms of rows, activations, and the choice of tokens."""
+"""Cases of norms, activations, and the choice of tokens."""
 
 import torch
 
@@ -11,11 +11,11 @@ from mamba_kernels.sample.parameters import packed_size
 
 EPS = 1e-5
 WIDENED = 3
-"""How many times as wide as a row a feed-forward is, about."""
+"""Width of a feed-forward layer as a multiple of the hidden size, roughly."""
 
 
 def row_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
-    """`small`: for a machine without a GPU."""
+    """Return the cases at the shapes of a model; small: for a machine without a GPU."""
     rows = (8,) if small else (64, 4096)
     cases = [norm(name, shape, device, n) for n in rows for norm in (_rms_norm, _gated, _activation)]
     choices = ((4, 1.0), (4, 0.9)) if small else ((1, 1.0), (64, 1.0), (256, 1.0), (64, 0.9))
@@ -36,7 +36,7 @@ def _rms_norm(name: str, shape: ModelShape, device: torch.device, rows: int) -> 
             "x"
         ]
 
-    # The residual stream in float32 is read and written, what is added and the result have 16 bits.
+    # The float32 residual stream is read and written; the added rows and the result have 16 bits.
     return Case(
         "rms_norm", f"{name}, {rows} rows", rows, min(rows, 8), inputs, run, rows * shape.d * (2 * 4 + 2 * 2)
     )
@@ -57,7 +57,7 @@ def _gated(name: str, shape: ModelShape, device: torch.device, rows: int) -> Cas
 
 
 def _activation(name: str, shape: ModelShape, device: torch.device, rows: int) -> Case:
-    """SiLU of one half of a product, times the other, in place."""
+    """Return the case of SiLU of one half of a product, times the other half, in place."""
     width = WIDENED * shape.d
 
     def inputs(size: int) -> Inputs:

@@ -1,4 +1,4 @@
-"""The recurrence and its convolution: prompts, one long and many; decodes, tracked and not."""
+"""Cases of the recurrence and its convolution: one long prompt and many; decodes, tracked and not."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,7 +20,7 @@ STATE = torch.float32
 
 
 def scan_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
-    """`small`: for a machine without a GPU."""
+    """Return the cases at the shapes of a model; small: for a machine without a GPU."""
     batches = (1, 8) if small else (1, 8, 64, 256)
     prompts = ((512, 1),) if small else ((4096, 1), (16384, 1), (8192, 16))
     cases = [_decode(name, shape, device, rows, tracked=False) for rows in batches]
@@ -41,7 +41,7 @@ def _random(device: torch.device) -> Callable[..., torch.Tensor]:
 
 
 def _mixer(shape: ModelShape, rows: int, device: torch.device) -> Inputs:
-    """x, B and C lie in one row, as the convolution leaves them."""
+    """Return inputs of a mixer with x, B and C side by side in one row, as the convolution stores them."""
     random = _random(device)
     mixed = random(rows, shape.channels)
     return {
@@ -103,7 +103,7 @@ def _decode(name: str, shape: ModelShape, device: torch.device, rows: int, *, tr
 
 
 def _pieces(tokens: int, pieces: int, device: torch.device) -> ChunkPlan:
-    """Of equal lengths, each from the zero state."""
+    """Plan pieces of equal length, each of which starts from the zero state."""
     length = tokens // pieces
     starts = [piece * length for piece in range(pieces)] + [tokens]
     chunks = [

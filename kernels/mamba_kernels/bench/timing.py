@@ -1,4 +1,4 @@
-"""How long device work takes: the median of many runs, each with cold caches on a GPU."""
+"""Timing of device work: the median of many runs, each with cold caches on a GPU."""
 
 import statistics
 import time
@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 
 MEASUREMENT_SECONDS = 0.3
-"""Spent on measuring one thing, about."""
+"""Approximate duration of one measurement in seconds."""
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of one run of `work`, which has run before."""
+    """Return the median seconds of one run of `work`, which must have run before."""
     if device.type == "cuda":
         from triton.testing import do_bench
 

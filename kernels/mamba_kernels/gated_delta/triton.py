@@ -199,7 +199,7 @@ def _prefill(
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of a head's rows x heads, pieces). Keys and states are multiplied BLOCK_K columns at once."""
+    """Grid (blocks of a head's rows x heads, pieces). Products take BLOCK_K columns of keys at once."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     parts: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     head = tl.program_id(0) // blocks

@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""A mixture of experts on a GPU: grouped products, an expert at a time, without a host sync: see README.md.
+"""A mixture of experts on a GPU by grouped products, without a host sync; see README.md.
 
-A pair is a row and one of its experts, number row * k + j. Pairs are sorted by expert into blocks that belong
-to one expert each; how many there can be follows from shapes alone, and a program without a block ends.
+A pair of a row and one of its experts has the number row * k + j. Pairs are sorted by expert into blocks that
+belong to one expert each. The largest number of blocks follows from shapes alone, and a program without a
+block ends at once.
 """
 
 from typing import Any
@@ -35,7 +36,7 @@ MOST_PAIRS = 1 << 30
 
 @triton.jit
 def _pairs_of(block, block_pairs, pairs, ROUTED: tl.constexpr, ROWS: tl.constexpr):
-    """The pairs of a block, and which there are; of an expert that all rows go to, the rows themselves."""
+    """Return the pairs of a block and a mask of the valid ones; pairs of a shared expert are rows."""
     places = block * ROWS + tl.arange(0, ROWS)
     if ROUTED:
         pair = tl.load(block_pairs + places)
@@ -52,8 +53,10 @@ def _product(
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x, which begin at `row`, times some of the FEATURES rows of a matrix: [ROWS, BLOCK_N]; and, if
-    GATED, times the same of the FEATURES rows behind those."""
+    """Multiply rows of x, which begin at `row`, by rows `feature` of a matrix: [ROWS, BLOCK_N].
+
+    If GATED, the second result is their product with the rows that lie FEATURES rows further on.
+    """
     total = tl.zeros([ROWS, BLOCK_N], tl.float32)
     second = tl.zeros([ROWS, BLOCK_N], tl.float32)
     k = tl.arange(0, BLOCK_K)
@@ -81,7 +84,7 @@ def expand_kernel(
     ROUTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, tiles of inner features): activation(x W^T) of each pair, [pairs, FEATURES]."""
+    """Grid (blocks, tiles of inner features): store activation(x W^T) of each pair, [pairs, FEATURES]."""
     block = tl.program_id(0)
     expert = 0
     if ROUTED:
@@ -112,8 +115,10 @@ def project_kernel(
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, tiles of outputs): what each pair adds to its row, float32 [pairs, FEATURES]. What a pair
-    counts for is a weight; a row of an expert that all rows go to, a sigmoid's argument."""
+    """Grid (blocks, tiles of outputs): store what each pair adds to its row, float32 [pairs, FEATURES].
+
+    `counts_for` holds the weight of each pair, or, for a shared expert, the logit of each row's weight.
+    """
     block = tl.program_id(0)
     expert = 0
     if ROUTED:
@@ -141,13 +146,13 @@ def combine_kernel(
     parts, experts, shared, out, out_row: tl.int64,
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OUT_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, tiles of outputs): the parts of a row in the order of its experts, the shared one last."""
+    """Grid (rows, tiles of outputs): add a row's parts in the order of its experts, the shared one last."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for j in range(TOP_K):
         pair = row * TOP_K + j
-        # A bound in place of a condition: of no expert nothing was written.
+        # A bound instead of a condition: nothing was written for a pair without an expert.
         bound = tl.where(tl.load(experts + pair) >= 0, WIDTH, 0)
         total += tl.load(parts + pair * WIDTH + d, mask=d < bound, other=0.0)
     if shared is not None:
@@ -158,7 +163,7 @@ def combine_kernel(
 def route(
     logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference, in one launch: the experts of each row [n, k] int32, best first, and their weights.
+    """Return the experts of each row, [n, k] int32, best first, and their weights, in one launch.
 
     logits: [n, E] float32, rows may be strided; correction: [E] float32. Raises ValueError, WrongArgument.
     """
@@ -179,7 +184,7 @@ def moe(
     out: torch.Tensor,
     shared: SharedExpert | None = None,
 ) -> None:
-    """out_i = sum over j of weights_ij * expert_ij(hidden_i), the shared expert's result added last.
+    """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
     hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
     down: [E, d_out, f] in the type of hidden; out: [n, d_out], written. Raises WrongArgument.
@@ -198,8 +203,10 @@ def calls(
     out: torch.Tensor,
     shared: SharedExpert | None = None,
 ) -> list[KernelCall]:
-    """The launches of `moe`, its arguments checked: one or two that sort, two products (two more for a shared
-    expert), one that adds up."""
+    """Check the arguments of `moe` and return its launches.
+
+    There are one or two launches that sort, two products (two more for a shared expert), and one that adds.
+    """
     check("hidden", hidden, (None, None))
     device, n = hidden.device, len(hidden)
     if experts.dim() != 2 or not experts.shape[1] or experts.numel() > MOST_PAIRS:
@@ -260,18 +267,18 @@ def _products(
     weights: torch.Tensor | None,
     blocks: ExpertBlocks | None,
 ) -> tuple[list[KernelCall], torch.Tensor]:
-    """Both products and where they leave what each pair adds; without blocks every row goes to expert 0."""
+    """Return both products and the tensor of their results; without blocks every row goes to expert 0."""
     pairs, d, (_, d_out, f) = len(x) * k, x.shape[1], down.shape
     inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
     rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows
     count = ceil_div(pairs, rows) if blocks is None else len(blocks.expert)
     if x.dtype == torch.float32:
-        # An operand of float32 is two while it is multiplied.
+        # A float32 operand takes the registers of two while it is multiplied.
         default = Launch(4, 2, {"N": 32, "K": 32})
     elif rows == LEAST_ROWS:
         default = Launch(4, 3, {"N": 64, "K": 128})
     else:
-        # Rows that all go to one expert leave no registers for wide operands where these have to lie in some.
+        # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
         default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
     shape = f"m{rows} d{d} f{f} {x.dtype}"
     launches = []
@@ -298,7 +305,7 @@ def _products(
             arguments |= {"x": x, "x_row": x.stride(0) // x_unit}
             constants |= {"TOP_K": k, "GATED": activation is Activation.GATED_SILU, "X_UNIT": x_unit}
         else:
-            # What pairs count for is dense, and what the rows of a product count for a column of it.
+            # Weights of pairs are dense; logits of a shared expert may be a column of a product.
             row = 1 if weights is None or weights.dim() > 1 else weights.stride(0)
             arguments |= {"counts_for": weights, "count_row": row, "parts": parts}
         grid = (count, ceil_div(features, launch.blocks["N"]))

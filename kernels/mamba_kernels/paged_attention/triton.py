@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# Tuples grow while a kernel is compiled, and Triton's compiler does not support unpacking.
 # mypy: disable-error-code="assignment"
 # ruff: noqa: RUF005
 """Paged attention on a GPU: decodes split over their contexts and combined, pieces by blocks of queries.
 
-How a context is split follows from its own length alone, so a row's bits do not depend on its neighbours and
-the grid of a decode not on the contexts. Sums are kept in float32; scores are in units of log2.
+The splits of a context follow from its own length alone, so a row's bits do not depend on its neighbours, and
+the grid of a decode does not depend on the contexts. Sums are kept in float32; scores are logarithms to base
+2.
 """
 
 from typing import Any
@@ -32,14 +33,14 @@ from mamba_kernels.triton_support import (
 )
 
 LEAST_SPLIT = 256
-"""Positions of a context that are not split further: what combining costs, reading them costs too."""
+"""Smallest number of positions of a split: combining shorter ones would cost as much as reading them."""
 PROGRAMS = 128
-"""Programs that one decode alone is split into, in all: about as many as a GPU runs."""
+"""Largest number of programs for one decode: about as many as a GPU runs."""
 TOGETHER = 4096
-"""Numbers of splits that a program of two warps combines at once."""
+"""Elements of splits that a program of two warps combines at once."""
 MOST_HEAD_DIM = 256
 MOST_GROUP = 64
-"""Query heads of one KV head."""
+"""Largest number of query heads of one KV head."""
 
 
 @triton.jit
@@ -49,8 +50,10 @@ def _attend(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     PART: tl.constexpr, PAGE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Query rows r = (query r // GROUP, head r % GROUP) over positions begin..end: sums in parts of PART
-    columns, maxima, weights."""
+    """Attend with query rows r = (query r // GROUP, head r % GROUP) to positions begin..end.
+
+    Returns sums in parts of PART columns, maxima, and weights.
+    """
     parts: tl.constexpr = (WIDTH + PART - 1) // PART
     r = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PART)
@@ -98,7 +101,7 @@ def _attend(
 
 @triton.jit
 def _split_width(context, SPLITS: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr):
-    """Positions per split of a context."""
+    """Return the positions per split of a context."""
     return tl.maximum((context + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK, LEAST)
 
 
@@ -112,8 +115,10 @@ def decode_kernel(
     WIDTH: tl.constexpr, PART: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads, rows, SPLITS). Strides in units: what they divide by is known when compiling.
-    A row without context becomes zero."""
+    """Grid (kv_heads, rows, SPLITS). Strides are multiples of units that the compiler knows.
+
+    A row without context becomes zero.
+    """
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(context_len + row)
     width = _split_width(context, SPLITS, BLOCK, LEAST)
@@ -158,8 +163,10 @@ def combine_kernel(
     HEADS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, rows): the splits of a row by their weights, TOGETHER at once. A row without context
-    becomes zero."""
+    """Grid (heads, rows): add the splits of a row by their weights, TOGETHER at once.
+
+    A row without context becomes zero.
+    """
     head, row = tl.program_id(0), tl.program_id(1)
     context = tl.load(context_len + row)
     width = _split_width(context, SPLITS, BLOCK, LEAST)
@@ -200,7 +207,7 @@ def extend_kernel(
     sequence = first + tl.program_id(2)
     start = tl.load(query_start + sequence)
     length = tl.load(query_start + sequence + 1) - start
-    # Longest first: the last queries of a piece attend to most.
+    # Longest first: the last queries of a piece attend to most positions.
     block = tl.cdiv(length, QUERIES) - 1 - tl.program_id(0)
     if block >= 0:
         context = tl.load(context_len + sequence)
@@ -227,7 +234,7 @@ def extend_kernel(
 
 
 def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
-    """Why the kernels cannot attend with such heads; empty if they can."""
+    """Return why the kernels cannot attend with such heads; empty if they can."""
     if heads % kv_heads:
         return f"query has {heads} heads; it must be a multiple of the {kv_heads} of kv"
     if head_dim > MOST_HEAD_DIM:
@@ -238,14 +245,14 @@ def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
 
 
 def splits(kv_heads: int) -> int:
-    """Parts that a decode's context is split into at most: enough to fill a GPU with one sequence."""
+    """Return the largest number of splits of a decode's context: enough to fill a GPU with one sequence."""
     return block_of(max(1, PROGRAMS // kv_heads))
 
 
 def paged_attention(
     query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> None:
-    """softmax(scale q K^T) V over each row's context, causal, grouped query heads.
+    """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
     query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim]; out: like query, written; of
     all three head_dim is dense. The plan's tables lie on the kernels' device. Raises WrongArgument.
@@ -257,7 +264,7 @@ def paged_attention(
 def calls(
     query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> list[KernelCall]:
-    """The launches of `paged_attention`, its arguments checked."""
+    """Check the arguments of `paged_attention` and return its launches."""
     check("kv", kv, [None, 2, None, None, None])
     _, _, page_size, kv_heads, width = kv.shape
     device = kv.device
@@ -342,8 +349,8 @@ def _decode(
     return launches
 
 
-# Tiles that leave sums and operands in registers, and whose stages fit the shared memory of every GPU that is
-# compiled for: 99 KiB on the smallest. An operand of float32 is two while it is multiplied.
+# Tiles with which sums and operands stay in registers, and whose stages fit the shared memory of every
+# supported GPU: 99 KiB on the smallest. A float32 operand takes the registers of two in a product.
 
 
 def _decode_default(width: int, kind: torch.dtype) -> Launch:
@@ -354,7 +361,7 @@ def _decode_default(width: int, kind: torch.dtype) -> Launch:
 
 
 def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
-    """together: warps multiply in groups."""
+    """Return the default tiles of a piece; together: whether warps multiply in groups."""
     padded = block_of(width, least=16)
     if kind == torch.float32:
         narrow = padded <= 128

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Sampling on a GPU in three launches, without a sort and without a host sync: see README.md."""
+"""Sampling on a GPU in three launches, without a sort and without a host sync; see README.md."""
 
 import torch
 import triton
@@ -28,27 +28,27 @@ from mamba_kernels.triton_support import (
 TILE = 4096
 """Logits of a program that draws or checks."""
 ROW_BLOCK = 2048
-"""Logits that the program of a row looks at together."""
+"""Logits that the program of a row processes together."""
 PIVOTS = tl.constexpr(12)
-"""Distances from the best up to which tokens are counted and weighed for rows with `top_k` and `top_p`."""
+"""Number of distances from the best logit within which tokens are counted for `top_k` with `top_p`."""
 
 
 @triton.jit
 def _ranked(top_k, row, VOCABULARY: tl.constexpr):
-    """Whether `top_k` leaves some of the row's tokens out."""
+    """Return whether `top_k` excludes tokens of the row."""
     k = tl.load(top_k + row)
     return (k > 0) & (k < VOCABULARY)
 
 
 @triton.jit
 def _filtered(top_k, top_p, min_p, row, VOCABULARY: tl.constexpr):
-    """Whether some of the row's tokens cannot come."""
+    """Return whether any filter excludes tokens of the row."""
     return _ranked(top_k, row, VOCABULARY) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
 
 
 @triton.jit
 def _least(min_p, row):
-    """The least logit over the temperature, below the best one, that `min_p` lets come."""
+    """Return the smallest logit, relative to the best and over the temperature, that `min_p` allows."""
     share = tl.load(min_p + row)
     return tl.where(share > 0, tl.log(tl.where(share > 0, share, 1.0)), float("-inf"))
 
@@ -58,15 +58,15 @@ def _first_choice(
     drawn, place, tile_best, row, heat,
     VOCABULARY: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The best logit of the row, and the token that is chosen if all tokens may come."""
+    """Return the best logit of the row, and the token that is chosen if no filter excludes it."""
     t = tl.arange(0, PADDED)
     mask = t < BLOCKS
     greatest = tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf"))
-    # Where nothing can come nothing is drawn: any finite best keeps the arithmetic free of NaN.
+    # If no token is possible nothing is drawn; a finite best logit keeps the arithmetic free of NaN.
     top = tl.max(greatest, 0)
     top = tl.where(top == float("-inf"), 0.0, top)
     value = tl.load(drawn + row * BLOCKS + t, mask=mask, other=float("-inf"))
-    # What was counted from the greatest of its tile counts from that of the row.
+    # Values relative to the greatest logit of the tile become relative to that of the row.
     value += scaled_logits(greatest, top, tl.where(heat > 0, heat, 1.0))
     chosen = tl.load(place + row * BLOCKS + tl.argmax(value, 0))
     return top, tl.minimum(chosen, VOCABULARY - 1)
@@ -78,9 +78,9 @@ def draw_kernel(
     tile_best, sound, drawn, place, logits_row: tl.int64, tables_row: tl.int64,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, BLOCKS): penalties in place; the greatest of the tile, and whether all of it is finite.
+    """Grid (rows, BLOCKS): apply penalties in place; find the greatest logit of the tile and non-finite ones.
 
-    And the best of the tile with its noise, counted from the greatest there, as if all tokens could come.
+    Also find the best token of the tile with noise, relative to the greatest logit, without filters.
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     token = tile * BLOCK + tl.arange(0, BLOCK)
@@ -111,7 +111,7 @@ def draw_kernel(
 
 @triton.jit
 def _pivot_order(pivot: tl.constexpr):
-    """Of the distances 1 to 13.5, each three tenths farther than the one before."""
+    """Return the order of a distance from 1 to 13.5, each three tenths farther than the one before."""
     return order_of(tl.exp2(tl.full([], 0.375 * pivot, tl.float32)))
 
 
@@ -122,11 +122,11 @@ def check_kernel(
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, BLOCKS): of a row whose tokens cannot all come, how many of the tile's tokens are likelier
-    than the one that was drawn, what they weigh, and the best of them with its noise.
+    """Grid (rows, BLOCKS): in rows with filters, count and weigh tokens likelier than the drawn one.
 
-    Also how many `min_p` lets come, and their weight, up to several distances from the best: `top_p` is a
-    share of what `top_k` keeps. Weights are probabilities by that of the best token.
+    Also find the best of them with noise, and count and weigh the tokens that `min_p` allows within several
+    distances of the best, since `top_p` is a share of what `top_k` keeps. Weights are probabilities relative
+    to that of the best token.
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     heat = tl.load(temperature + row)
@@ -146,7 +146,7 @@ def check_kernel(
         noisy = tl.where(ahead, scaled + noise_of(token, words, positions, row), float("-inf"))
         tl.store(next_drawn + offset, tl.max(noisy, 0))
         tl.store(next_place + offset, tile * BLOCK + tl.argmax(noisy, 0))
-        # The last distance is any.
+        # The last distance is unbounded.
         last = (row * PIVOTS + PIVOTS - 1) * BLOCKS + tile
         tl.store(within + last, tl.sum(allowed.to(tl.float32), 0))
         tl.store(within_weight + last, tl.sum(tl.where(allowed, weight, 0.0), 0))
@@ -160,9 +160,9 @@ def check_kernel(
 
 @triton.jit
 def _stays(number, weight, k, mass, whole):
-    """Whether a token may come than which `number` tokens of so much weight are likelier.
+    """Return whether a token passes the filters if `number` tokens of total weight `weight` are likelier.
 
-    `whole`: what those weigh of which `top_p` is a share. The best token always may.
+    `whole`: the total weight of which `top_p` is a share. The best token always passes.
     """
     return (number == 0) | ((number < k) & ((mass >= 1) | (weight < mass * whole)))
 
@@ -175,8 +175,10 @@ def choose_kernel(
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows): the token that was drawn if it may come, else the best of those that are likelier, and so
-    on; it is counted where its sequence has penalties."""
+    """Grid (rows): choose the drawn token if it passes the filters, otherwise the best of the likelier ones.
+
+    That is repeated until a token passes. The token is counted if its sequence has penalties.
+    """
     row = tl.program_id(0)
     heat = tl.load(temperature + row)
     top, chosen = _first_choice(drawn, place, tile_best, row, heat, VOCABULARY, BLOCKS, PADDED)
@@ -197,7 +199,8 @@ def choose_kernel(
         whole = most
         low, high, below = tl.full([], 0, tl.int32), tl.full([], INFINITE, tl.int32), 0.0
         if ranked & (mass < 1):
-            # The k best weigh at least what lies within a distance that holds no more than k, and so on.
+            # A distance with at most k tokens bounds the weight of the k best from below; one with at least k
+            # tokens bounds it from above.
             whole = 0.0
             for pivot in tl.static_range(PIVOTS):
                 order = _pivot_order(pivot) if pivot < PIVOTS - 1 else high
@@ -213,7 +216,7 @@ def choose_kernel(
         kept = allowed & _stays(number, weight, k, mass, whole)
         while kept == 0:
             if (whole < most) & allowed & _stays(number, weight, k, mass, most):
-                # It depends on what lies between the two bounds.
+                # The decision lies between the two bounds: compute the exact weight.
                 whole = weight_of_the_best(
                     row_logits, top, heat, least, k, low, high, below, VOCABULARY, BLOCK
                 )
@@ -222,7 +225,7 @@ def choose_kernel(
                 chosen = following
                 allowed = chosen >= 0
                 number = 0.0
-                # Where `min_p` alone forbids, the best of what it lets come is the choice.
+                # If `min_p` is the only filter, the best of the tokens that it allows is the choice.
                 if ranked | (mass < 1):
                     number, weight, following = check_row(
                         row_logits, top, heat, least, chosen, words, positions, row, VOCABULARY, BLOCK
@@ -241,10 +244,10 @@ def choose_kernel(
 def sample(
     logits: torch.Tensor, parameters: SampleParameters, counts: PenaltyCounts, positions: torch.Tensor
 ) -> TokenChoice:
-    """As the reference: one token a row from its own logits, parameters and position alone.
+    """Choose one token per row, from its own logits, parameters and position alone.
 
-    logits: [L, vocabulary] float32, rows may be strided, overwritten; positions: [L] int32. Rows with
-    penalties have count rows of their own. Raises WrongArgument.
+    logits: [L, vocabulary] float32, rows may be strided, overwritten; positions: [L] int32. No two rows with
+    penalties may share a row of counts. Raises WrongArgument.
     """
     choice = TokenChoice(
         torch.empty(len(logits), dtype=torch.int64, device=logits.device),
@@ -262,7 +265,7 @@ def calls(
     positions: torch.Tensor,
     choice: TokenChoice,
 ) -> list[KernelCall]:
-    """The launches that write `choice`, their arguments checked."""
+    """Check the arguments of `sample` and return the launches that write `choice`."""
     p, device = parameters, logits.device
     check("logits", logits, (None, None), dtypes=(torch.float32,))
     rows, vocabulary = logits.shape

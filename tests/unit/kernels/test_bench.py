@@ -101,6 +101,6 @@ def test_a_peer_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
     def absent(_: object) -> None:
         raise ImportError("No module named 'mamba_ssm'")
 
-    told = measurement.measured(replace(case, peer=absent), REFERENCE, limits, CPU, peer=True)
+    told = measurement.measure_case(replace(case, peer=absent), REFERENCE, limits, CPU, peer=True)
     assert "mamba_ssm" in told["peer_error"]
     assert told["seconds"] > 0
