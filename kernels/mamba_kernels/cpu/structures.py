@@ -1,6 +1,6 @@
 """The structures of `src/interface.h` for ctypes, field by field in the same order.
 
-A test compares sizes and offsets with those of the compiled library.
+A test compares names, types, sizes and offsets with those that a compiler sees.
 """
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
