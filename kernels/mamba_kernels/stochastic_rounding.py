@@ -36,15 +36,15 @@ def round_to_float16_(states: torch.Tensor, words: torch.Tensor) -> None:
     flat = states.view(len(states), -1)
     size = flat.shape[1]
     width = min(size, BLOCK_ELEMENTS)
-    together = max(1, BLOCK_ELEMENTS // max(1, size))
+    rows_at_once = max(1, BLOCK_ELEMENTS // max(1, size))
     for first_column in range(0, size, max(1, width)):
         columns = slice(first_column, first_column + width)
         element = torch.arange(
             first_column, min(first_column + width, size), dtype=torch.int32, device=states.device
         )
         element.mul_(_GOLDEN)
-        for first in range(0, len(flat), together):
-            rows = slice(first, first + together)
+        for first in range(0, len(flat), rows_at_once):
+            rows = slice(first, first + rows_at_once)
             part = flat[rows, columns]
             part.copy_(_round(part.float(), _mix(element ^ words[rows, None])))
 

@@ -74,7 +74,7 @@ def _measure(options: argparse.Namespace, backend: Backend, device: torch.device
     results = []
     entries: Entries = {}
     for number, case in enumerate(cases, 1):
-        with _tuned(case, backend.operators, device, entries) if options.tune else nullcontext():
+        with _launch_trial(case, backend.operators, device, entries) if options.tune else nullcontext():
             results.append(measure_case(case, backend.operators, machine, device, peer=options.peer))
         print(f"[{number}/{len(cases)}] {_line(results[-1])}", file=sys.stderr)
     return {
@@ -116,7 +116,7 @@ def cases_of(model: str, device: torch.device, *, small: bool) -> list[Case]:
     ]
 
 
-def _tuned(
+def _launch_trial(
     case: Case, operators: Operators, device: torch.device, entries: Entries
 ) -> AbstractContextManager[object]:
     """Tune the case, add its launch configurations to `entries`, and return a context in which they apply."""

@@ -104,15 +104,15 @@ def _store_window(
     """Store the K-1 inputs before row `end` of the piece that begins at `begin` in slot `target`."""
     # This program may not have received all rows of the window that is overwritten here.
     tl.debug_barrier()
-    inside, kept = c < CHANNELS, c < extent_at(source, CHANNELS)
+    inside, source_mask = c < CHANNELS, c < extent_at(source, CHANNELS)
     for k in tl.static_range(K - 1):
         row = end - (K - 1) + k
-        here = c < extent_at(row - begin, CHANNELS)
-        fresh = tl.load(x + row.to(tl.int64) * x_row + c, mask=here, other=0.0)
+        row_mask = c < extent_at(row - begin, CHANNELS)
+        fresh = tl.load(x + row.to(tl.int64) * x_row + c, mask=row_mask, other=0.0)
         # In a piece shorter than the window the older inputs move up: place k is read from a later place.
-        older = kept & (c < extent_at(begin - 1 - row, CHANNELS))
+        window_mask = source_mask & (c < extent_at(begin - 1 - row, CHANNELS))
         pointers = window + source * window_slab + (end - begin + k) * window_row + c
-        value = tl.where(here, fresh, tl.load(pointers, mask=older, other=0.0).to(fresh.dtype))
+        value = tl.where(row_mask, fresh, tl.load(pointers, mask=window_mask, other=0.0).to(fresh.dtype))
         pointers = window + target * window_slab + k * window_row + c
         tl.store(pointers, value.to(window.dtype.element_ty), mask=inside)
 
@@ -154,14 +154,16 @@ def _conv1d_prefill(
     if at_first < stop:
         # The K-1 inputs before the first row, from the window or from the rows before.
         fresh = depth + part == 0
-        kept = c < tl.where(fresh, extent_at(source, CHANNELS), 0)
-        before = c < tl.where(fresh, 0, CHANNELS)
+        window_mask = c < tl.where(fresh, extent_at(source, CHANNELS), 0)
+        row_mask_before = c < tl.where(fresh, 0, CHANNELS)
         past = ()
         for k in tl.static_range(K - 1):
-            value = tl.load(x + (at_first - (K - 1) + k).to(tl.int64) * x_row + c, mask=before, other=0.0)
+            value = tl.load(
+                x + (at_first - (K - 1) + k).to(tl.int64) * x_row + c, mask=row_mask_before, other=0.0
+            )
             place = window + source * window_slab + k * window_row + c
-            old = tl.load(place, mask=kept, other=0.0).to(tl.float32)
-            past = past + (tl.where(fresh, old, value.to(tl.float32)),)
+            window_value = tl.load(place, mask=window_mask, other=0.0).to(tl.float32)
+            past = past + (tl.where(fresh, window_value, value.to(tl.float32)),)
         factors = ()
         for k in tl.static_range(K):
             factors = factors + (tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0).to(tl.float32),)

@@ -100,27 +100,27 @@ def _conv1d_update(
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = c < CHANNELS
     offsets = c[None, :]
-    own = row_mask[:, None] & inside[None, :]
-    begun, tracked = offsets < extent_at(source, CHANNELS), offsets < extent_at(track, CHANNELS)
-    written = offsets < extent_at(target, CHANNELS)
-    newest = tl.load(x + row * x_row + offsets, mask=own, other=0.0)
+    mask = row_mask[:, None] & inside[None, :]
+    source_mask, track_mask = offsets < extent_at(source, CHANNELS), offsets < extent_at(track, CHANNELS)
+    target_mask = offsets < extent_at(target, CHANNELS)
+    newest = tl.load(x + row * x_row + offsets, mask=mask, other=0.0)
     factor = tl.load(weight + (K - 1) * CHANNELS + c, mask=inside, other=0.0)
     sums = newest.to(tl.float32) * factor.to(tl.float32)[None, :]
     # The window is shifted while it is read: place k is written once place k + 1 is in registers.
     for k in tl.static_range(K - 1):
-        past = tl.load(window + source * window_slab + k * window_row + offsets, mask=begun, other=0.0)
+        past = tl.load(window + source * window_slab + k * window_row + offsets, mask=source_mask, other=0.0)
         factor = tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0)
         sums += past.to(tl.float32) * factor.to(tl.float32)[None, :]
         if k > 0:
-            moved = window + (k - 1) * window_row + offsets
-            tl.store(moved + target * window_slab, past, mask=written)
-            tl.store(moved + track * window_slab, past, mask=tracked)
+            pointers = window + (k - 1) * window_row + offsets
+            tl.store(pointers + target * window_slab, past, mask=target_mask)
+            tl.store(pointers + track * window_slab, past, mask=track_mask)
     if K > 1:
-        moved = window + (K - 2) * window_row + offsets
+        pointers = window + (K - 2) * window_row + offsets
         newest = newest.to(window.dtype.element_ty)
-        tl.store(moved + target * window_slab, newest, mask=written)
-        tl.store(moved + track * window_slab, newest, mask=tracked)
+        tl.store(pointers + target * window_slab, newest, mask=target_mask)
+        tl.store(pointers + track * window_slab, newest, mask=track_mask)
     if bias is not None:
         sums += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)[None, :]
     y = sums * tl.sigmoid(sums)
-    tl.store(out + row * out_row + offsets, y.to(out.dtype.element_ty), mask=own)
+    tl.store(out + row * out_row + offsets, y.to(out.dtype.element_ty), mask=mask)

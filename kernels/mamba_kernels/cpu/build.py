@@ -59,7 +59,7 @@ def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool 
         if target.is_file():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_suffix(".lock")):
+        with _lock(target.with_suffix(".lock")):
             if not target.is_file():
                 _build(find_compiler(environment), flags, target)
     except OSError as error:
@@ -76,7 +76,7 @@ def _target(environment: Mapping[str, str], flags: tuple[str, ...]) -> Path:
     """Return where the library is or would be. Raises CannotBuild where it cannot exist."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
         raise CannotBuild(f"they do not exist for {platform.machine()} on {sys.platform}")
-    if flags == FLAGS and (shipped := _shipped()).is_file():
+    if flags == FLAGS and (shipped := _shipped_path()).is_file():
         return shipped
     compiler = find_compiler(environment)
     digest = _digest(flags, _run([compiler, "--version"]))
@@ -107,13 +107,13 @@ def find_compiler(environment: Mapping[str, str]) -> str:
 
 def ship(environment: Mapping[str, str] = os.environ) -> Path:
     """Build the library into the package and return its path. Raises CannotBuild."""
-    target = _shipped()
+    target = _shipped_path()
     target.parent.mkdir(exist_ok=True)
     _build(find_compiler(environment), FLAGS, target)
     return target
 
 
-def _shipped() -> Path:
+def _shipped_path() -> Path:
     return SHIPPED / f"{_digest(FLAGS)}.so"
 
 
@@ -156,7 +156,7 @@ def _run(command: list[str]) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

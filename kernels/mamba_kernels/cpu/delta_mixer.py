@@ -128,7 +128,7 @@ class GatedDeltaCalls:
     ) -> None:
         check_plan("projected", projected, rows)
         check("projected", projected, (rows, self._projected), dtypes=KINDS, device=CPU)
-        own = (projected.dtype,)
-        check("window", window, self._window, dtypes=own, device=CPU, dense_from=1)
+        kind = (projected.dtype,)
+        check("window", window, self._window, dtypes=kind, device=CPU, dense_from=1)
         check("state", state, self._state, dtypes=STATE_KINDS, device=CPU, dense_from=1)
-        check("out", out, (rows, self._values), dtypes=own, device=CPU, dense_from=0)
+        check("out", out, (rows, self._values), dtypes=kind, device=CPU, dense_from=0)

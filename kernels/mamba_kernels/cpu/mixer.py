@@ -98,10 +98,10 @@ class PreparedMixer:
         check_plan("projected", projected, rows)
         kinds = KINDS if norm is None else (norm.dtype,)
         check("projected", projected, (rows, self._projected), dtypes=kinds, device=CPU)
-        own = (projected.dtype,)
-        check("window", window, self._window, dtypes=own, device=CPU, dense_from=1)
+        kind = (projected.dtype,)
+        check("window", window, self._window, dtypes=kind, device=CPU, dense_from=1)
         check("state", state, self._state, dtypes=MAMBA_STATES, device=CPU, dense_from=1)
-        check("out", out, (rows, self._inner), dtypes=own, device=CPU, dense_from=0)
+        check("out", out, (rows, self._inner), dtypes=kind, device=CPU, dense_from=0)
 
 
 def _check_weights(weights: MixerWeights, taps: int, channels: int, heads: int, inner: int) -> None:

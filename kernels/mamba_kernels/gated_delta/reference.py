@@ -95,8 +95,8 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
     T = plan.tokens. All sources are read before any slot is written.
     """
     rows = _Rows.of(inputs)
-    together = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
-    for rows_of_part, part in plan.split(together):
+    chunks_at_once = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
+    for rows_of_part, part in plan.split(chunks_at_once):
         _prefill_pieces(state, rows.part(rows_of_part), part, out[rows_of_part])
 
 
@@ -135,9 +135,9 @@ def _chunk(s: torch.Tensor, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
     keys = (rows.k @ rows.k.transpose(1, 2)) * decay * rows.beta[..., None]
     system = keys.tril(-1)
     right_side = rows.beta[..., None] * (rows.v - from_state * (rows.k @ s.transpose(1, 2)))
-    written = torch.linalg.solve_triangular(
+    updates = torch.linalg.solve_triangular(
         system, right_side, upper=False, unitriangular=True
     )  # [H, t, V]; the ones of the diagonal are implied
-    y = from_state * (rows.q @ s.transpose(1, 2)) + ((rows.q @ rows.k.transpose(1, 2)) * decay) @ written
-    left = (log[:, -1:] - log).exp()[..., None]
-    return y, s * log[:, -1].exp()[:, None, None] + (written * left).transpose(1, 2) @ rows.k
+    y = from_state * (rows.q @ s.transpose(1, 2)) + ((rows.q @ rows.k.transpose(1, 2)) * decay) @ updates
+    decay_to_end = (log[:, -1:] - log).exp()[..., None]
+    return y, s * log[:, -1].exp()[:, None, None] + (updates * decay_to_end).transpose(1, 2) @ rows.k

@@ -148,10 +148,12 @@ def _update(
     rows, columns = i < V, j < K
     offsets = head * state_head + i[:, None] * state_row + j[None, :]
     # Nothing is read for a fresh state: the padding slot may hold NaN.
-    begun = rows[:, None] & (j < extent_at(source, K))[None, :]
-    written = rows[:, None] & (j < extent_at(target, K))[None, :]
-    tracked = rows[:, None] & (j < extent_at(track, K))[None, :]
-    s = tl.load(state + source * state_slab + offsets, mask=begun, other=0.0, eviction_policy="evict_first")
+    source_mask = rows[:, None] & (j < extent_at(source, K))[None, :]
+    target_mask = rows[:, None] & (j < extent_at(target, K))[None, :]
+    track_mask = rows[:, None] & (j < extent_at(track, K))[None, :]
+    s = tl.load(
+        state + source * state_slab + offsets, mask=source_mask, other=0.0, eviction_policy="evict_first"
+    )
     s = s.to(tl.float32)
 
     step = softplus(tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
@@ -170,9 +172,9 @@ def _update(
     tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
 
     stored = as_stored(s, state, head, i, j, noise + row, V, K)
-    tl.store(state + target * state_slab + offsets, stored, mask=written, eviction_policy="evict_first")
+    tl.store(state + target * state_slab + offsets, stored, mask=target_mask, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
-    tl.store(state + track * state_slab + offsets, stored, mask=tracked, eviction_policy="evict_first")
+    tl.store(state + track * state_slab + offsets, stored, mask=track_mask, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -181,10 +183,10 @@ def _inverse(system, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     out = -system
     for row in tl.static_range(1, BLOCK):
-        own = tl.sum(tl.where(i[:, None] == row, out, 0.0), 0)
+        inverse_row = tl.sum(tl.where(i[:, None] == row, out, 0.0), 0)
         # Row `row` of the inverse is its own row minus the combination of the rows before it.
-        own += tl.sum(own[:, None] * out, 0)
-        out = tl.where(i[:, None] == row, own[None, :], out)
+        inverse_row += tl.sum(inverse_row[:, None] * out, 0)
+        out = tl.where(i[:, None] == row, inverse_row[None, :], out)
     return out + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
 
 
@@ -214,10 +216,10 @@ def _prefill(
     first_at = state + source * state_slab + head * state_head + i[:, None] * state_row
     states = ()
     for part in tl.static_range(parts):
-        own = part * BLOCK_K + j
+        columns = part * BLOCK_K + j
         # Nothing is read for a fresh state: the padding slot may hold NaN.
-        begun = rows[:, None] & (own < extent_at(source, K))[None, :]
-        states = states + (tl.load(first_at + own[None, :], mask=begun, other=0.0).to(tl.float32),)
+        source_mask = rows[:, None] & (columns < extent_at(source, K))[None, :]
+        states = states + (tl.load(first_at + columns[None, :], mask=source_mask, other=0.0).to(tl.float32),)
     bias = tl.load(dt_bias + head).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
     for chunk in range(tl.load(piece_chunk + piece), tl.load(piece_chunk + piece + 1)):
@@ -237,9 +239,9 @@ def _prefill(
             keys, queries = (), ()
             key_length, query_length = tl.zeros([BLOCK_T], tl.float32), tl.zeros([BLOCK_T], tl.float32)
             for part in tl.static_range(parts):
-                both = inside[:, None] & (part * BLOCK_K + j < K)[None, :]
-                key = tl.load(k_at + part * BLOCK_K, mask=both, other=0.0).to(tl.float32)
-                query = tl.load(q_at + part * BLOCK_K, mask=both, other=0.0).to(tl.float32)
+                key_mask = inside[:, None] & (part * BLOCK_K + j < K)[None, :]
+                key = tl.load(k_at + part * BLOCK_K, mask=key_mask, other=0.0).to(tl.float32)
+                query = tl.load(q_at + part * BLOCK_K, mask=key_mask, other=0.0).to(tl.float32)
                 key_length += tl.sum(key * key, 1)
                 query_length += tl.sum(query * query, 1)
                 keys, queries = keys + (key,), queries + (query,)
@@ -250,18 +252,18 @@ def _prefill(
             values = values.to(tl.float32)
 
             system = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
-            near = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
+            products = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
             prediction = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
             y = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
             normed = ()
             for part in tl.static_range(parts):
                 narrow_key = (keys[part] * key_scale).to(KIND)
                 narrow_query = (queries[part] * query_scale).to(KIND)
-                old = tl.trans(states[part]).to(KIND)
+                transposed = tl.trans(states[part]).to(KIND)
                 system = tl.dot(narrow_key, tl.trans(narrow_key), system, input_precision=PRECISION)
-                prediction = tl.dot(narrow_key, old, prediction, input_precision=PRECISION)
-                near = tl.dot(narrow_query, tl.trans(narrow_key), near, input_precision=PRECISION)
-                y = tl.dot(narrow_query, old, y, input_precision=PRECISION)
+                prediction = tl.dot(narrow_key, transposed, prediction, input_precision=PRECISION)
+                products = tl.dot(narrow_query, tl.trans(narrow_key), products, input_precision=PRECISION)
+                y = tl.dot(narrow_query, transposed, y, input_precision=PRECISION)
                 normed = normed + (narrow_key,)
                 if tl.float32 == KIND:
                     # Otherwise the operands of all parts are loaded before the first one is multiplied.
@@ -272,31 +274,31 @@ def _prefill(
             system = tl.where(m[:, None] > m[None, :], system * decay * beta[:, None], 0.0)
             from_state = tl.exp2(log)[:, None]
             right_side = (values - prediction * from_state) * beta[:, None]
-            written = tl.dot(_inverse(system, BLOCK_T), right_side, input_precision=PRECISION)
+            updates = tl.dot(_inverse(system, BLOCK_T), right_side, input_precision=PRECISION)
             y *= from_state
-            y = tl.dot((near * decay).to(KIND), written.to(KIND), y, input_precision=PRECISION)
+            y = tl.dot((products * decay).to(KIND), updates.to(KIND), y, input_precision=PRECISION)
             pointers = out + t[:, None] * out_row + head * out_head + i[None, :]
             tl.store(pointers, y.to(out.dtype.element_ty), mask=of_value)
-            left = tl.trans((written * tl.exp2(total - log)[:, None]).to(KIND))
+            weighted = tl.trans((updates * tl.exp2(total - log)[:, None]).to(KIND))
             following = ()
             for part in tl.static_range(parts):
                 decayed = states[part] * tl.exp2(total)
-                following = following + (tl.dot(left, normed[part], decayed, input_precision=PRECISION),)
+                following = following + (tl.dot(weighted, normed[part], decayed, input_precision=PRECISION),)
             states = following
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
             # Equal to `head`. A compiler that knew this would keep places and noise of all elements in
             # registers.
-            same = tl.where(chunk >= 0, head, 0)
-            checkpoint = state + track * state_slab + same * state_head + i[:, None] * state_row
+            head_of_store = tl.where(chunk >= 0, head, 0)
+            checkpoint = state + track * state_slab + head_of_store * state_head + i[:, None] * state_row
             for part in tl.static_range(parts):
-                own = part * BLOCK_K + j
-                kept = as_stored(states[part], state, same, i, own, chunk_noise + chunk, V, K)
-                tl.store(checkpoint + own[None, :], kept, mask=rows[:, None] & (own < K)[None, :])
+                columns = part * BLOCK_K + j
+                rounded = as_stored(states[part], state, head_of_store, i, columns, chunk_noise + chunk, V, K)
+                tl.store(checkpoint + columns[None, :], rounded, mask=rows[:, None] & (columns < K)[None, :])
     last = tl.load(piece_chunk + piece + 1) - 1
-    same = tl.where(last >= 0, head, 0)
-    final = state + target * state_slab + same * state_head + i[:, None] * state_row
+    head_of_store = tl.where(last >= 0, head, 0)
+    final = state + target * state_slab + head_of_store * state_head + i[:, None] * state_row
     for part in tl.static_range(parts):
-        own = part * BLOCK_K + j
-        kept = as_stored(states[part], state, same, i, own, chunk_noise + last, V, K)
-        tl.store(final + own[None, :], kept, mask=rows[:, None] & (own < K)[None, :])
+        columns = part * BLOCK_K + j
+        rounded = as_stored(states[part], state, head_of_store, i, columns, chunk_noise + last, V, K)
+        tl.store(final + columns[None, :], rounded, mask=rows[:, None] & (columns < K)[None, :])

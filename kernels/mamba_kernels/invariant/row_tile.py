@@ -32,9 +32,11 @@ def sound_row_tile(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, de
     for tile in TILES:
         for _ in range(-(-SAMPLES // outputs)):
             x = random(tile, inputs)
-            truth = F.linear(x, weight, added)
-            moved = [F.linear(x.roll(places, 0), weight, added).roll(-places, 0) for places in range(1, tile)]
-            if not all(torch.equal(truth, other) for other in moved):
+            expected = F.linear(x, weight, added)
+            results = [
+                F.linear(x.roll(places, 0), weight, added).roll(-places, 0) for places in range(1, tile)
+            ]
+            if not all(torch.equal(expected, other) for other in results):
                 break
         else:
             return tile

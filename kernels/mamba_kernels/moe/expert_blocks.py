@@ -63,16 +63,16 @@ def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> lis
 
     k: experts per row; experts: number of experts; shared: whether there is a shared expert too.
     """
-    row_counts, last, before = list[int](), (MOST_ROWS, True, MOST_ROWS), None
+    row_counts, largest_form, previous = list[int](), (MOST_ROWS, True, MOST_ROWS), None
     for rows in range(1, most + 1):
         pairs = rows * k
         shared_rows = rows_of_a_block(rows, 1) if shared else MOST_ROWS
         form = (rows_of_a_block(pairs, experts), counted_apart(pairs, experts), shared_rows)
-        if form != before:
+        if form != previous:
             row_counts.append(rows)
-        if form == last:
+        if form == largest_form:
             break
-        before = form
+        previous = form
     return row_counts
 
 
@@ -128,10 +128,10 @@ def place_kernel(
     next_pair = first * rows
     for start in range(0, pairs, TILE):
         pair = start + t
-        mine = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
-        rank = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(block_pairs + next_pair + rank - 1, pair, mask=mine)
-        next_pair += tl.sum(mine.to(tl.int32), 0)
+        in_expert = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
+        rank = tl.cumsum(in_expert.to(tl.int32), 0)
+        tl.store(block_pairs + next_pair + rank - 1, pair, mask=in_expert)
+        next_pair += tl.sum(in_expert.to(tl.int32), 0)
     padding = next_pair + tl.arange(0, MOST_ROWS)
     tl.store(block_pairs + padding, -1, mask=padding < end * rows)
 

@@ -111,13 +111,13 @@ def _drop_groups(order, GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS:
     if SIZE > 1:
         best_member = tl.min(tl.where(order == best[:, None], s[None, :], PADDED_SIZE), 1)
         total += _number_of(tl.max(tl.where(s[None, :] == best_member[:, None], _GONE, order), 1))
-    left = tl.where(g < GROUPS, _order_of(total), _GONE)
-    kept = g < 0
+    remaining = tl.where(g < GROUPS, _order_of(total), _GONE)
+    kept_mask = g < 0
     for _ in tl.static_range(KEPT):
-        group = _first_of_the_greatest(left, g, PADDED_GROUPS)
-        kept = kept | (g == group)
-        left = tl.where(g == group, _GONE, left)
-    dropped = (g < GROUPS)[:, None] & (s < SIZE)[None, :] & (kept == 0)[:, None]
+        group = _first_of_the_greatest(remaining, g, PADDED_GROUPS)
+        kept_mask = kept_mask | (g == group)
+        remaining = tl.where(g == group, _GONE, remaining)
+    dropped = (g < GROUPS)[:, None] & (s < SIZE)[None, :] & (kept_mask == 0)[:, None]
     return tl.where(dropped, _LOWEST, order)
 
 
@@ -130,13 +130,13 @@ def _route(
 ):  # fmt: skip
     """Grid (rows,): TOP_K passes over the scores of a row, each of which finds the first of the greatest."""
     row = tl.program_id(0).to(tl.int64)
-    padded: tl.constexpr = PADDED_GROUPS * PADDED_SIZE
-    own = logits + row * (logits_row * UNIT)
-    place = tl.arange(0, padded)
+    PADDED: tl.constexpr = PADDED_GROUPS * PADDED_SIZE
+    row_logits = logits + row * (logits_row * UNIT)
+    place = tl.arange(0, PADDED)
     group, member = place // PADDED_SIZE, place % PADDED_SIZE
     expert = group * SIZE + member
     valid = (group < GROUPS) & (member < SIZE)
-    logit = tl.load(own + expert, mask=valid, other=float("-inf"))
+    logit = tl.load(row_logits + expert, mask=valid, other=float("-inf"))
     score = logit
     if SIGMOID:
         score = _sigmoid(logit)
@@ -146,18 +146,18 @@ def _route(
     if GROUPS > 1:
         by_group = tl.reshape(order, [PADDED_GROUPS, PADDED_SIZE])
         by_group = _drop_groups(by_group, GROUPS, SIZE, PADDED_GROUPS, PADDED_SIZE, KEPT)
-        order = tl.reshape(by_group, [padded])
+        order = tl.reshape(by_group, [PADDED])
 
     j = tl.arange(0, PADDED_K)
     chosen = tl.zeros([PADDED_K], tl.int32)
     for turn in range(TOP_K):
-        best = _first_of_the_greatest(order, place, padded)
+        best = _first_of_the_greatest(order, place, PADDED)
         chosen = tl.where(j == turn, best // PADDED_SIZE * SIZE + best % PADDED_SIZE, chosen)
         order = tl.where(place == best, _GONE, order)
 
     in_top_k = j < TOP_K
     # The logits of the row are in the cache.
-    weight = tl.load(own + chosen, mask=in_top_k, other=float("-inf"))
+    weight = tl.load(row_logits + chosen, mask=in_top_k, other=float("-inf"))
     if SIGMOID:
         weight = _sigmoid(weight)
         if RENORMALISE:

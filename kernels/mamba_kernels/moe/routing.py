@@ -67,10 +67,10 @@ def check_rule(routing: Routing, correction: torch.Tensor | None) -> None:
 def _of_kept_groups(choice: torch.Tensor, routing: Routing) -> torch.Tensor:
     grouped = choice.unflatten(1, (routing.groups, -1))
     best = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)
-    kept = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.kept_groups]
-    dropped = torch.ones_like(best, dtype=torch.bool).scatter(1, kept, value=False)
-    limited: torch.Tensor = grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(1)
-    return limited
+    kept_groups = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.kept_groups]
+    dropped = torch.ones_like(best, dtype=torch.bool).scatter(1, kept_groups, value=False)
+    choice_of_kept: torch.Tensor = grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(1)
+    return choice_of_kept
 
 
 def _sum_in_order(columns: torch.Tensor) -> torch.Tensor:

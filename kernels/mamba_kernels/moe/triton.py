@@ -230,8 +230,8 @@ def calls(
         check("shared.down", shared.down, (d_out, None))
         if shared.logit is not None:
             check("shared.logit", shared.logit[..., None], (n, 1), dtypes=(torch.float32,), device=device)
-        more, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
-        products += more
+        shared_products, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
+        products += shared_products
     unit, block = stride_unit(out.stride()[:1]), block_of(d_out, least=128, most=1024)
     combine = KernelCall(
         combine_kernel,

@@ -121,7 +121,7 @@ class _Pages:
         return pages, index_tensor(positions % self.page_size, self.device)
 
 
-def _decode_groups(context_len: IntArray, of: _Pages) -> list[DecodeGroup]:
+def _decode_groups(context_len: IntArray, pages_of: _Pages) -> list[DecodeGroup]:
     """Group decodes by padded length, which depends on the context alone and costs at most a quarter.
 
     The result of a row therefore does not depend on the batch.
@@ -134,15 +134,15 @@ def _decode_groups(context_len: IntArray, of: _Pages) -> list[DecodeGroup]:
         positions = np.minimum(np.arange(length), contexts - 1)
         ragged = bool((contexts < length).any())
         neighbours = members[-1] - members[0] == len(members) - 1
-        pages, offsets = of.of(members[:, None], positions)
+        pages, offsets = pages_of.of(members[:, None], positions)
         groups.append(
             DecodeGroup(
                 rows=slice(int(members[0]), int(members[-1]) + 1)
                 if neighbours
-                else index_tensor(members, of.device),
+                else index_tensor(members, pages_of.device),
                 pages=pages,
                 offsets=offsets,
-                mask=index_tensor(np.arange(length) < contexts, of.device).bool()[:, None, None]
+                mask=index_tensor(np.arange(length) < contexts, pages_of.device).bool()[:, None, None]
                 if ragged
                 else None,
             )
@@ -150,11 +150,13 @@ def _decode_groups(context_len: IntArray, of: _Pages) -> list[DecodeGroup]:
     return groups
 
 
-def _pieces(decodes: int, query_start: IntArray, context_len: IntArray, of: _Pages) -> list[AttentionPiece]:
+def _pieces(
+    decodes: int, query_start: IntArray, context_len: IntArray, pages_of: _Pages
+) -> list[AttentionPiece]:
     pieces = []
     for sequence in range(decodes, len(context_len)):
         context = int(context_len[sequence])
-        pages, offsets = of.of(np.array([sequence]), np.arange(context))
+        pages, offsets = pages_of.of(np.array([sequence]), np.arange(context))
         pieces.append(
             AttentionPiece(
                 first=int(query_start[sequence]),

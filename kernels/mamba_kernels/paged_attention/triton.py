@@ -171,21 +171,21 @@ def combine_kernel(
     context = tl.load(context_len + row)
     width = _split_width(context, SPLITS, BLOCK, LEAST)
     first = (row.to(tl.int64) * HEADS + head) * SPLITS
-    every = tl.arange(0, SPLITS)
-    log = tl.load(logs + first + every, mask=every * width < context, other=float("-inf"))
+    split = tl.arange(0, SPLITS)
+    log = tl.load(logs + first + split, mask=split * width < context, other=float("-inf"))
     top = tl.maximum(tl.max(log, 0), -1.0e38)
     weight = tl.maximum(tl.sum(tl.exp2(log - top), 0), 1.0e-37)
     d = tl.arange(0, PADDED)
-    mixed = tl.zeros([PADDED], tl.float32)
+    total = tl.zeros([PADDED], tl.float32)
     for start in range(0, tl.cdiv(context, width), TOGETHER):
         s = start + tl.arange(0, TOGETHER)
         in_context = s * width < context
         share = tl.exp2(tl.load(logs + first + s, mask=in_context, other=float("-inf")) - top)
         mask = in_context[:, None] & (d < WIDTH)[None, :]
         values = tl.load(attended + (first + s)[:, None] * WIDTH + d[None, :], mask=mask, other=0)
-        mixed += tl.sum(values * share[:, None], 0)
+        total += tl.sum(values * share[:, None], 0)
     offset = row.to(tl.int64) * out_row + head * out_head
-    tl.store(out + offset + d, (mixed / weight).to(out.dtype.element_ty), mask=d < WIDTH)
+    tl.store(out + offset + d, (total / weight).to(out.dtype.element_ty), mask=d < WIDTH)
 
 
 @triton.jit(do_not_specialize=["first", "query_row", "query_head", "table_stride", "out_row", "out_head",

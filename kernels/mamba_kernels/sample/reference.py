@@ -97,8 +97,8 @@ def top_p(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     if logits.shape[1] <= SORTED_VOCAB:
         probabilities = logits.softmax(-1)
         ranked = probabilities.sort(-1, descending=True).values
-        reached = ranked.cumsum(-1, dtype=torch.float64) < mass
-        last = reached.sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
+        before_mass = ranked.cumsum(-1, dtype=torch.float64) < mass
+        last = before_mass.sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
         return probabilities >= ranked.gather(1, last)
     parts = zip(logits.split(1), mass.split(1), strict=True)  # one row's arrays stay in the cache
     return torch.cat([_nucleus(row, share) for row, share in parts])
@@ -115,8 +115,8 @@ def _nucleus(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     # NaN is clamped to a valid bucket, so that the other rows can still be sampled.
     bits = probabilities.view(torch.int32).clamp(0, _ONE_BITS)
     upper, lower = (bits >> 16).long(), (bits & 0xFFFF).long()
-    none = torch.zeros_like(mass, dtype=torch.float64)
-    bucket, beyond = _lowest_bucket(upper, wide, none, mass, (_ONE_BITS >> 16) + 1)
+    zero = torch.zeros_like(mass, dtype=torch.float64)
+    bucket, beyond = _lowest_bucket(upper, wide, zero, mass, (_ONE_BITS >> 16) + 1)
     inside = wide.masked_fill_(upper != bucket, 0)
     place, _ = _lowest_bucket(lower, inside, beyond, mass, 1 << 16)
     return bits >= (bucket << 16) + place

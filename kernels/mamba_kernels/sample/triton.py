@@ -34,20 +34,20 @@ PIVOTS = tl.constexpr(12)
 
 
 @triton.jit
-def _ranked(top_k, row, VOCABULARY: tl.constexpr):
+def _has_top_k(top_k, row, VOCABULARY: tl.constexpr):
     """Return whether `top_k` excludes tokens of the row."""
     k = tl.load(top_k + row)
     return (k > 0) & (k < VOCABULARY)
 
 
 @triton.jit
-def _filtered(top_k, top_p, min_p, row, VOCABULARY: tl.constexpr):
+def _has_filter(top_k, top_p, min_p, row, VOCABULARY: tl.constexpr):
     """Return whether any filter excludes tokens of the row."""
-    return _ranked(top_k, row, VOCABULARY) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
+    return _has_top_k(top_k, row, VOCABULARY) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
 
 
 @triton.jit
-def _least(min_p, row):
+def _min_p_bound(min_p, row):
     """Return the smallest logit, relative to the best and over the temperature, that `min_p` allows."""
     share = tl.load(min_p + row)
     return tl.where(share > 0, tl.log(tl.where(share > 0, share, 1.0)), float("-inf"))
@@ -130,7 +130,7 @@ def check_kernel(
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     heat = tl.load(temperature + row)
-    if (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY):
+    if (heat > 0) & _has_filter(top_k, top_p, min_p, row, VOCABULARY):
         top, chosen = _first_choice(drawn, place, tile_best, row, heat, VOCABULARY, BLOCKS, PADDED)
         token = tile * BLOCK + tl.arange(0, BLOCK)
         inside = token < VOCABULARY
@@ -138,7 +138,7 @@ def check_kernel(
         value = tl.load(row_logits + token, mask=inside, other=float("-inf"))
         scaled = scaled_logits(value, top, heat)
         weight = tl.exp(scaled)
-        allowed = inside & (scaled >= _least(min_p, row))
+        allowed = inside & (scaled >= _min_p_bound(min_p, row))
         ahead = allowed & (usable(value) > usable(tl.load(row_logits + chosen)))
         offset = row * BLOCKS + tile
         tl.store(likelier + offset, tl.sum(ahead.to(tl.float32), 0))
@@ -150,16 +150,16 @@ def check_kernel(
         last = (row * PIVOTS + PIVOTS - 1) * BLOCKS + tile
         tl.store(within + last, tl.sum(allowed.to(tl.float32), 0))
         tl.store(within_weight + last, tl.sum(tl.where(allowed, weight, 0.0), 0))
-        if _ranked(top_k, row, VOCABULARY) & (tl.load(top_p + row) < 1):
+        if _has_top_k(top_k, row, VOCABULARY) & (tl.load(top_p + row) < 1):
             for pivot in tl.static_range(PIVOTS - 1):
-                kept = allowed & (order_of(scaled) <= _pivot_order(pivot))
-                to = (row * PIVOTS + pivot) * BLOCKS + tile
-                tl.store(within + to, tl.sum(kept.to(tl.float32), 0))
-                tl.store(within_weight + to, tl.sum(tl.where(kept, weight, 0.0), 0))
+                in_pivot = allowed & (order_of(scaled) <= _pivot_order(pivot))
+                pivot_offset = (row * PIVOTS + pivot) * BLOCKS + tile
+                tl.store(within + pivot_offset, tl.sum(in_pivot.to(tl.float32), 0))
+                tl.store(within_weight + pivot_offset, tl.sum(tl.where(in_pivot, weight, 0.0), 0))
 
 
 @triton.jit
-def _stays(number, weight, k, mass, whole):
+def _passes(number, weight, k, mass, whole):
     """Return whether a token passes the filters if `number` tokens of total weight `weight` are likelier.
 
     `whole`: the total weight of which `top_p` is a share. The best token always passes.
@@ -184,21 +184,21 @@ def choose_kernel(
     top, chosen = _first_choice(drawn, place, tile_best, row, heat, VOCABULARY, BLOCKS, PADDED)
     t = tl.arange(0, PADDED)
     mask = t < BLOCKS
-    if (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY):
+    if (heat > 0) & _has_filter(top_k, top_p, min_p, row, VOCABULARY):
         row_logits = logits + row.to(tl.int64) * (logits_row * UNIT)
-        mass, least = tl.load(top_p + row), _least(min_p, row)
-        ranked = _ranked(top_k, row, VOCABULARY)
-        k = tl.where(ranked, tl.load(top_k + row), VOCABULARY).to(tl.float32)
-        at = row * BLOCKS + t
-        number = tl.sum(tl.load(likelier + at, mask=mask, other=0.0), 0)
-        weight = tl.sum(tl.load(likelier_weight + at, mask=mask, other=0.0), 0)
-        following = tl.argmax(tl.load(next_drawn + at, mask=mask, other=float("-inf")), 0)
+        mass, least = tl.load(top_p + row), _min_p_bound(min_p, row)
+        has_top_k = _has_top_k(top_k, row, VOCABULARY)
+        k = tl.where(has_top_k, tl.load(top_k + row), VOCABULARY).to(tl.float32)
+        offset = row * BLOCKS + t
+        number = tl.sum(tl.load(likelier + offset, mask=mask, other=0.0), 0)
+        weight = tl.sum(tl.load(likelier_weight + offset, mask=mask, other=0.0), 0)
+        following = tl.argmax(tl.load(next_drawn + offset, mask=mask, other=float("-inf")), 0)
         following = tl.load(next_place + row * BLOCKS + following)
         any_distance = (row * PIVOTS + PIVOTS - 1) * BLOCKS + t
         most = tl.sum(tl.load(within_weight + any_distance, mask=mask, other=0.0), 0)
         whole = most
         low, high, below = tl.full([], 0, tl.int32), tl.full([], INFINITE, tl.int32), 0.0
-        if ranked & (mass < 1):
+        if has_top_k & (mass < 1):
             # A distance with at most k tokens bounds the weight of the k best from below; one with at least k
             # tokens bounds it from above.
             whole = 0.0
@@ -213,9 +213,9 @@ def choose_kernel(
                 below = tl.maximum(below, tl.where(inside < k, inside, 0.0))
                 high = tl.minimum(high, tl.where(inside >= k, order, INFINITE))
         allowed = scaled_logits(tl.load(row_logits + chosen), top, heat) >= least
-        kept = allowed & _stays(number, weight, k, mass, whole)
-        while kept == 0:
-            if (whole < most) & allowed & _stays(number, weight, k, mass, most):
+        passes = allowed & _passes(number, weight, k, mass, whole)
+        while passes == 0:
+            if (whole < most) & allowed & _passes(number, weight, k, mass, most):
                 # The decision lies between the two bounds: compute the exact weight.
                 whole = weight_of_the_best(
                     row_logits, top, heat, least, k, low, high, below, VOCABULARY, BLOCK
@@ -226,19 +226,19 @@ def choose_kernel(
                 allowed = chosen >= 0
                 number = 0.0
                 # If `min_p` is the only filter, the best of the tokens that it allows is the choice.
-                if ranked | (mass < 1):
+                if has_top_k | (mass < 1):
                     number, weight, following = check_row(
                         row_logits, top, heat, least, chosen, words, positions, row, VOCABULARY, BLOCK
                     )
-            kept = allowed & _stays(number, weight, k, mass, whole)
+            passes = allowed & _passes(number, weight, k, mass, whole)
     all_sound = tl.min(tl.load(sound + row * BLOCKS + t, mask=mask, other=1), 0)
     greatest = tl.max(tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf")), 0)
     tl.store(ids + row, chosen.to(tl.int64))
     tl.store(finite + row, ((all_sound == 1) & (greatest > float("-inf"))).to(tl.int8))
     table = tl.load(counts_row + row)
     if table >= 0:
-        at = output + table.to(tl.int64) * (tables_row * UNIT) + chosen
-        tl.store(at, tl.load(at) + 1)
+        offset = output + table.to(tl.int64) * (tables_row * UNIT) + chosen
+        tl.store(offset, tl.load(offset) + 1)
 
 
 def sample(

@@ -47,27 +47,27 @@ def _kth(
     j = tl.arange(0, 8)
     while (passes < EVEN_PASSES + 11) & (inside > 1.0):
         step = (high - low) // 8 + 1
-        tried = tl.minimum(low + (j + 1) * step - 1, high)
+        candidates = tl.minimum(low + (j + 1) * step - 1, high)
         near, far = low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
         if (passes < EVEN_PASSES) & (near < FAR_DISTANCE):
             # The last order is the upper bound.
             width = tl.where(far > FAR_DISTANCE, (FAR_DISTANCE - near) / 7, (far - near) / 8)
             evenly_spaced = (near + width * (j + 1).to(tl.float32)).to(tl.int32, bitcast=True)
-            tried = tl.where(j == 7, high, tl.minimum(evenly_spaced, high))
+            candidates = tl.where(j == 7, high, tl.minimum(evenly_spaced, high))
         numbers = tl.zeros([8, BLOCK], tl.float32)
         for start in range(0, VOCABULARY, BLOCK):
             token = start + tl.arange(0, BLOCK)
             valid = token < VOCABULARY
             value = tl.load(row_logits + token, mask=valid, other=float("-inf"))
             order = order_of(scaled_logits(value, best, temperature))
-            numbers += ((order[None, :] <= tried[:, None]) & valid[None, :]).to(tl.float32)
+            numbers += ((order[None, :] <= candidates[:, None]) & valid[None, :]).to(tl.float32)
         number = tl.sum(numbers, 1)
-        short = tl.minimum(tl.sum((number < target).to(tl.int32), 0), 7)
+        first_enough = tl.minimum(tl.sum((number < target).to(tl.int32), 0), 7)
         # Tokens up to the previous bound are not between the two bounds.
-        below = tl.maximum(below, tl.max(tl.where(j < short, number, 0.0), 0))
-        inside = tl.sum(tl.where(j == short, number, 0.0), 0) - below
-        low = tl.minimum(tl.maximum(low, tl.max(tl.where(j < short, tried + 1, 0), 0)), high)
-        high = tl.sum(tl.where(j == short, tried, 0), 0)
+        below = tl.maximum(below, tl.max(tl.where(j < first_enough, number, 0.0), 0))
+        inside = tl.sum(tl.where(j == first_enough, number, 0.0), 0) - below
+        low = tl.minimum(tl.maximum(low, tl.max(tl.where(j < first_enough, candidates + 1, 0), 0)), high)
+        high = tl.sum(tl.where(j == first_enough, candidates, 0), 0)
         passes += 1
     return high
 

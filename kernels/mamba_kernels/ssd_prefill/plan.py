@@ -122,7 +122,7 @@ class ChunkPlan:
         arrays = {**self.host_chunks, "routes": self.slots.host}
         for most in segments:
             if (cut := self._cut(most)) is not None:
-                arrays |= cut.named(most)
+                arrays |= cut.arrays_by_name(most)
         return arrays
 
     def with_resident(
@@ -138,14 +138,11 @@ class ChunkPlan:
             cut = self._cut(most)
             self.cuts[most] = None
             if cut is not None:
-                names = cut.named(most)
-                tensors = (
-                    self.resident
-                    if names.keys() <= self.resident.keys()
-                    else send_together(names, self.device)
-                )
+                arrays = cut.arrays_by_name(most)
+                sent = arrays.keys() <= self.resident.keys()
+                tensors = self.resident if sent else send_together(arrays, self.device)
                 count = cut.routes.shape[1]
-                self.cuts[most] = Segments(count, *(tensors[name] for name in names))
+                self.cuts[most] = Segments(count, *(tensors[name] for name in arrays))
         return self.cuts[most]
 
     def split(self, most_chunks: int) -> "list[tuple[slice, ChunkPlan]]":

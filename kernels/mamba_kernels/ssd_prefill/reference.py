@@ -28,8 +28,8 @@ def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: t
     state: [slabs, H, P, N], any strides, read and written at the plan's slots; out: [T, H, P], written;
     T = plan.tokens.
     """
-    together = max(1, min(SCANNED_CHUNKS, SCANNED_STATES // state[0].numel()))
-    for rows, part in plan.split(together):
+    chunks_at_once = max(1, min(SCANNED_CHUNKS, SCANNED_STATES // state[0].numel()))
+    for rows, part in plan.split(chunks_at_once):
         _scan(state, inputs.of_rows(rows), part, out[rows])
 
 
@@ -41,13 +41,13 @@ def _scan(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
     step = step_size(inputs.dt, inputs.dt_bias, inputs.dt_limit, kind)
     parts = [_Part.of(inputs, step, group, kind) for group in plan.padded.groups]
     ends = step.new_empty(plan.chunks, G, H // G * P, N)
-    whole = step.new_empty(plan.chunks, H)
+    chunk_decay = step.new_empty(plan.chunks, H)
     outputs = []
     for part in parts:
         ends[part.group.chunks] = _chunk_states(part)
-        whole[part.group.chunks] = torch.exp(part.log_decay[:, -1])
+        chunk_decay[part.group.chunks] = torch.exp(part.log_decay[:, -1])
         outputs.append(_within_chunks(part))
-    _between_chunks(state, ends, whole, parts, outputs, plan)
+    _between_chunks(state, ends, chunk_decay, parts, outputs, plan)
     for part, y in zip(parts, outputs, strict=True):
         torch.addcmul(y, part.x, inputs.D[:, None], out=y)
         rows = y.view(-1, H, P)
@@ -129,7 +129,7 @@ def _within_chunks(part: _Part) -> torch.Tensor:
 def _between_chunks(
     state: torch.Tensor,
     ends: torch.Tensor,
-    whole: torch.Tensor,
+    chunk_decay: torch.Tensor,
     parts: list[_Part],
     outputs: list[torch.Tensor],
     plan: ChunkPlan,
@@ -144,12 +144,12 @@ def _between_chunks(
     H, P = outputs[0].shape[2:]
     decays = [torch.exp(part.log_decay).view(*part.step.shape[:2], G, H // G, 1) for part in parts]
     states = ends.view(n, G, H // G, P, N)
-    whole = whole.view(n, G, H // G, 1, 1)
+    chunk_decay = chunk_decay.view(n, G, H // G, 1, 1)
     initial = plan.slots.read(state).to(ends.dtype)
-    for rank, (chunks, before) in enumerate(
+    for rank, (chunks, previous) in enumerate(
         zip(plan.padded.rank_chunks, plan.padded.rank_before, strict=True)
     ):
-        start = initial.view(-1, G, H // G, P, N) if rank == 0 else states[before]
+        start = initial.view(-1, G, H // G, P, N) if rank == 0 else states[previous]
         if rank > 0 or plan.slots.fresh is None or len(plan.slots.source_slots) > 1:
             for part in plan.padded.rank_parts[rank]:
                 Q = parts[part.group].group.width
@@ -158,14 +158,14 @@ def _between_chunks(
                 flat = start[part.in_rank].reshape(-1, G, H // G * P, N)
                 carried = torch.matmul(C, flat.transpose(2, 3)).view(-1, G, Q, H // G, P).transpose(1, 2)
                 y[part.in_group] += carried * decays[part.group][part.in_group]
-            states[chunks] += start * whole[chunks]
+            states[chunks] += start * chunk_decay[chunks]
     last = states[plan.padded.last].view(-1, H, P, N)
     if state.dtype == torch.float16:
         round_to_float16_(last, plan.slots.device_noise)
     plan.slots.write(state, last)
     tracked, slots = plan.padded.tracked, plan.padded.tracked_slots
     if tracked is not None and slots is not None:
-        kept = states[tracked].view(-1, H, P, N)
+        checkpoints = states[tracked].view(-1, H, P, N)
         if state.dtype == torch.float16:
-            round_to_float16_(kept, plan.on_device.chunk_noise[tracked])
-        state[slots] = kept.to(state.dtype)
+            round_to_float16_(checkpoints, plan.on_device.chunk_noise[tracked])
+        state[slots] = checkpoints.to(state.dtype)

@@ -48,7 +48,7 @@ class SegmentCuts:
             piece_segment=np.append(0, last + 1),
         )
 
-    def named(self, most: int) -> dict[str, HostIntegers]:
+    def arrays_by_name(self, most: int) -> dict[str, HostIntegers]:
         """Return the arrays under names that are unique in a step; most: the argument of `cut`."""
         return {f"{most} segments {field.name}": getattr(self, field.name) for field in fields(self)}
 

@@ -88,7 +88,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
     begin_of = state.new_empty(segments.count, H, P, N, dtype=torch.float32)
     decay = state.new_empty(segments.count, H, dtype=torch.float32)
     begin = {"begin": begin_of, **_strides("begin", begin_of)}
-    own = (
+    contribution_names = (
         "x",
         "x_row",
         "x_head",
@@ -108,7 +108,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         "route": segments.routes.stride(0),
     }
     contribute = {
-        **{name: scan[name] for name in own},
+        **{name: scan[name] for name in contribution_names},
         **begin,
         **of_segments,
         "chunk_start": scan["chunk_start"],
@@ -179,9 +179,9 @@ def _ssd_prefill(
     states = ()
     for part in tl.static_range(parts):
         # Nothing is read for a fresh state: the padding slot may hold NaN.
-        begun = rows[:, None] & (part * BLOCK_N + n < extent_at(source, N))[None, :]
+        source_mask = rows[:, None] & (part * BLOCK_N + n < extent_at(source, N))[None, :]
         pointers = begin + source * begin_slab + first_at + part * BLOCK_N
-        states = states + (tl.load(pointers, mask=begun, other=0.0).to(tl.float32),)
+        states = states + (tl.load(pointers, mask=source_mask, other=0.0).to(tl.float32),)
 
     bias = tl.load(dt_bias + head).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
@@ -205,14 +205,14 @@ def _ssd_prefill(
             c_at = C + t[:, None] * C_row + group * C_group + n[None, :]
             pairs = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
             y = tl.zeros([BLOCK_T, BLOCK_P], tl.float32)
-            shared = ()
+            b_parts = ()
             for part in tl.static_range(parts):
-                both = inside[:, None] & (part * BLOCK_N + n < N)[None, :]
-                b = tl.load(b_at + part * BLOCK_N, mask=both, other=0.0).to(KIND)
-                c = tl.load(c_at + part * BLOCK_N, mask=both, other=0.0).to(KIND)
+                mask = inside[:, None] & (part * BLOCK_N + n < N)[None, :]
+                b = tl.load(b_at + part * BLOCK_N, mask=mask, other=0.0).to(KIND)
+                c = tl.load(c_at + part * BLOCK_N, mask=mask, other=0.0).to(KIND)
                 pairs = tl.dot(c, tl.trans(b), pairs, input_precision=PRECISION)
                 y = tl.dot(c, tl.trans(states[part]).to(KIND), y, input_precision=PRECISION)
-                shared = shared + (b,)
+                b_parts = b_parts + (b,)
                 if tl.float32 == KIND:
                     # Otherwise the operands of all parts are loaded before the first one is multiplied.
                     tl.debug_barrier()
@@ -225,29 +225,31 @@ def _ssd_prefill(
             y_at = out + t[:, None] * out_row + head * out_head + p[None, :]
             tl.store(y_at, y.to(out.dtype.element_ty), mask=inside[:, None] & rows[None, :])
 
-            left = tl.trans((inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND))
+            weighted = tl.trans((inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND))
             following = ()
             for part in tl.static_range(parts):
                 decayed = states[part] * tl.exp2(total)
-                following = following + (tl.dot(left, shared[part], decayed, input_precision=PRECISION),)
+                following = following + (tl.dot(weighted, b_parts[part], decayed, input_precision=PRECISION),)
             states = following
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
             # Equal to `head`. A compiler that knew this would compute places and noise of each element before
             # the loop, and keep all of them in registers during the loop over tokens.
-            same = tl.where(chunk >= 0, head, 0)
-            checkpoint = state + track * state_slab + same * state_head + p[:, None] * state_row
+            head_of_store = tl.where(chunk >= 0, head, 0)
+            checkpoint = state + track * state_slab + head_of_store * state_head + p[:, None] * state_row
             for part in tl.static_range(parts):
-                own = part * BLOCK_N + n
-                kept = as_stored(states[part], state, same, p, own, chunk_noise + chunk, P, N)
-                tl.store(checkpoint + own[None, :], kept, mask=rows[:, None] & (own < N)[None, :])
+                columns = part * BLOCK_N + n
+                rounded = as_stored(states[part], state, head_of_store, p, columns, chunk_noise + chunk, P, N)
+                tl.store(checkpoint + columns[None, :], rounded, mask=rows[:, None] & (columns < N)[None, :])
     last = tl.load(piece_chunk + piece + 1) - 1
-    same = tl.where(last >= 0, head, 0)
-    final = state + target * state_slab + same * state_head + p[:, None] * state_row
+    head_of_store = tl.where(last >= 0, head, 0)
+    final = state + target * state_slab + head_of_store * state_head + p[:, None] * state_row
     for part in tl.static_range(parts):
-        own = part * BLOCK_N + n
-        kept = as_stored(states[part], state, same, p, own, chunk_noise + last, P, N)
-        tl.store(final + own[None, :], kept, mask=rows[:, None] & (own < extent_at(target, N))[None, :])
+        columns = part * BLOCK_N + n
+        rounded = as_stored(states[part], state, head_of_store, p, columns, chunk_noise + last, P, N)
+        tl.store(
+            final + columns[None, :], rounded, mask=rows[:, None] & (columns < extent_at(target, N))[None, :]
+        )
 
 
 @triton.jit(
@@ -278,7 +280,7 @@ def _contribution(
         states = ()
         for _ in tl.static_range(parts):
             states = states + (tl.zeros([BLOCK_P, BLOCK_N], tl.float32),)
-        whole = bias * 0.0
+        total_decay = bias * 0.0
         for chunk in range(tl.load(piece_chunk + segment), tl.load(piece_chunk + segment + 1)):
             stop = tl.load(chunk_start + chunk + 1)
             for first in range(tl.load(chunk_start + chunk), stop, BLOCK_T):
@@ -290,24 +292,24 @@ def _contribution(
                 total = tl.min(log, 0)
                 x_at = x + t[:, None] * x_row + head * x_head + p[None, :]
                 inputs = tl.load(x_at, mask=inside[:, None] & rows[None, :], other=0.0).to(KIND)
-                left = (inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND)
+                weighted = (inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND)
                 b_at = B + t[:, None] * B_row + group * B_group + n[None, :]
                 following = ()
                 for part in tl.static_range(parts):
-                    both = inside[:, None] & (part * BLOCK_N + n < N)[None, :]
-                    b = tl.load(b_at + part * BLOCK_N, mask=both, other=0.0).to(KIND)
+                    b_mask = inside[:, None] & (part * BLOCK_N + n < N)[None, :]
+                    b = tl.load(b_at + part * BLOCK_N, mask=b_mask, other=0.0).to(KIND)
                     decayed = states[part] * tl.exp2(total)
-                    added = tl.dot(tl.trans(left), b, decayed, input_precision=PRECISION)
+                    added = tl.dot(tl.trans(weighted), b, decayed, input_precision=PRECISION)
                     following = following + (added,)
                 states = following
-                whole += total
+                total_decay += total
         offsets = segment * begin_slab + head * begin_head + p[:, None] * begin_row + n[None, :]
         for part in tl.static_range(parts):
-            own = part * BLOCK_N + n
-            mask = rows[:, None] & (own < N)[None, :]
+            columns = part * BLOCK_N + n
+            mask = rows[:, None] & (columns < N)[None, :]
             tl.store(begin + offsets + part * BLOCK_N, states[part], mask=mask)
         # All blocks of the head store the same value.
-        tl.store(decay + segment * heads + head, whole)
+        tl.store(decay + segment * heads + head, total_decay)
 
 
 @triton.jit(do_not_specialize_on_alignment=["routes", "piece_segment"])
@@ -323,14 +325,14 @@ def _join(
     p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     inside = (p < P)[:, None] & (n < N)[None, :]
-    begun = (p < P)[:, None] & (n < extent_at(source, N))[None, :]
+    source_mask = (p < P)[:, None] & (n < extent_at(source, N))[None, :]
     offsets = head * state_head + p[:, None] * state_row + n[None, :]
-    s = tl.load(state + source * state_slab + offsets, mask=begun, other=0.0).to(tl.float32)
-    own_at = begin + head * begin_head + p[:, None] * begin_row + n[None, :]
+    s = tl.load(state + source * state_slab + offsets, mask=source_mask, other=0.0).to(tl.float32)
+    first_pointers = begin + head * begin_head + p[:, None] * begin_row + n[None, :]
     last = tl.load(piece_segment + piece + 1) - 1
     for segment in range(tl.load(piece_segment + piece), last):
-        place = own_at + segment * begin_slab
-        own = tl.load(place, mask=inside, other=0.0)
+        place = first_pointers + segment * begin_slab
+        contribution = tl.load(place, mask=inside, other=0.0)
         tl.store(place, s, mask=inside)
-        s = s * tl.exp2(tl.load(decay + segment * heads + head)) + own
-    tl.store(own_at + last * begin_slab, s, mask=inside)
+        s = s * tl.exp2(tl.load(decay + segment * heads + head)) + contribution
+    tl.store(first_pointers + last * begin_slab, s, mask=inside)

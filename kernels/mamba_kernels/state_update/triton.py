@@ -86,10 +86,12 @@ def _state_update(
     rows, columns = p < P, n < N
     offsets = head * state_head + p[:, None] * state_row + n[None, :]
     # Nothing is read for a fresh state: the padding slot may hold NaN.
-    begun = rows[:, None] & (n < extent_at(source, N))[None, :]
-    written = rows[:, None] & (n < extent_at(target, N))[None, :]
-    tracked = rows[:, None] & (n < extent_at(track, N))[None, :]
-    h = tl.load(state + source * state_slab + offsets, mask=begun, other=0.0, eviction_policy="evict_first")
+    source_mask = rows[:, None] & (n < extent_at(source, N))[None, :]
+    target_mask = rows[:, None] & (n < extent_at(target, N))[None, :]
+    track_mask = rows[:, None] & (n < extent_at(track, N))[None, :]
+    h = tl.load(
+        state + source * state_slab + offsets, mask=source_mask, other=0.0, eviction_policy="evict_first"
+    )
     h = h.to(tl.float32)
 
     step = softplus(tl.load(dt + row * dt_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
@@ -103,6 +105,6 @@ def _state_update(
     tl.store(out + row * out_row + head * out_head + p, y.to(out.dtype.element_ty), mask=rows)
 
     stored = as_stored(h, state, head, p, n, noise + row, P, N)
-    tl.store(state + target * state_slab + offsets, stored, mask=written, eviction_policy="evict_first")
+    tl.store(state + target * state_slab + offsets, stored, mask=target_mask, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
-    tl.store(state + track * state_slab + offsets, stored, mask=tracked, eviction_policy="evict_first")
+    tl.store(state + track * state_slab + offsets, stored, mask=track_mask, eviction_policy="evict_first")
