@@ -1,1 +1,1 @@
-"""Numbers: one folder per operator, plain-torch reference beside the kernels. torch and triton only."""
+"""Numerical kernels: one folder per operator, with a plain torch reference. Imports torch and triton only."""

@@ -1,8 +1,8 @@
 """`MAMBASERVE_KERNELS`: which kernels compute, and which operators are left to their references.
 
-`auto` (the default: Triton's on a GPU, on a CPU the C++ ones with its quickest instructions), `torch` (no
-kernels of ours), `triton`, or the name of an instruction set. Behind `auto` or `triton` each `,-OPERATOR`
-leaves one out.
+The value is `auto` (the default: Triton kernels on a GPU, on a CPU the C++ kernels with its fastest
+instructions), `torch` (references only), `triton`, or the name of an instruction set. After `auto` or
+`triton` each `,-OPERATOR` leaves one operator out.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ class UnknownKernels(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """What the variable says."""
+    """The parsed value of the variable."""
 
     kernels: str
     """auto, torch, triton or an instruction set."""
     left_out: tuple[str, ...] = ()
-    """Names of operators, which are known to the dispatcher alone."""
+    """Names of operators without a check: only the dispatcher knows which operators exist."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "KernelChoice":
@@ -39,8 +39,8 @@ class KernelChoice:
             )
         if wrong := [part for part in rest if part[:1] != "-" or part == "-"]:
             raise UnknownKernels(
-                f"{VARIABLE}={text}: {wrong[0] or 'nothing'} stands behind a comma; write -OPERATOR to leave "
-                "one out, as in triton,-moe"
+                f"{VARIABLE}={text}: {wrong[0] or 'nothing'} follows a comma; write -OPERATOR to leave "
+                "an operator out, as in triton,-moe"
             )
         if rest and kernels not in (AUTO, TRITON):
             raise UnknownKernels(

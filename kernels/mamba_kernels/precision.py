@@ -1,4 +1,4 @@
-"""The type sums are kept in: float32 for everything narrower, float64 when the input is float64."""
+"""The type in which sums are kept: float32 for all narrower types, float64 for float64 inputs."""
 
 import torch
 

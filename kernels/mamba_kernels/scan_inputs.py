@@ -1,4 +1,4 @@
-"""What the recurrence reads for a run of rows; prefill and decode take the same."""
+"""Inputs of the Mamba2 recurrence for a run of rows, the same for prefill and decode."""
 
 from dataclasses import dataclass, replace
 
@@ -29,5 +29,5 @@ class ScanInputs:
     dt_limit: tuple[float, float]
 
     def of_rows(self, rows: slice) -> "ScanInputs":
-        """Take some of the rows."""
+        """Return the inputs of these rows."""
         return replace(self, x=self.x[rows], dt=self.dt[rows], B=self.B[rows], C=self.C[rows])

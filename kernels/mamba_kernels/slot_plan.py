@@ -1,7 +1,8 @@
-"""Which slot each sequence's state is read from and written to in one step: built once, used by every layer.
+"""Slots from which each sequence's state is read and to which it is written in one step.
 
-Both parts of a state (SSM part, convolution window) go through the same plan, so that they cannot end up at
-different depths or places. Built from host arrays alone; never reads the device.
+A plan is built once per step and used by every layer. Both parts of a state (SSM part, convolution window)
+follow the same plan, so they cannot end up at different depths or places. A plan is built from host arrays
+alone and never reads the device.
 """
 
 from dataclasses import dataclass
@@ -18,32 +19,33 @@ HostIntegers = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 class NoHostRoutes(RuntimeError):
-    """A plan that stays on the device from step to step has no integers on the host."""
+    """The plan stays on the device from step to step and has no integers on the host."""
 
 
 def index_tensor(values: HostIntegers, device: torch.device) -> torch.Tensor:
-    """int64 copy of host integers on the device."""
+    """Return an int64 copy of host integers on the device."""
     return to_device(torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)), device)
 
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """Sources and destinations of `n` states; tracked rows get the same state in a second slot as well.
+    """Sources and targets of `n` states; the state of a tracked row is also written to a second slot.
 
-    A backend takes the routes in the form that it reads; what is derived from them is made when it is first
-    asked for. Forms that need the host raise NoHostRoutes where it does not know the routes.
+    A backend takes the routes in the form that it reads; each form is computed at its first use. Forms that
+    need the host raise NoHostRoutes if the routes are on the device alone.
     """
 
     device: torch.device
     host_routes: HostIntegers | None
     """[3, n] int64: source slot (-1 = the zero state), target slot, tracking slot (-1 = not tracked) of each
-    state, rows in one piece each. None where they are on the device alone."""
+    state; each of the three rows is dense. None = the routes are on the device alone."""
     resident: torch.Tensor | None = None
-    """[3, n] int32, the same where kernels run, if it is there already; a row is dense."""
+    """[3, n] int32: the routes on the device if they were sent already; each row is dense."""
     host_noise: IntArray | None = None
-    """[n] int32 of `noise_words`, to round float16 states by; None = zeros, or on the device alone."""
+    """[n] int32 of `noise_words`, by which float16 states are rounded; None = zeros, or on the device
+    alone."""
     resident_noise: torch.Tensor | None = None
-    """[n] int32, the same where kernels run, if it is there already."""
+    """[n] int32: the noise on the device if it was sent already."""
 
     @classmethod
     def build(
@@ -56,8 +58,10 @@ class SlotPlan:
         resident_noise: torch.Tensor | None = None,
         resident: torch.Tensor | None = None,
     ) -> "SlotPlan":
-        """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none); the
-        others as the fields."""
+        """Plan `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none).
+
+        The other arguments are the fields of the same names.
+        """
         return cls(device, np.array([slot_in, slot_out, track], np.int64), resident, noise, resident_noise)
 
     @cached_property
@@ -69,12 +73,12 @@ class SlotPlan:
 
     @cached_property
     def noise(self) -> torch.Tensor:
-        """[n] int32 on the host: what float16 states are rounded by."""
+        """[n] int32 on the host: the words by which float16 states are rounded."""
         return torch.from_numpy(self._noise)
 
     @cached_property
     def device_noise(self) -> torch.Tensor:
-        """[n] int32, the same on the device."""
+        """[n] int32 on the device: the words by which float16 states are rounded."""
         return to_device(self.noise, self.device) if self.resident_noise is None else self.resident_noise
 
     @cached_property
@@ -107,37 +111,37 @@ class SlotPlan:
 
     @cached_property
     def fresh(self) -> torch.Tensor | None:
-        """[n] bool where the state starts at zero; None when nowhere."""
+        """[n] bool: whether the state starts at zero; None if none does."""
         fresh = self.host[0] < 0
         return index_tensor(fresh, self.device).bool() if fresh.any() else None
 
     @cached_property
     def target(self) -> torch.Tensor:
-        """[n] int64"""
+        """[n] int64 target slots."""
         return index_tensor(self.host[1], self.device)
 
     @cached_property
     def tracked(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """[k] int64 rows that are tracked, and [k] int64 their second slots; None when there is none."""
+        """Tracked rows, [k] int64, and their second slots, [k] int64; None if no row is tracked."""
         rows = np.flatnonzero(self.host[2] >= 0)
         if not len(rows):
             return None
         return index_tensor(rows, self.device), index_tensor(self.host[2][rows], self.device)
 
     def split(self, rows: int) -> "list[tuple[slice, SlotPlan]]":
-        """Plans of at most `rows` states each, and which of the states they are."""
+        """Split into plans of at most `rows` states; return each with the slice of states that it covers."""
         host = self.host
         n = host.shape[1]
         if n <= rows:
             return [(slice(0, n), self)]
-        parts = [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
+        parts = [slice(first, min(first + rows, n)) for first in range(0, n, rows)]
         return [
-            (some, SlotPlan(self.device, np.ascontiguousarray(host[:, some]), host_noise=self._noise[some]))
-            for some in parts
+            (part, SlotPlan(self.device, np.ascontiguousarray(host[:, part]), host_noise=self._noise[part]))
+            for part in parts
         ]
 
     def read(self, cache: torch.Tensor) -> torch.Tensor:
-        """Copies [n, ...] of the source slots of `cache` [slabs, ...]; zeros where the state is fresh."""
+        """Copy the source slots of `cache` [slabs, ...] to a new tensor [n, ...], zero for fresh states."""
         states = cache[self.source]
         if self.fresh is not None:
             # A fill, not a product with zero: the padding slot may hold NaN.
@@ -145,7 +149,7 @@ class SlotPlan:
         return states
 
     def write(self, cache: torch.Tensor, states: torch.Tensor) -> None:
-        """Store `states` [n, ...] to the target slots, and those of tracked rows to their second slot."""
+        """Store `states` [n, ...] in their target slots, and those of tracked rows in second slots too."""
         states = states.to(cache.dtype)
         cache[self.target] = states
         if self.tracked is not None:
@@ -160,7 +164,7 @@ class SlotPlan:
 
     @property
     def host(self) -> HostIntegers:
-        """`host_routes`. Raises NoHostRoutes where they are on the device alone."""
+        """The host routes. Raises NoHostRoutes if they are on the device alone."""
         if self.host_routes is None:
             raise NoHostRoutes("this plan is on the device alone: only Triton's kernels can follow it")
         return self.host_routes

@@ -1,13 +1,13 @@
-"""From the host to a device: the one way that a step's integers and parameters take."""
+"""Transfer from the host to a device, used for all integers and parameters of a step."""
 
 import torch
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` of the host on `device`, without waiting for the copy; on a CPU the tensor itself.
+    """Copy a host tensor to `device` without waiting for the copy; on a CPU return the tensor itself.
 
-    The copy goes through pinned memory, which stays reserved until it is complete: from pageable memory the
-    host would wait.
+    The copy goes through pinned memory, which stays reserved until the copy is complete; a copy from pageable
+    memory would block the host.
     """
     if device.type == "cpu":
         return tensor
@@ -15,8 +15,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def aligned(entries: int) -> int:
-    """How many 4-byte entries a part of a packed buffer takes so that the next one begins at 16 bytes.
+    """Round a number of 4-byte entries up so that the next part of a packed buffer is aligned to 16 bytes.
 
-    A kernel is compiled once more for a pointer that does not.
+    A kernel would be compiled a second time for a pointer that is not.
     """
     return -(-entries // 4) * 4

@@ -34,4 +34,4 @@ def test_a_server_says_which_operators_are_left_out_and_answers() -> None:
 def test_a_name_that_no_operator_has_ends_the_start_with_the_names() -> None:
     with Command(*SERVE, env=kernels("auto,-experts")) as command:
         assert command.wait() == 2
-        assert re.search("no operator experts to leave out; there are activate, .*moe", command.output)
+        assert re.search("no operator experts to leave out; choose from activate, .*moe", command.output)

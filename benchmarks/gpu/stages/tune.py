@@ -11,7 +11,7 @@ from benchmarks.gpu.stages.kernels import RecordedStep, decodes, prompts
 from benchmarks.gpu.step_inputs import StepShape
 from benchmarks.gpu.timing import seconds_of
 
-from mamba_kernels.bench.tuning import GAIN, Entries, candidates, table
+from mamba_kernels.bench.tuning import MAX_TIME_RATIO, Entries, candidates, table
 from mamba_kernels.dispatch.operators import triton_operators
 from mamba_kernels.triton_support.launch_table import LaunchTrial
 
@@ -50,9 +50,9 @@ def _tuned(step: RecordedStep, operator: str, device: torch.device, small: bool)
     tried: list[Numbers] = []
     kept: Entries = {}
     with torch.inference_mode():
-        with LaunchTrial({}) as defaults:
+        with LaunchTrial({}) as trial:
             best = default = float(seconds_of(runs, device)["seconds"])
-        for key, launch in defaults.asked.items():
+        for key, launch in trial.defaults.items():
             for candidate in list(candidates(launch))[: 1 if small else MOST_CANDIDATES]:
                 try:
                     with LaunchTrial({**kept, key: candidate}):
@@ -63,7 +63,7 @@ def _tuned(step: RecordedStep, operator: str, device: torch.device, small: bool)
                     )
                     continue
                 tried.append({"kernel": key, "launch": candidate, "seconds": seconds})
-                if seconds < GAIN * best:
+                if seconds < MAX_TIME_RATIO * best:
                     best, kept[key] = seconds, candidate
     return {
         "default_seconds": default,

@@ -1,4 +1,4 @@
-"""The activation between two projections, and the product with what a gate opens."""
+"""The activation between two projections, and its product with a factor such as a gated half."""
 
 from mamba_kernels.activate.function import Function
 from mamba_kernels.activate.reference import activate

@@ -1,4 +1,4 @@
-"""The functions that an element goes through between two projections."""
+"""The elementwise functions between two projections."""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""Activations in plain torch, any device, float64-capable. Called by feed-forwards and by gated attention."""
+"""Activations in plain torch on any device, float64 included. Called by MLPs and by gated attention."""
 
 from collections.abc import Callable
 
@@ -18,10 +18,9 @@ _IN_PLACE: dict[Function, Callable[[torch.Tensor], object]] = {
 
 
 def activate(x: torch.Tensor, function: Function, factor: torch.Tensor | None = None) -> None:
-    """x = function(x) * factor, in place.
+    """Replace x by function(x) * factor in place, or by function(x) if there is no factor.
 
-    x, factor: [T, f], rows may be strided, so that both may lie in one product; without `factor` nothing is
-    multiplied.
+    x, factor: [T, f]; rows may be strided, so that both may be halves of one product.
     """
     _IN_PLACE[function](x)
     if factor is not None:

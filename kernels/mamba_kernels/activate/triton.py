@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Activations on a GPU, one launch with or without a factor: see README.md."""
+"""Activations on a GPU, one launch with or without a factor; see README.md."""
 
 import torch
 import triton
@@ -9,16 +9,16 @@ from mamba_kernels.activate.function import Function
 from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div, check, stride_unit
 
 TILE = 1024
-"""Elements of a program: 128 bits a thread."""
+"""Elements of a program: 128 bits per thread."""
 
 
 def activate(x: torch.Tensor, function: Function, factor: torch.Tensor | None = None) -> None:
-    """As the reference: x = function(x) * factor, in place. Raises WrongArgument."""
+    """Replace x by function(x) * factor in place. Raises WrongArgument."""
     call(x, function, factor).run()
 
 
 def call(x: torch.Tensor, function: Function, factor: torch.Tensor | None) -> KernelCall:
-    """The launch of `activate`, its arguments checked."""
+    """Check the arguments of `activate` and return its launch."""
     check("x", x, (None, None))
     rows, width = x.shape
     unit, factor_unit, factor_row = stride_unit(x.stride()[:1]), 1, 0
@@ -44,12 +44,12 @@ def activate_kernel(
     x, factor, x_row: tl.int64, factor_row: tl.int64, FUNCTION: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, FACTOR_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, tiles of a row). Strides in units: what they divide by is known when compiling."""
+    """Grid (rows, tiles of a row). Strides are multiples of units that the compiler knows."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < WIDTH
-    here = x + row * (x_row * UNIT) + at
-    value = tl.load(here, mask=inside, other=0.0).to(tl.float32)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    pointers = x + row * (x_row * UNIT) + column
+    value = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
     if FUNCTION == "squared_relu":
         value = _relu(value)
         value *= value
@@ -65,12 +65,12 @@ def activate_kernel(
         # (1 + tanh(y)) / 2 = sigmoid(2 y)
         value *= tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
     if factor is not None:
-        more = tl.load(factor + row * (factor_row * FACTOR_UNIT) + at, mask=inside, other=0.0)
-        value *= more.to(tl.float32)
-    tl.store(here, value.to(x.dtype.element_ty), mask=inside)
+        factor_value = tl.load(factor + row * (factor_row * FACTOR_UNIT) + column, mask=inside, other=0.0)
+        value *= factor_value.to(tl.float32)
+    tl.store(pointers, value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _relu(x):
-    """max(x, 0); what is no number stays none."""
+    """Compute max(x, 0) so that NaN stays NaN."""
     return tl.where(x < 0.0, 0.0, x)

@@ -1,1 +1,1 @@
-"""Times of the kernels on this machine, beside its own limits: `python -m mamba_kernels.bench`."""
+"""Times of the kernels compared with the limits of this machine: `python -m mamba_kernels.bench`."""

@@ -1,8 +1,8 @@
-"""`python -m mamba_kernels.bench`: the machine's limits first, then each operator beside them.
+"""`python -m mamba_kernels.bench`: measure the limits of the machine, then each operator.
 
-On a CUDA device Triton's kernels are measured; on a CPU the C++ ones that are an operator by themselves,
-beside torch's time, and the references of all others. Progress goes to standard error, JSON to standard
-output or `--out`.
+On a CUDA device the Triton kernels are measured. On a CPU the C++ kernels of single operators are measured
+and compared with torch, and of all other operators the references. Progress goes to standard error, JSON to
+standard output or `--out`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 from mamba_kernels.bench.attention_cases import attention_cases
 from mamba_kernels.bench.case import Case
 from mamba_kernels.bench.machine import measure
-from mamba_kernels.bench.measurement import measured
+from mamba_kernels.bench.measurement import measure_case
 from mamba_kernels.bench.model_shape import MODEL_SHAPES
 from mamba_kernels.bench.moe_and_delta_cases import moe_and_delta_cases
 from mamba_kernels.bench.row_cases import row_cases
@@ -33,56 +33,71 @@ Entries = dict[tuple[str, str], dict[str, Any]]
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu")
-    if options.device == "cuda" and device.type != "cuda":
-        print("--device cuda: torch sees no CUDA device here", file=sys.stderr)
-        return 2
-    if options.tune and device.type != "cuda":
-        print("--tune: only a CUDA device has launches to tune, and torch sees none here", file=sys.stderr)
+    if problem := _problem(options, device):
+        print(problem, file=sys.stderr)
         return 2
     try:
         backend = _backend(device)
     except UnknownKernels as why:
         print(why, file=sys.stderr)
         return why.exit_code
-    operators = backend.operators
     with torch.inference_mode():
-        machine = measure(device)
-        print(
-            f"{machine.device}: copies {machine.copy_bytes_per_second / 1e9:.0f} GB/s, multiplies "
-            f"{machine.flops_per_second / 1e12:.1f} TFLOP/s",
-            file=sys.stderr,
-        )
-        cases = [
-            case
-            for name in options.model or ["nemotron-nano-9b-v2"]
-            for case in cases_of(name, device, small=device.type == "cpu")
-        ]
-        cases += moe_and_delta_cases(device, small=device.type == "cpu")
-        cases = [case for case in cases if not options.operator or case.operator in options.operator]
-        results = []
-        entries: Entries = {}
-        for number, case in enumerate(cases, 1):
-            with _tuned(case, operators, device, entries) if options.tune else nullcontext():
-                results.append(measured(case, operators, machine, device, peer=options.peer))
-            print(f"[{number}/{len(cases)}] {_line(results[-1])}", file=sys.stderr)
-    text = json.dumps(
-        {
-            "machine": machine.to_json(),
-            "kernels": backend.name,
-            "results": results,
-            **({"launch_table": _table(entries, machine.device)} if options.tune else {}),
-        },
-        indent=1,
-    )
+        report = _measure(options, backend, device)
+    text = json.dumps(report, indent=1)
     if options.out:
         options.out.write_text(text + "\n")
     else:
         print(text)
-    return 1 if any("error" in each for each in results) else 0
+    return 1 if any("error" in result for result in report["results"]) else 0
+
+
+def _problem(options: argparse.Namespace, device: torch.device) -> str:
+    """Return why the options cannot be followed on this device; empty if they can."""
+    if device.type == "cuda":
+        return ""
+    if options.device == "cuda":
+        return "--device cuda: torch sees no CUDA device here"
+    if options.tune:
+        return "--tune: only a CUDA device has launches to tune, and torch sees none here"
+    return ""
+
+
+def _measure(options: argparse.Namespace, backend: Backend, device: torch.device) -> dict[str, Any]:
+    """Measure the machine and all selected cases, and print one line for each."""
+    machine = measure(device)
+    print(
+        f"{machine.device}: copies {machine.copy_bytes_per_second / 1e9:.0f} GB/s, multiplies "
+        f"{machine.flops_per_second / 1e12:.1f} TFLOP/s",
+        file=sys.stderr,
+    )
+    cases = _selected_cases(options, device)
+    results = []
+    entries: Entries = {}
+    for number, case in enumerate(cases, 1):
+        with _launch_trial(case, backend.operators, device, entries) if options.tune else nullcontext():
+            results.append(measure_case(case, backend.operators, machine, device, peer=options.peer))
+        print(f"[{number}/{len(cases)}] {_line(results[-1])}", file=sys.stderr)
+    return {
+        "machine": machine.to_json(),
+        "kernels": backend.name,
+        "results": results,
+        **({"launch_table": _table(entries, machine.device)} if options.tune else {}),
+    }
+
+
+def _selected_cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
+    small = device.type == "cpu"
+    models = options.model or ["nemotron-nano-9b-v2"]
+    cases = [case for name in models for case in cases_of(name, device, small=small)]
+    cases += moe_and_delta_cases(device, small=small)
+    return [case for case in cases if not options.operator or case.operator in options.operator]
 
 
 def _backend(device: torch.device) -> Backend:
-    """On a CPU what a model would get, with as many threads as torch has. Raises UnknownKernels."""
+    """Return the backend that a model would get, on a CPU with torch's number of threads.
+
+    Raises UnknownKernels.
+    """
     if device.type == "cuda":
         return Backend(TRITON, triton_operators())
     backend = backend_for(device, torch.bfloat16)
@@ -92,7 +107,7 @@ def _backend(device: torch.device) -> Backend:
 
 
 def cases_of(model: str, device: torch.device, *, small: bool) -> list[Case]:
-    """All operators at the shapes of a model."""
+    """Return the cases of all operators at the shapes of a model."""
     shape = MODEL_SHAPES[model]
     return [
         *scan_cases(model, shape, device, small=small),
@@ -101,17 +116,17 @@ def cases_of(model: str, device: torch.device, *, small: bool) -> list[Case]:
     ]
 
 
-def _tuned(
+def _launch_trial(
     case: Case, operators: Operators, device: torch.device, entries: Entries
 ) -> AbstractContextManager[object]:
-    """Adds what is found for the case to `entries`, which are in force while it is measured."""
-    # Not above: they need Triton, which a machine without a GPU may lack.
+    """Tune the case, add its launch configurations to `entries`, and return a context in which they apply."""
+    # Imported here since they need Triton, which a machine without a GPU may lack.
     from mamba_kernels.bench.measurement import WrongResult
-    from mamba_kernels.bench.tuning import tuned
+    from mamba_kernels.bench.tuning import tune
     from mamba_kernels.triton_support.launch_table import LaunchTrial
 
-    with suppress(WrongResult):  # The measurement tells it.
-        entries |= tuned(case, operators, device)
+    with suppress(WrongResult):  # The measurement reports it.
+        entries |= tune(case, operators, device)
     return LaunchTrial(entries)
 
 
@@ -125,10 +140,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m mamba_kernels.bench", description=__doc__)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--model", action="append", choices=sorted(MODEL_SHAPES), help="may be repeated")
-    parser.add_argument("--operator", action="append", help="only this one; may be repeated")
-    parser.add_argument("--peer", action="store_true", help="mamba_ssm beside it, where it is installed")
-    parser.add_argument("--tune", action="store_true", help="also find launch configurations, for the table")
-    parser.add_argument("--out", type=Path, help="file for the JSON")
+    parser.add_argument("--operator", action="append", help="measure this operator only; may be repeated")
+    parser.add_argument("--peer", action="store_true", help="compare with mamba_ssm if it is installed")
+    parser.add_argument("--tune", action="store_true", help="also find launch configurations for the table")
+    parser.add_argument("--out", type=Path, help="write the JSON to this file")
     return parser.parse_args(arguments)
 
 

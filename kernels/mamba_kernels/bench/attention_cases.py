@@ -1,4 +1,4 @@
-"""Attention over pages, and what is in front of it: rotary positions, and the writing of keys and values."""
+"""Cases of attention over pages, rotary positions, and writes of keys and values."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ PAGE = 16
 
 
 def attention_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
-    """`small`: for a machine without a GPU."""
+    """Return the cases at the shapes of a model; small: for a machine without a GPU."""
     decodes = ((8, 512),) if small else ((1, 8192), (64, 1024), (64, 8192), (1, 131_072))
     pieces = ((128, 512),) if small else ((2048, 2048), (2048, 16_384))
     cases = [_attend(name, shape, device, rows, 1, context) for rows, context in decodes]
@@ -25,7 +25,7 @@ def attention_cases(name: str, shape: ModelShape, device: torch.device, *, small
 def _attend(
     name: str, shape: ModelShape, device: torch.device, sequences: int, new: int, context: int
 ) -> Case:
-    """`sequences` contexts of `context` tokens, whose last `new` ask."""
+    """Return the case of `sequences` contexts of `context` tokens, of which the last `new` are queries."""
 
     def inputs(size: int) -> Inputs:
         generator = torch.Generator(device).manual_seed(0)
@@ -46,12 +46,14 @@ def _attend(
         query = query.bfloat16()
         return {"kv": kv.bfloat16(), "query": query, "plan": plan, "out": torch.empty_like(query)}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
         scale = shape.head_dim**-0.5
-        operators.paged_attention(given["query"], given["kv"], scale, given["plan"], given["out"])
-        return (given["out"],)
+        operators.paged_attention(
+            arguments["query"], arguments["kv"], scale, arguments["plan"], arguments["out"]
+        )
+        return (arguments["out"],)
 
-    # Keys before the first new token are seen by all, those among the new ones by half of them.
+    # All new tokens see the keys before them, and on average half of the new keys.
     seen = new * (context - new) + new * (new + 1) // 2
     what = f"{sequences} decodes at" if new == 1 else f"{new} new tokens of"
     return Case(
@@ -67,7 +69,7 @@ def _attend(
 
 
 def _rope(name: str, shape: ModelShape, device: torch.device, rows: int) -> Case:
-    """Queries and keys side by side, values behind them, as a layer has them. All of each head is turned."""
+    """Return the case of queries, keys and values side by side; all of each query and key is rotated."""
     turned = shape.heads + shape.kv_heads
 
     def inputs(size: int) -> Inputs:
@@ -78,11 +80,11 @@ def _rope(name: str, shape: ModelShape, device: torch.device, rows: int) -> Case
         cos, sin = turns(positions, frequencies(10_000.0, shape.head_dim, device))
         return {"x": joined[:, :turned], "cos": cos, "sin": sin}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.rope(given["x"], given["cos"], given["sin"])
-        return (given["x"],)
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.rope(arguments["x"], arguments["cos"], arguments["sin"])
+        return (arguments["x"],)
 
-    # Cosines and sines, which a step makes once, are read by all its layers.
+    # Cosines and sines do not count: a step computes them once and all its layers read them.
     least = 2 * rows * turned * shape.head_dim * 2
     return Case("rope", f"{name}, {rows} rows", rows, min(rows, 64), inputs, run, least)
 
@@ -102,9 +104,9 @@ def _write(name: str, shape: ModelShape, device: torch.device, tokens: int) -> C
             "offset": rows % PAGE,
         }
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.kv_write(*(given[each] for each in ("kv", "key", "value", "page", "offset")))
-        return (given["kv"],)
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.kv_write(*(arguments[name] for name in ("kv", "key", "value", "page", "offset")))
+        return (arguments["kv"],)
 
     least = tokens * 2 * shape.kv_heads * shape.head_dim * 2 * 2
     return Case("kv_write", f"{name}, {tokens} tokens", tokens, 64, inputs, run, least)

@@ -1,4 +1,4 @@
-"""One operator at one shape: how its inputs are made, how it runs, and what it must move and compute."""
+"""A benchmark case: one operator at one shape, its inputs, its call, and its least traffic and work."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,39 +9,41 @@ import torch
 from mamba_kernels.dispatch.operators import Operators
 
 Inputs = dict[str, Any]
-"""By name: tensors, and plans over them."""
+"""Tensors by name, and plans over them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """One operator at one shape."""
+
     operator: str
     shape: str
-    """For people: model and sizes."""
+    """Model and sizes in words."""
     size: int
-    """Rows, tokens or slots that are measured."""
+    """Number of rows, tokens or slots that are measured."""
     checked: int
-    """How many are compared with the reference in float64, which takes more memory and time."""
+    """Number that is compared with the reference in float64, which takes more memory and time."""
     inputs: Callable[[int], Inputs]
-    """The same for the same size."""
+    """Function that builds the inputs of a size, always the same ones."""
     run: Callable[[Operators, Inputs], tuple[torch.Tensor, ...]]
-    """Results, those written in place included."""
+    """Function that calls the operator and returns its results, those written in place included."""
     least_bytes: int
-    """That `size` of them move at least."""
+    """Bytes that `size` rows, tokens or slots move at least."""
     flops: int = 0
-    """That they compute at least; 0 where bandwidth alone counts."""
+    """Floating point operations that they take at least; 0 = only bandwidth counts."""
     peer: Callable[[Inputs], Callable[[], object]] | None = None
-    """The same work by another library. Raises ImportError where it is not there."""
+    """Function that returns the same work by another library. Raises ImportError if that is not installed."""
 
 
-def widened(value: Any) -> Any:
-    """A copy for the reference: what floats is float64."""
+def widen(value: Any) -> Any:
+    """Copy a tensor for the reference, as float64 if it is floating point; return other values unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.double() if value.is_floating_point() else value.clone()
 
 
-def copied(value: Any) -> Any:
-    """A copy with the same strides, so that a check changes nothing that is measured."""
+def copy_tensor(value: Any) -> Any:
+    """Copy a tensor with the same strides, so that a check does not change measured data."""
     if not isinstance(value, torch.Tensor):
         return value
     copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

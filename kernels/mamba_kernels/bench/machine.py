@@ -1,4 +1,4 @@
-"""What this machine can do at most: how fast it copies, and how fast it multiplies. Measured first."""
+"""Limits of this machine, measured before the kernels: the speed of copies and of matrix products."""
 
 import platform
 from dataclasses import asdict, dataclass
@@ -12,21 +12,23 @@ from mamba_kernels.bench.timing import seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Machine:
+    """Limits and software versions of a machine."""
+
     device: str
     date: str
     python: str
     versions: dict[str, str]
     copy_bytes_per_second: float
-    """Read and written, of a copy far larger than any cache."""
+    """Bytes read and written per second by a copy far larger than any cache."""
     flops_per_second: float
-    """Of a product of bfloat16 matrices."""
+    """Operations per second of a product of bfloat16 matrices."""
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
 def measure(device: torch.device) -> Machine:
-    """Of the machine as it is now: others on it slow it down."""
+    """Measure the current limits of the machine, which other work on it lowers."""
     gpu = device.type == "cuda"
     source = torch.zeros((1 << 30) if gpu else (1 << 27), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -49,4 +51,4 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return "not there"
+        return "not installed"

@@ -1,71 +1,73 @@
-"""A case checked against the reference, then timed: no figure for what is wrong."""
+"""Check of a case against the reference, followed by its timing: a wrong result gets no time."""
 
 from typing import Any
 
 import torch
 
-from mamba_kernels.bench.case import Case, copied, widened
+from mamba_kernels.bench.case import Case, copy_tensor, widen
 from mamba_kernels.bench.machine import Machine
 from mamba_kernels.bench.timing import seconds_of
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
 
-CLOSE = 0.02
-"""Of the largest value of a result: what 16-bit inputs and results may differ by."""
+TOLERANCE = 0.02
+"""Largest difference of 16-bit results, as a fraction of the largest value."""
 
 
 class WrongResult(Exception):
     """The kernel and the reference differ."""
 
 
-def measured(
+def measure_case(
     case: Case, operators: Operators, machine: Machine, device: torch.device, *, peer: bool
 ) -> dict[str, Any]:
-    """Its numbers as JSON: seconds, the share of this machine's limits, and the seconds of its peer and, of
-    a kernel on a CPU, torch's."""
-    told: dict[str, Any] = {"operator": case.operator, "shape": case.shape}
+    """Measure a case and return seconds and shares of the machine's limits as JSON.
+
+    The seconds of the peer are added if requested, and those of torch for a kernel on a CPU.
+    """
+    report: dict[str, Any] = {"operator": case.operator, "shape": case.shape}
     try:
         check(case, operators)
     except Exception as why:
-        return {**told, "error": f"{type(why).__name__}: {why}"}
-    given = case.inputs(case.size)
-    case.run(operators, given)
-    seconds = seconds_of(lambda: case.run(operators, given), device)
-    told |= {
+        return {**report, "error": f"{type(why).__name__}: {why}"}
+    arguments = case.inputs(case.size)
+    case.run(operators, arguments)
+    seconds = seconds_of(lambda: case.run(operators, arguments), device)
+    report |= {
         "seconds": seconds,
         "bytes_per_second": case.least_bytes / seconds,
         "share_of_copy": case.least_bytes / seconds / machine.copy_bytes_per_second,
     }
     if case.flops:
-        told["share_of_product"] = case.flops / seconds / machine.flops_per_second
+        report["share_of_product"] = case.flops / seconds / machine.flops_per_second
     if device.type == "cpu" and getattr(operators, case.operator) is not getattr(REFERENCE, case.operator):
-        torchs = seconds_of(lambda: case.run(REFERENCE, given), device)
-        told |= {"torch_seconds": torchs, "times_torch": torchs / seconds}
+        torchs = seconds_of(lambda: case.run(REFERENCE, arguments), device)
+        report |= {"torch_seconds": torchs, "times_torch": torchs / seconds}
     if peer and case.peer is not None:
-        told |= _peers(case, given, seconds, device)
-    return told
+        report |= _peers(case, arguments, seconds, device)
+    return report
 
 
 def check(case: Case, operators: Operators) -> None:
-    """Raises WrongResult where results differ from those of the reference in float64."""
-    given = case.inputs(case.checked)
-    got = case.run(operators, {name: copied(value) for name, value in given.items()})
-    expected = case.run(REFERENCE, {name: widened(value) for name, value in given.items()})
-    compare(got, expected)
+    """Raise WrongResult if results differ from those of the reference in float64."""
+    arguments = case.inputs(case.checked)
+    results = case.run(operators, {name: copy_tensor(value) for name, value in arguments.items()})
+    expected = case.run(REFERENCE, {name: widen(value) for name, value in arguments.items()})
+    compare(results, expected)
 
 
-def compare(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
-    """Raises WrongResult unless they are close, or the same where they are whole numbers."""
-    for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+def compare(results: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    """Raise WrongResult unless floating point results are close and integers are equal."""
+    for number, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
         far = (ours.double() - theirs.double()).abs().max().item()
         largest = theirs.double().abs().max().item()
-        if not far <= (CLOSE * largest if ours.is_floating_point() else 0):
+        if not far <= (TOLERANCE * largest if ours.is_floating_point() else 0):
             raise WrongResult(f"result {number} is {far:.3g} from what it should be (largest {largest:.3g})")
 
 
-def _peers(case: Case, given: dict[str, Any], seconds: float, device: torch.device) -> dict[str, Any]:
+def _peers(case: Case, arguments: dict[str, Any], seconds: float, device: torch.device) -> dict[str, Any]:
     assert case.peer is not None
     try:
-        work = case.peer(given)
+        work = case.peer(arguments)
         work()
         theirs = seconds_of(work, device)
     except Exception as why:

@@ -1,11 +1,11 @@
-"""Shapes of real models, as far as kernels see them."""
+"""Shapes of published models, as far as kernels depend on them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """H heads of P, state size N, G groups; hidden size d; attention; vocabulary."""
+    """Shape of a model: H heads of P, state size N, G groups; hidden size d; attention; vocabulary."""
 
     H: int
     P: int
@@ -24,7 +24,7 @@ class ModelShape:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: x | B | C."""
+        """Channels of the convolution: x | B | C."""
         return self.inner + 2 * self.G * self.N
 
 

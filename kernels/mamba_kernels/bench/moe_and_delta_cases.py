@@ -1,4 +1,4 @@
-"""Operators of experts and of the gated delta rule, at the shapes of models that have them."""
+"""Cases of experts and of the gated delta rule, at the shapes of models that use them."""
 
 import numpy as np
 import torch
@@ -13,18 +13,18 @@ from mamba_kernels.ssd_prefill import ChunkPlan
 QWEN3_NEXT = (32, 16, 128, 128)
 """Value heads H, key heads G, V, K."""
 EXPERTS = {"granite-4.0-h-small": (4096, 768, 72, 10, True), "nemotron-3-nano": (2688, 1856, 128, 6, False)}
-"""Width d, width of an expert, experts, of which a row takes so many, and whether they have gates."""
+"""Width d, inner width of an expert, number of experts, experts per row, and whether they have gates."""
 CHOICES = {
     "granite-4.0-h-small": (72, Routing(10, "softmax", renormalise=True)),
     "nemotron-3-nano": (128, Routing(6, "sigmoid", renormalise=True, scale=2.5)),
     "qwen3-next": (512, Routing(10, "softmax", renormalise=True)),
 }
-"""Experts, and the rule by which a row takes some."""
+"""Number of experts, and the routing rule."""
 CHUNK = 64
 
 
 def moe_and_delta_cases(device: torch.device, *, small: bool) -> list[Case]:
-    """`small`: for a machine without a GPU, with an eighth of the heads and experts."""
+    """Return the cases; small: for a machine without a GPU, with an eighth of the heads and widths."""
     H, G, V, K = QWEN3_NEXT
     shape = (H // 8, G // 8, V, K) if small else QWEN3_NEXT
     cases = [_update(shape, device, rows) for rows in ((4,) if small else (1, 64, 256))]
@@ -55,17 +55,23 @@ def _delta(shape: tuple[int, int, int, int], rows: int, device: torch.device, sl
     }
 
 
-def _rows(shape: tuple[int, int, int, int], given: Inputs) -> DeltaInputs:
+def _rows(shape: tuple[int, int, int, int], arguments: Inputs) -> DeltaInputs:
     H, G, V, K = shape
-    q, k, v = given["mixed"].split([G * K, G * K, H * V], 1)
-    a, b = given["gates"].chunk(2, 1)
+    q, k, v = arguments["mixed"].split([G * K, G * K, H * V], 1)
+    a, b = arguments["gates"].chunk(2, 1)
     keys = (G, K)
     return DeltaInputs(
-        q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, (H, V)), a, b, given["A"], given["dt_bias"]
+        q.unflatten(1, keys),
+        k.unflatten(1, keys),
+        v.unflatten(1, (H, V)),
+        a,
+        b,
+        arguments["A"],
+        arguments["dt_bias"],
     )
 
 
-def _of_row(shape: tuple[int, int, int, int]) -> int:
+def _row_bytes(shape: tuple[int, int, int, int]) -> int:
     H, G, V, K = shape
     return 2 * (2 * G * K + 2 * H * V + 2 * H)
 
@@ -78,11 +84,13 @@ def _update(shape: tuple[int, int, int, int], device: torch.device, rows: int) -
         plan = SlotPlan.build(slots, slots, np.full_like(slots, -1), device)
         return {**_delta(shape, size, device, size), "plan": plan}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.gated_delta_update(given["state"], _rows(shape, given), given["plan"], given["out"])
-        return given["out"], given["state"][1:]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.gated_delta_update(
+            arguments["state"], _rows(shape, arguments), arguments["plan"], arguments["out"]
+        )
+        return arguments["out"], arguments["state"][1:]
 
-    least = rows * (2 * H * V * K * 4 + _of_row(shape))
+    least = rows * (2 * H * V * K * 4 + _row_bytes(shape))
     return Case("gated_delta_update", f"qwen3-next, {rows} rows", rows, min(rows, 4), inputs, run, least)
 
 
@@ -106,9 +114,11 @@ def _prefill(shape: tuple[int, int, int, int], device: torch.device, tokens: int
         )
         return {**_delta(shape, size, device, 1), "plan": plan}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.gated_delta_prefill(given["state"], _rows(shape, given), given["plan"], given["out"])
-        return given["out"], given["state"][1:]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.gated_delta_prefill(
+            arguments["state"], _rows(shape, arguments), arguments["plan"], arguments["out"]
+        )
+        return arguments["out"], arguments["state"][1:]
 
     return Case(
         "gated_delta_prefill",
@@ -117,13 +127,13 @@ def _prefill(shape: tuple[int, int, int, int], device: torch.device, tokens: int
         min(tokens, 256),
         inputs,
         run,
-        tokens * _of_row(shape) + H * V * K * 4,
+        tokens * _row_bytes(shape) + H * V * K * 4,
         tokens * H * (2 * V * (2 * K + 2 * CHUNK) + 4 * CHUNK * K),
     )
 
 
 def _delta_gate(shape: tuple[int, int, int, int], device: torch.device, rows: int) -> Case:
-    """The norm of each head and the gate, which lies in the mixer's projection."""
+    """Return the case of the norm of each head and the gate, which is part of the mixer's projection."""
     H, G, V, K = shape
     width, before = H * V, 2 * G * K + H * V
 
@@ -133,9 +143,9 @@ def _delta_gate(shape: tuple[int, int, int, int], device: torch.device, rows: in
         y = torch.randn(size, width, generator=generator, device=device).bfloat16()
         return {"y": y, "projected": projected, "weight": torch.ones(V, device=device).bfloat16()}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        gate = given["projected"][:, before : before + width]
-        return (operators.gated_norm(given["y"], gate, given["weight"], 1e-6, H, True),)
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        gate = arguments["projected"][:, before : before + width]
+        return (operators.gated_norm(arguments["y"], gate, arguments["weight"], 1e-6, H, True),)
 
     return Case(
         "gated_norm", f"qwen3-next, {rows} rows", rows, min(rows, 8), inputs, run, rows * width * 3 * 2
@@ -145,14 +155,14 @@ def _delta_gate(shape: tuple[int, int, int, int], device: torch.device, rows: in
 def _route(name: str, experts: int, routing: Routing, device: torch.device, rows: int) -> Case:
     def inputs(size: int) -> Inputs:
         generator = torch.Generator(device).manual_seed(0)
-        # Apart by more than the rounding of a sigmoid, so that float32 and float64 choose the same.
+        # Logits differ by more than the rounding of a sigmoid, so that float32 and float64 agree.
         steps = torch.rand(size, experts, generator=generator, device=device).argsort(1)
         logits = (steps - experts / 2) / (experts / 8)
         corrected = routing.scores == "sigmoid"
         return {"logits": logits, "correction": torch.zeros(experts, device=device) if corrected else None}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        experts, weights = operators.route(given["logits"], routing, given["correction"])
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        experts, weights = operators.route(arguments["logits"], routing, arguments["correction"])
         return experts, weights
 
     least = rows * (4 * experts + 8 * routing.top_k)
@@ -177,17 +187,17 @@ def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device
         }
         return {"x": x, "chosen": chosen, "weights": weights, **weights_of, "out": torch.empty_like(x)}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
         activation = Activation.GATED_SILU if gated else Activation.SQUARED_RELU
         operators.moe(
-            given["x"], given["chosen"], given["weights"], given["gate_up"], given["down"], activation,
-            given["out"],
+            arguments["x"], arguments["chosen"], arguments["weights"], arguments["gate_up"],
+            arguments["down"], activation, arguments["out"],
         )  # fmt: skip
-        return (given["out"],)
+        return (arguments["out"],)
 
-    # All are hit where there are rows for it; of few rows each pair hits one of its own, at most.
+    # With enough rows all experts are hit; with few rows each pair hits at most one expert of its own.
     hit = min(count, rows * k)
-    each = d * inner * (3 if gated else 2)
+    expert_weights = d * inner * (3 if gated else 2)
     return Case(
         "moe",
         f"{name}, {rows} rows",
@@ -195,6 +205,6 @@ def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device
         min(rows, 8),
         inputs,
         run,
-        hit * each * 2 + rows * d * 4,
-        2 * rows * k * each,
+        hit * expert_weights * 2 + rows * d * 4,
+        2 * rows * k * expert_weights,
     )

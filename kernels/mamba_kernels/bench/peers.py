@@ -1,4 +1,4 @@
-"""The same work by mamba_ssm's Triton operators, where that package is installed: for comparison alone."""
+"""The same work by mamba_ssm's Triton operators, if that package is installed: for comparison only."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,18 +8,18 @@ import torch
 from mamba_kernels.scan_inputs import ScanInputs
 
 CHUNK = 256
-"""What its own models use."""
+"""Chunk size of the models of mamba_ssm."""
 
 
 def ssd_prefill(inputs: ScanInputs, pieces: int) -> Callable[[], object]:
-    """Pieces of one length, as a batch of that many. Raises ImportError."""
+    """Return the scan of `pieces` pieces of equal length as one batch. Raises ImportError."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     def batch(tensor: torch.Tensor) -> torch.Tensor:
         together: torch.Tensor = tensor.unflatten(0, (pieces, -1))
         return together.contiguous()
 
-    x, dt, B, C = (batch(each) for each in (inputs.x, inputs.dt, inputs.B, inputs.C))
+    x, dt, B, C = (batch(tensor) for tensor in (inputs.x, inputs.dt, inputs.B, inputs.C))
 
     def run() -> Any:
         return mamba_chunk_scan_combined(
@@ -31,13 +31,13 @@ def ssd_prefill(inputs: ScanInputs, pieces: int) -> Callable[[], object]:
 
 
 def state_update(state: torch.Tensor, inputs: ScanInputs) -> Callable[[], object]:
-    """state: [n, H, P, N] of the rows in order, written. Raises ImportError."""
+    """Return the update of state, [n, H, P, N], which is written. Raises ImportError."""
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
     H, P, N = state.shape[1:]
-    # It wants them expanded; with strides of 0, which it knows as "tied".
+    # The operator takes expanded tensors, and treats strides of 0 as "tied" weights.
     A = inputs.A[:, None, None].expand(H, P, N)
-    D, dt_bias = (each[:, None].expand(H, P) for each in (inputs.D, inputs.dt_bias))
+    D, dt_bias = (tensor[:, None].expand(H, P) for tensor in (inputs.D, inputs.dt_bias))
     dt = inputs.dt[:, :, None].expand(-1, H, P)
 
     def run() -> Any:

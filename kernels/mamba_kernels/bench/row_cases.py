@@ -1,4 +1,4 @@
-"""Norms of rows, activations, and the choice of tokens."""
+"""Cases of norms, activations, and the choice of tokens."""
 
 import torch
 
@@ -11,11 +11,11 @@ from mamba_kernels.sample.parameters import packed_size
 
 EPS = 1e-5
 WIDENED = 3
-"""How many times as wide as a row a feed-forward is, about."""
+"""Width of a feed-forward layer as a multiple of the hidden size, roughly."""
 
 
 def row_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
-    """`small`: for a machine without a GPU."""
+    """Return the cases at the shapes of a model; small: for a machine without a GPU."""
     rows = (8,) if small else (64, 4096)
     cases = [norm(name, shape, device, n) for n in rows for norm in (_rms_norm, _gated, _activation)]
     choices = ((4, 1.0), (4, 0.9)) if small else ((1, 1.0), (64, 1.0), (256, 1.0), (64, 0.9))
@@ -31,10 +31,12 @@ def _rms_norm(name: str, shape: ModelShape, device: torch.device, rows: int) -> 
         x = _random(device, size, shape.d)
         return {"x": x, "weight": torch.ones(shape.d, device=device).bfloat16(), "added": x.bfloat16()}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        return operators.rms_norm(given["x"], given["weight"], EPS, given["added"]), given["x"]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        return operators.rms_norm(arguments["x"], arguments["weight"], EPS, arguments["added"]), arguments[
+            "x"
+        ]
 
-    # The residual stream in float32 is read and written, what is added and the result have 16 bits.
+    # The float32 residual stream is read and written; the added rows and the result have 16 bits.
     return Case(
         "rms_norm", f"{name}, {rows} rows", rows, min(rows, 8), inputs, run, rows * shape.d * (2 * 4 + 2 * 2)
     )
@@ -46,8 +48,8 @@ def _gated(name: str, shape: ModelShape, device: torch.device, rows: int) -> Cas
         weight = torch.ones(shape.inner, device=device).bfloat16()
         return {"y": y.bfloat16(), "gate": y.flip(0).bfloat16(), "weight": weight}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        return (operators.gated_norm(given["y"], given["gate"], given["weight"], EPS, shape.G),)
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        return (operators.gated_norm(arguments["y"], arguments["gate"], arguments["weight"], EPS, shape.G),)
 
     return Case(
         "gated_norm", f"{name}, {rows} rows", rows, min(rows, 8), inputs, run, rows * shape.inner * 3 * 2
@@ -55,14 +57,14 @@ def _gated(name: str, shape: ModelShape, device: torch.device, rows: int) -> Cas
 
 
 def _activation(name: str, shape: ModelShape, device: torch.device, rows: int) -> Case:
-    """SiLU of one half of a product, times the other, in place."""
+    """Return the case of SiLU of one half of a product, times the other half, in place."""
     width = WIDENED * shape.d
 
     def inputs(size: int) -> Inputs:
         return {"product": _random(device, size, 2 * width).bfloat16()}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        gate, up = given["product"].chunk(2, 1)
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        gate, up = arguments["product"].chunk(2, 1)
         operators.activate(gate, Function.SILU, up)
         return (gate,)
 
@@ -74,8 +76,8 @@ def _sample(name: str, shape: ModelShape, device: torch.device, rows: int, top_p
         parameters = SampleParameters.packed(
             torch.zeros(packed_size(size), dtype=torch.int32, device=device), size
         )
-        for one in (parameters.temperature, parameters.repetition):
-            one.fill_(1.0)
+        for tensor in (parameters.temperature, parameters.repetition):
+            tensor.fill_(1.0)
         parameters.top_p.fill_(top_p)
         parameters.counts_row.fill_(-1)
         parameters.words.copy_(torch.arange(2 * size, device=device).view(size, 2))
@@ -89,9 +91,11 @@ def _sample(name: str, shape: ModelShape, device: torch.device, rows: int, top_p
             "positions": torch.arange(size, dtype=torch.int32, device=device),
         }
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
         choose = operators.sample or sample
-        choice = choose(given["logits"].float(), given["parameters"], given["counts"], given["positions"])
+        choice = choose(
+            arguments["logits"].float(), arguments["parameters"], arguments["counts"], arguments["positions"]
+        )
         return choice.ids, choice.finite
 
     return Case(

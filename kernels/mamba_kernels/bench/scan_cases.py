@@ -1,4 +1,4 @@
-"""The recurrence and its convolution: prompts, one long and many; decodes, tracked and not."""
+"""Cases of the recurrence and its convolution: one long prompt and many; decodes, tracked and not."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,7 +20,7 @@ STATE = torch.float32
 
 
 def scan_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
-    """`small`: for a machine without a GPU."""
+    """Return the cases at the shapes of a model; small: for a machine without a GPU."""
     batches = (1, 8) if small else (1, 8, 64, 256)
     prompts = ((512, 1),) if small else ((4096, 1), (16384, 1), (8192, 16))
     cases = [_decode(name, shape, device, rows, tracked=False) for rows in batches]
@@ -41,7 +41,7 @@ def _random(device: torch.device) -> Callable[..., torch.Tensor]:
 
 
 def _mixer(shape: ModelShape, rows: int, device: torch.device) -> Inputs:
-    """x, B and C lie in one row, as the convolution leaves them."""
+    """Return inputs of a mixer with x, B and C side by side in one row, as the convolution stores them."""
     random = _random(device)
     mixed = random(rows, shape.channels)
     return {
@@ -54,17 +54,17 @@ def _mixer(shape: ModelShape, rows: int, device: torch.device) -> Inputs:
     }
 
 
-def _scan(shape: ModelShape, given: Inputs) -> ScanInputs:
+def _scan(shape: ModelShape, arguments: Inputs) -> ScanInputs:
     shared = shape.G * shape.N
-    x, B, C = given["mixed"].split([shape.inner, shared, shared], 1)
+    x, B, C = arguments["mixed"].split([shape.inner, shared, shared], 1)
     return ScanInputs(
         x=x.unflatten(1, (shape.H, shape.P)),
-        dt=given["dt"],
-        A=given["A"],
+        dt=arguments["dt"],
+        A=arguments["A"],
         B=B.unflatten(1, (shape.G, shape.N)),
         C=C.unflatten(1, (shape.G, shape.N)),
-        D=given["D"],
-        dt_bias=given["dt_bias"],
+        D=arguments["D"],
+        dt_bias=arguments["dt_bias"],
         dt_limit=LIMIT,
     )
 
@@ -81,9 +81,11 @@ def _decode(name: str, shape: ModelShape, device: torch.device, rows: int, *, tr
         state = random(slots, shape.H, shape.P, shape.N, dtype=STATE)
         return {**_mixer(shape, size, device), "state": state, "plan": _routes(size, device, tracked=tracked)}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.state_update(given["state"], _scan(shape, given), given["plan"], given["out"])
-        return given["out"], given["state"]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.state_update(
+            arguments["state"], _scan(shape, arguments), arguments["plan"], arguments["out"]
+        )
+        return arguments["out"], arguments["state"]
 
     state = shape.inner * shape.N * STATE.itemsize
     return Case(
@@ -94,20 +96,22 @@ def _decode(name: str, shape: ModelShape, device: torch.device, rows: int, *, tr
         inputs,
         run,
         rows * ((3 if tracked else 2) * state + 2 * (2 * shape.inner + 2 * shape.G * shape.N + shape.H)),
-        peer=None if tracked else lambda given: peers.state_update(given["state"][1:], _scan(shape, given)),
+        peer=None
+        if tracked
+        else lambda arguments: peers.state_update(arguments["state"][1:], _scan(shape, arguments)),
     )
 
 
 def _pieces(tokens: int, pieces: int, device: torch.device) -> ChunkPlan:
-    """Of equal lengths, each from the zero state."""
+    """Plan pieces of equal length, each of which starts from the zero state."""
     length = tokens // pieces
     starts = [piece * length for piece in range(pieces)] + [tokens]
     chunks = [
-        (at, min(CHUNK, end - at), piece, rank)
+        (first, min(CHUNK, end - first), piece, rank)
         for piece, (start, end) in enumerate(pairwise(starts))
-        for rank, at in enumerate(range(start, end, CHUNK))
+        for rank, first in enumerate(range(start, end, CHUNK))
     ]
-    columns = [np.array(each, np.int32) for each in zip(*chunks, strict=True)]
+    columns = [np.array(column, np.int32) for column in zip(*chunks, strict=True)]
     slots = np.arange(1, pieces + 1, dtype=np.int32)
     return ChunkPlan.build(
         chunk_start=columns[0],
@@ -128,9 +132,11 @@ def _prefill(name: str, shape: ModelShape, device: torch.device, tokens: int, pi
         state = torch.zeros(pieces + 1, shape.H, shape.P, shape.N, dtype=STATE, device=device)
         return {**_mixer(shape, size, device), "state": state, "plan": _pieces(size, pieces, device)}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        operators.ssd_prefill(given["state"], _scan(shape, given), given["plan"], given["out"])
-        return given["out"], given["state"][1:]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.ssd_prefill(
+            arguments["state"], _scan(shape, arguments), arguments["plan"], arguments["out"]
+        )
+        return arguments["out"], arguments["state"][1:]
 
     token = 2 * (2 * shape.inner + 2 * shape.G * shape.N + shape.H)
     work = 2 * CHUNK * (shape.G * shape.N + shape.inner) + 4 * shape.inner * shape.N
@@ -143,7 +149,7 @@ def _prefill(name: str, shape: ModelShape, device: torch.device, tokens: int, pi
         run,
         tokens * token + pieces * shape.inner * shape.N * STATE.itemsize,
         tokens * work,
-        peer=lambda given: peers.ssd_prefill(_scan(shape, given), pieces),
+        peer=lambda arguments: peers.ssd_prefill(_scan(shape, arguments), pieces),
     )
 
 
@@ -161,9 +167,9 @@ def _window_update(name: str, shape: ModelShape, device: torch.device, rows: int
         x = _random(device)(size, shape.channels)
         return {**_window(shape, size + 1, device), "x": x, "plan": _routes(size, device)}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        parts = (given[each] for each in ("x", "weight", "bias", "window", "plan"))
-        return operators.conv1d_update(*parts), given["window"]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        parts = (arguments[key] for key in ("x", "weight", "bias", "window", "plan"))
+        return operators.conv1d_update(*parts), arguments["window"]
 
     least = rows * shape.channels * 2 * shape.taps * 2
     return Case(
@@ -176,9 +182,9 @@ def _window_prefill(name: str, shape: ModelShape, device: torch.device, tokens: 
         x = _random(device)(size, shape.channels)
         return {**_window(shape, pieces + 1, device), "x": x, "plan": _pieces(size, pieces, device)}
 
-    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        parts = (given[each] for each in ("x", "weight", "bias", "window", "plan"))
-        return operators.conv1d_prefill(*parts), given["window"][1:]
+    def run(operators: Operators, arguments: Inputs) -> tuple[torch.Tensor, ...]:
+        parts = (arguments[key] for key in ("x", "weight", "bias", "window", "plan"))
+        return operators.conv1d_prefill(*parts), arguments["window"][1:]
 
     return Case(
         "conv1d_prefill",

@@ -1,4 +1,4 @@
-"""How long device work takes: the median of many runs, each with cold caches on a GPU."""
+"""Timing of device work: the median of many runs, each with cold caches on a GPU."""
 
 import statistics
 import time
@@ -6,19 +6,21 @@ from collections.abc import Callable
 
 import torch
 
-SECONDS = 0.3
-"""Spent on measuring one thing, about."""
+MEASUREMENT_SECONDS = 0.3
+"""Approximate duration of one measurement in seconds."""
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of one run of `work`, which has run before."""
+    """Return the median seconds of one run of `work`, which must have run before."""
     if device.type == "cuda":
         from triton.testing import do_bench
 
-        milliseconds: float = do_bench(work, warmup=50, rep=int(SECONDS * 1000), return_mode="median")
+        milliseconds: float = do_bench(
+            work, warmup=50, rep=int(MEASUREMENT_SECONDS * 1000), return_mode="median"
+        )
         return milliseconds / 1000
     times: list[float] = []
-    ends = time.perf_counter() + SECONDS
+    ends = time.perf_counter() + MEASUREMENT_SECONDS
     while len(times) < 3 or time.perf_counter() < ends:
         began = time.perf_counter()
         work()

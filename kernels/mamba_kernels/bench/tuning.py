@@ -1,4 +1,4 @@
-"""Launch configurations by measurement, for `launch_table.json`. Never while serving."""
+"""Search for launch configurations by measurement, for `launch_table.json`. Never used while serving."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -14,50 +14,50 @@ from mamba_kernels.triton_support.launch_table import Launch, LaunchTrial
 
 WARPS = (1, 2, 4, 8)
 STAGES = (1, 2, 3, 4)
-GAIN = 0.97
-"""An entry is kept where it takes at most so much of the time without it: less is noise."""
+MAX_TIME_RATIO = 0.97
+"""Largest ratio of an entry's time to that of the default at which it is kept: smaller gains are noise."""
 Entries = dict[tuple[str, str], dict[str, Any]]
 Clock = Callable[[Callable[[], object], torch.device], float]
 log = logging.getLogger(__name__)
 
 
-def tuned(case: Case, operators: Operators, device: torch.device, seconds: Clock = seconds_of) -> Entries:
-    """By (kernel, shape), what beats the closed-form default of each kernel that the case launches.
+def tune(case: Case, operators: Operators, device: torch.device, seconds: Clock = seconds_of) -> Entries:
+    """Return, by (kernel, shape), the configurations that beat the defaults of the kernels of a case.
 
-    Raises WrongResult where the defaults are wrong; other configurations that are wrong, or do not fit the
-    device, are passed over.
+    Raises WrongResult if the defaults give wrong results. Other configurations that give wrong results or do
+    not fit the device are skipped.
     """
-    kept: Entries = {}
-    with LaunchTrial(kept):
+    entries: Entries = {}
+    with LaunchTrial(entries):
         check(case, operators)
-    with LaunchTrial(kept) as defaults:
+    with LaunchTrial(entries) as trial:
         expected = case.run(operators, case.inputs(case.size))
         best = _time(case, operators, device, seconds)
-    for key, default in defaults.asked.items():
-        found = None
+    for key, default in trial.defaults.items():
+        winner = None
         for candidate in candidates(default):
             try:
-                with LaunchTrial({**kept, key: candidate}):
+                with LaunchTrial({**entries, key: candidate}):
                     compare(case.run(operators, case.inputs(case.size)), expected)
-                    took = _time(case, operators, device, seconds)
+                    duration = _time(case, operators, device, seconds)
             except Exception as why:
-                log.info("%s %s cannot be %s: %s", *key, candidate, why)
+                log.info("%s %s cannot be launched as %s: %s", *key, candidate, why)
                 continue
-            if took < GAIN * best:
-                best, found = took, candidate
-        if found is not None:
-            kept[key] = found
-    return kept
+            if duration < MAX_TIME_RATIO * best:
+                best, winner = duration, candidate
+        if winner is not None:
+            entries[key] = winner
+    return entries
 
 
 def _time(case: Case, operators: Operators, device: torch.device, seconds: Clock) -> float:
-    given = case.inputs(case.size)
-    case.run(operators, given)
-    return seconds(lambda: case.run(operators, given), device)
+    arguments = case.inputs(case.size)
+    case.run(operators, arguments)
+    return seconds(lambda: case.run(operators, arguments), device)
 
 
 def candidates(default: Launch) -> Iterator[dict[str, Any]]:
-    """Other numbers of warps, stages where the default has several, and each block halved and doubled."""
+    """Yield other numbers of warps and stages, with each block as it is, halved and doubled."""
     blocks = [dict(default.blocks)]
     for name, extent in default.blocks.items():
         blocks += [{**default.blocks, name: other} for other in (extent // 2, extent * 2) if other]
@@ -69,7 +69,7 @@ def candidates(default: Launch) -> Iterator[dict[str, Any]]:
 
 
 def table(entries: Entries, device_name: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """In the form of `launch_table.json`."""
+    """Return entries in the form of `launch_table.json`."""
     out: dict[str, dict[str, dict[str, Any]]] = {}
     for (kernel, shape), entry in sorted(entries.items()):
         out.setdefault(kernel, {}).setdefault(device_name, {})[shape] = entry

@@ -1,7 +1,7 @@
-"""Causal depthwise convolution in plain torch, any device, float64-capable.
+"""Causal depthwise convolution in plain torch on any device, float64 included.
 
 Called by the Mamba2 mixer for the rows that prefill, before `ssd_prefill` and with the same plan, so that
-window and SSM part of a state come from one depth.
+window and SSM part of a state have the same depth.
 """
 
 import torch
@@ -11,21 +11,21 @@ from mamba_kernels.precision import accumulator
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
 
 BLOCK_ELEMENTS = 1 << 17
-"""Elements worked on at once: small enough that the K passes run in the cache."""
+"""Elements that are processed at once: few enough that the K passes run in the cache."""
 
 
 def conv1d_prefill(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
-    """silu(sum_k weight[k] * input[t - K + 1 + k] + bias); inputs before a piece come from its window.
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
 
-    x: [T, C] (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides. A window
-    at depth d is the last K-1 inputs, before activation, that end at d; a piece shorter than K-1 keeps the
-    tail of the window before it. Returns [T, C] in the type of x.
+    x: [T, C] (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides. Inputs
+    before a piece come from its window. A window at depth d holds the last K-1 inputs, before activation,
+    that end at d; a piece shorter than K-1 keeps the tail of the window before it.
     """
     K = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    past = plan.slots.read(window).to(x.dtype)  # a copy: targets may be written while later pieces wait
+    past = plan.slots.read(window).to(x.dtype)  # a copy: targets may be written before later pieces are read
     for piece, target in enumerate(plan.slots.target_slots):
         first, end = plan.piece_start[piece], plan.piece_start[piece + 1]
         inputs = torch.cat([past[piece], x[first:end]])  # [K-1 + rows, C]

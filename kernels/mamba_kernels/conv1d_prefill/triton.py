@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# Tuples grow while a kernel is compiled, and Triton's compiler does not support unpacking.
 # mypy: disable-error-code="assignment"
 # ruff: noqa: RUF005
-"""Causal convolution over prefill pieces on a GPU, by rows and block of channels: see README.md."""
+"""Causal convolution over prefill pieces on a GPU, by rows and blocks of channels; see README.md."""
 
 import torch
 import triton
@@ -22,21 +22,21 @@ from mamba_kernels.triton_support import (
 )
 
 SPAN = 64
-"""Rows of a program, which loads K-1 more and the weights once: few enough that a short prompt has several
-programs."""
+"""Rows of a program, which loads K-1 more rows and the weights once: few enough that a short prompt has
+several programs."""
 TOGETHER = 8
 """Rows that are loaded before the first of them is needed."""
 MOST_TAPS = 16
-"""A row's inputs are kept in registers."""
+"""Largest number of taps: the inputs of a row are kept in registers."""
 
 
 def conv1d_prefill(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
-    """As the reference: silu(sum_k weight[k] * input[t - K + 1 + k] + bias).
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
 
     x: [T, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense, written at
-    the plan's targets and checkpoints. Returns [T, C] in the type of x. Raises WrongArgument.
+    the plan's targets and checkpoints. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan, out).run()
@@ -51,7 +51,7 @@ def call(
     plan: ChunkPlan,
     out: torch.Tensor,
 ) -> KernelCall:
-    """The launch that writes `out` [T, C]."""
+    """Return the launch that writes `out` [T, C]."""
     check("x", x, (None, None))
     check_plan("x", x, plan.tokens, plan.on_device.chunk_start.device)
     channels = x.shape[1]
@@ -68,7 +68,7 @@ def call(
         f"C{channels} K{K} {x.dtype}",
         Launch(num_warps=1, blocks={"T": SPAN, "C": block_of(channels, least=16, most=256)}),
     )
-    # Whole chunks that begin within a window's length of a piece's start fit the rows of one program.
+    # All chunks that begin within a window's length of a piece's start fit the rows of one program.
     span = max(launch.blocks["T"], block_of(K))
     chunks, routes = plan.on_device, plan.slots.device_routes
     return KernelCall(
@@ -101,20 +101,20 @@ def _store_window(
     x, x_row, window, window_slab, window_row, source, target, begin, end, c, CHANNELS: tl.constexpr,
     K: tl.constexpr,
 ):  # fmt: skip
-    """The K-1 inputs that end before row `end` of the piece that begins at `begin`, to slot `target`."""
-    # Rows of this program may still be on their way from the window that is overwritten here.
+    """Store the K-1 inputs before row `end` of the piece that begins at `begin` in slot `target`."""
+    # This program may not have received all rows of the window that is overwritten here.
     tl.debug_barrier()
-    inside, kept = c < CHANNELS, c < extent_at(source, CHANNELS)
+    inside, source_mask = c < CHANNELS, c < extent_at(source, CHANNELS)
     for k in tl.static_range(K - 1):
         row = end - (K - 1) + k
-        here = c < extent_at(row - begin, CHANNELS)
-        fresh = tl.load(x + row.to(tl.int64) * x_row + c, mask=here, other=0.0)
-        # Of a piece shorter than the window the older inputs move up: place k is read from a later one.
-        older = kept & (c < extent_at(begin - 1 - row, CHANNELS))
-        at = window + source * window_slab + (end - begin + k) * window_row + c
-        value = tl.where(here, fresh, tl.load(at, mask=older, other=0.0).to(fresh.dtype))
-        at = window + target * window_slab + k * window_row + c
-        tl.store(at, value.to(window.dtype.element_ty), mask=inside)
+        row_mask = c < extent_at(row - begin, CHANNELS)
+        fresh = tl.load(x + row.to(tl.int64) * x_row + c, mask=row_mask, other=0.0)
+        # In a piece shorter than the window the older inputs move up: place k is read from a later place.
+        window_mask = source_mask & (c < extent_at(begin - 1 - row, CHANNELS))
+        pointers = window + source * window_slab + (end - begin + k) * window_row + c
+        value = tl.where(row_mask, fresh, tl.load(pointers, mask=window_mask, other=0.0).to(fresh.dtype))
+        pointers = window + target * window_slab + k * window_row + c
+        tl.store(pointers, value.to(window.dtype.element_ty), mask=inside)
 
 
 @triton.jit(
@@ -137,9 +137,9 @@ def _conv1d_prefill(
     target = tl.load(routes + route + piece).to(tl.int64)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = c < CHANNELS
-    # Only the first program of a piece's first chunk reads the window that the piece starts from, and so may
-    # store the final one in its place: it takes the first rows of the chunks that begin within a window's
-    # length of the start too. Chunks before the last of these are shorter than that, so the rows are one run.
+    # Only the first program of a piece's first chunk reads the window that the piece starts from, so it may
+    # store the final window in the same slot. It also takes the first rows of the chunks that begin within a
+    # window's length of the start. Chunks before the last of these are shorter, so the rows are contiguous.
     end = first + 1
     if part == 0:
         if depth == 0:
@@ -152,38 +152,44 @@ def _conv1d_prefill(
     if end > first:
         stop = tl.minimum(tl.load(chunk_start + end), tl.load(chunk_start + end - 1) + (part + 1) * SPAN)
     if at_first < stop:
-        # The K-1 inputs before the first row: of the window, or of the rows before.
+        # The K-1 inputs before the first row, from the window or from the rows before.
         fresh = depth + part == 0
-        kept = c < tl.where(fresh, extent_at(source, CHANNELS), 0)
-        before = c < tl.where(fresh, 0, CHANNELS)
+        window_mask = c < tl.where(fresh, extent_at(source, CHANNELS), 0)
+        row_mask_before = c < tl.where(fresh, 0, CHANNELS)
         past = ()
         for k in tl.static_range(K - 1):
-            value = tl.load(x + (at_first - (K - 1) + k).to(tl.int64) * x_row + c, mask=before, other=0.0)
+            value = tl.load(
+                x + (at_first - (K - 1) + k).to(tl.int64) * x_row + c, mask=row_mask_before, other=0.0
+            )
             place = window + source * window_slab + k * window_row + c
-            old = tl.load(place, mask=kept, other=0.0).to(tl.float32)
-            past = past + (tl.where(fresh, old, value.to(tl.float32)),)
+            window_value = tl.load(place, mask=window_mask, other=0.0).to(tl.float32)
+            past = past + (tl.where(fresh, window_value, value.to(tl.float32)),)
         factors = ()
         for k in tl.static_range(K):
             factors = factors + (tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0).to(tl.float32),)
         base = tl.zeros([BLOCK_C], tl.float32)
         if bias is not None:
             base += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
-        for done in range(0, stop - at_first, TOGETHER):
-            at = at_first + done
-            seen = past
+        for rows_done in range(0, stop - at_first, TOGETHER):
+            row_number = at_first + rows_done
+            inputs = past
             for r in tl.static_range(TOGETHER):
-                there = c < tl.where(at + r < stop, CHANNELS, 0)
-                row = x + (at + r).to(tl.int64) * x_row
-                seen = seen + (tl.load(row + c, mask=there, other=0.0).to(tl.float32),)
+                row_mask = c < tl.where(row_number + r < stop, CHANNELS, 0)
+                row = x + (row_number + r).to(tl.int64) * x_row
+                inputs = inputs + (tl.load(row + c, mask=row_mask, other=0.0).to(tl.float32),)
             for r in tl.static_range(TOGETHER):
-                # In the order of the inputs, wherever a piece begins: its cuts change no bit.
+                # Sums follow the order of the inputs, so the cuts of a prompt change no bit.
                 sums = base
                 for k in tl.static_range(K):
-                    sums += seen[r + k] * factors[k]
-                there = c < tl.where(at + r < stop, CHANNELS, 0)
+                    sums += inputs[r + k] * factors[k]
+                row_mask = c < tl.where(row_number + r < stop, CHANNELS, 0)
                 y = sums * tl.sigmoid(sums)
-                tl.store(out + (at + r).to(tl.int64) * out_row + c, y.to(out.dtype.element_ty), mask=there)
-            past = seen[TOGETHER:]
+                tl.store(
+                    out + (row_number + r).to(tl.int64) * out_row + c,
+                    y.to(out.dtype.element_ty),
+                    mask=row_mask,
+                )
+            past = inputs[TOGETHER:]
     if part == 0:
         for chunk in range(first, end):
             track = tl.load(chunk_track + chunk).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Decode step of the causal depthwise convolution in plain torch, any device, float64-capable.
+"""Decode step of the causal depthwise convolution in plain torch on any device, float64 included.
 
 Called by the Mamba2 mixer for the rows that decode, before `state_update`.
 """
@@ -13,10 +13,10 @@ from mamba_kernels.slot_plan import SlotPlan
 def conv1d_update(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
 ) -> torch.Tensor:
-    """silu(sum_k weight[k] * input[t - K + 1 + k] + bias), where the inputs before t come from the window.
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C] in the type of x.
 
-    x: [n, C] (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides: the last
-    K-1 inputs before activation, moved on by one token. Returns [n, C] in the type of x.
+    Inputs before t come from the window. x: [n, C] (rows may be strided); weight: [K, C]; bias: [C]; window:
+    [slabs, K-1, C], any strides: the last K-1 inputs before activation, advanced by one token.
     """
     kind = accumulator(x.dtype)
     past = plan.read(window)  # [n, K-1, C]

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Decode step of the causal convolution on a GPU, a program per rows and block of channels: see README.md."""
+"""Decode step of the causal convolution on a GPU, by rows and blocks of channels; see README.md."""
 
 import torch
 import triton
@@ -18,16 +18,16 @@ from mamba_kernels.triton_support import (
 )
 
 ROWS = 16
-"""Of a program, which loads the weights of its channels once for all of them."""
+"""Rows of a program, which loads the weights of its channels once for all of them."""
 
 
 def conv1d_update(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
 ) -> torch.Tensor:
-    """As the reference: silu(sum_k weight[k] * input[t - K + 1 + k] + bias), windows move on by one.
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C], and advance windows by one token.
 
-    x: [n, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense. Returns
-    [n, C] in the type of x. Raises WrongArgument.
+    x: [n, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense. The result
+    has the type of x. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan.device_routes, out).run()
@@ -42,7 +42,7 @@ def call(
     routes: torch.Tensor,
     out: torch.Tensor,
 ) -> KernelCall:
-    """The launch that writes `out`; routes: [3, n] int32 as of `SlotPlan`."""
+    """Return the launch that writes `out`; routes: [3, n] int32 of a `SlotPlan`."""
     check("x", x, (None, None))
     n, channels = x.shape
     check("weight", weight, (None, channels), device=x.device, dense_from=0)
@@ -57,7 +57,7 @@ def call(
         "conv1d_update",
         x.device,
         f"C{channels} K{K} {x.dtype} n{block_of(n)}",
-        # Two rows a warp, eight channels a thread.
+        # Two rows per warp, eight channels per thread.
         Launch(
             num_warps=max(1, block_of(n, most=ROWS) // 2),
             blocks={"R": block_of(n, most=ROWS), "C": block_of(channels, least=16, most=256)},
@@ -92,35 +92,35 @@ def _conv1d_update(
     CHANNELS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    there = row < n
-    source = tl.load(routes + row, mask=there, other=-1).to(tl.int64)[:, None]
-    target = tl.load(routes + route + row, mask=there, other=-1).to(tl.int64)[:, None]
-    track = tl.load(routes + 2 * route + row, mask=there, other=-1).to(tl.int64)[:, None]
+    row_mask = row < n
+    source = tl.load(routes + row, mask=row_mask, other=-1).to(tl.int64)[:, None]
+    target = tl.load(routes + route + row, mask=row_mask, other=-1).to(tl.int64)[:, None]
+    track = tl.load(routes + 2 * route + row, mask=row_mask, other=-1).to(tl.int64)[:, None]
     row = row.to(tl.int64)[:, None]
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = c < CHANNELS
-    at = c[None, :]
-    own = there[:, None] & inside[None, :]
-    begun, tracked = at < extent_at(source, CHANNELS), at < extent_at(track, CHANNELS)
-    written = at < extent_at(target, CHANNELS)
-    newest = tl.load(x + row * x_row + at, mask=own, other=0.0)
+    offsets = c[None, :]
+    mask = row_mask[:, None] & inside[None, :]
+    source_mask, track_mask = offsets < extent_at(source, CHANNELS), offsets < extent_at(track, CHANNELS)
+    target_mask = offsets < extent_at(target, CHANNELS)
+    newest = tl.load(x + row * x_row + offsets, mask=mask, other=0.0)
     factor = tl.load(weight + (K - 1) * CHANNELS + c, mask=inside, other=0.0)
     sums = newest.to(tl.float32) * factor.to(tl.float32)[None, :]
-    # The window moves while it is read: place k is written once k + 1 is in registers.
+    # The window is shifted while it is read: place k is written once place k + 1 is in registers.
     for k in tl.static_range(K - 1):
-        past = tl.load(window + source * window_slab + k * window_row + at, mask=begun, other=0.0)
+        past = tl.load(window + source * window_slab + k * window_row + offsets, mask=source_mask, other=0.0)
         factor = tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0)
         sums += past.to(tl.float32) * factor.to(tl.float32)[None, :]
         if k > 0:
-            moved = window + (k - 1) * window_row + at
-            tl.store(moved + target * window_slab, past, mask=written)
-            tl.store(moved + track * window_slab, past, mask=tracked)
+            pointers = window + (k - 1) * window_row + offsets
+            tl.store(pointers + target * window_slab, past, mask=target_mask)
+            tl.store(pointers + track * window_slab, past, mask=track_mask)
     if K > 1:
-        moved = window + (K - 2) * window_row + at
+        pointers = window + (K - 2) * window_row + offsets
         newest = newest.to(window.dtype.element_ty)
-        tl.store(moved + target * window_slab, newest, mask=written)
-        tl.store(moved + track * window_slab, newest, mask=tracked)
+        tl.store(pointers + target * window_slab, newest, mask=target_mask)
+        tl.store(pointers + track * window_slab, newest, mask=track_mask)
     if bias is not None:
         sums += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)[None, :]
     y = sums * tl.sigmoid(sums)
-    tl.store(out + row * out_row + at, y.to(out.dtype.element_ty), mask=own)
+    tl.store(out + row * out_row + offsets, y.to(out.dtype.element_ty), mask=mask)

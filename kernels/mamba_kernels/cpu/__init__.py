@@ -1,1 +1,1 @@
-"""Kernels in C++ for x86 CPUs, reached through ctypes. `backend` says whether they compute; see README.md."""
+"""C++ kernels for x86 CPUs, called through ctypes. `dispatch.backend` decides whether they compute."""

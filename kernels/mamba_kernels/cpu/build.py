@@ -1,8 +1,9 @@
-"""Compiles the C++ of `src/` into one shared library, once for each state of sources, flags and compiler.
+"""Compilation of the C++ sources in `src/` into one shared library.
 
-`python -m mamba_kernels.cpu.build` does it ahead of time, the engine at its first start otherwise. The
-library is kept in the user's cache, under a name that follows from what it was made of. `--ship` puts it
-into the package, for an image: where there is one of these very sources no compiler is asked for.
+The library is compiled once for each state of sources, flags and compiler: ahead of time by
+`python -m mamba_kernels.cpu.build`, otherwise at the first start of an engine. It is kept in the user's
+cache under a name that is a hash of its inputs. `--ship` builds it into the package, for an image: a shipped
+library of the same sources needs no compiler.
 """
 
 import fcntl
@@ -34,22 +35,23 @@ UNIT_FLAGS: dict[str, tuple[str, ...]] = {
     "kernels_avx512_bf16.cpp": (*_AVX2, *_WIDE, "-mavx512bf16", "-mavx512vnni"),
     "kernels_amx_bf16.cpp": (*_AVX2, *_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
-"""Instruction sets by source file: what runs before one is chosen is compiled for any x86-64."""
-# Never -ffast-math: linking with it changes how the process that loads the library rounds.
+"""Instruction sets by source file. Code that runs before the choice of one is compiled for any x86-64."""
+# Never -ffast-math: linking with it changes the rounding of the process that loads the library.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread")
 SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
 class CannotBuild(Exception):
-    """There is no library and none can be made; the message says why."""
+    """There is no library and it cannot be built; the message says why."""
 
 
 def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool = False) -> Path:
-    """Path of the library, made first where it is not there. Raises CannotBuild.
+    """Return the path of the library; build it first if it does not exist. Raises CannotBuild.
 
-    sanitize: with checks of addresses and undefined behaviour, for tests.
+    sanitize: build with checks of addresses and undefined behaviour, for tests.
 
-    Several processes may ask at once: one builds, the others wait. A library appears whole or not at all.
+    Several processes may call this at once: one builds, the others wait. A library appears complete or not at
+    all.
     """
     flags = (*FLAGS, *SANITIZED) if sanitize else FLAGS
     target = _target(environment, flags)
@@ -57,7 +59,7 @@ def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool 
         if target.is_file():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_suffix(".lock")):
+        with _lock(target.with_suffix(".lock")):
             if not target.is_file():
                 _build(find_compiler(environment), flags, target)
     except OSError as error:
@@ -66,15 +68,15 @@ def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool 
 
 
 def is_built(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the library is there; otherwise making it takes a minute. Raises CannotBuild."""
+    """Return whether the library exists; building it takes a minute. Raises CannotBuild."""
     return _target(environment, FLAGS).is_file()
 
 
 def _target(environment: Mapping[str, str], flags: tuple[str, ...]) -> Path:
-    """Where the library is or would be. Raises CannotBuild where none can be."""
+    """Return where the library is or would be. Raises CannotBuild where it cannot exist."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
-        raise CannotBuild(f"there are none for {platform.machine()} on {sys.platform}")
-    if flags == FLAGS and (shipped := _shipped()).is_file():
+        raise CannotBuild(f"they do not exist for {platform.machine()} on {sys.platform}")
+    if flags == FLAGS and (shipped := _shipped_path()).is_file():
         return shipped
     compiler = find_compiler(environment)
     digest = _digest(flags, _run([compiler, "--version"]))
@@ -85,49 +87,49 @@ def _target(environment: Mapping[str, str], flags: tuple[str, ...]) -> Path:
 
 
 def _no_place(why: Exception) -> CannotBuild:
-    return CannotBuild(f"there is no place for them ({why}); set XDG_CACHE_HOME")
+    return CannotBuild(f"they cannot be stored ({why}); set XDG_CACHE_HOME")
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
-    """Where libraries are kept: `$XDG_CACHE_HOME/mambaserve/kernels`."""
+    """Return the folder of libraries: `$XDG_CACHE_HOME/mambaserve/kernels`."""
     base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "mambaserve" / "kernels"
 
 
 def find_compiler(environment: Mapping[str, str]) -> str:
-    """`$CXX`, or the first of the usual ones on the path. Raises CannotBuild."""
-    wanted = environment.get("CXX")
-    for name in (wanted,) if wanted else COMPILERS:
-        if found := shutil.which(name, path=environment.get("PATH")):
-            return found
-    raise CannotBuild(f"there is no C++ compiler ({wanted or ', '.join(COMPILERS)}); install g++")
+    """Find `$CXX`, or the first of the usual compilers, on the path. Raises CannotBuild."""
+    override = environment.get("CXX")
+    for name in (override,) if override else COMPILERS:
+        if path := shutil.which(name, path=environment.get("PATH")):
+            return path
+    raise CannotBuild(f"there is no C++ compiler ({override or ', '.join(COMPILERS)}); install g++")
 
 
 def ship(environment: Mapping[str, str] = os.environ) -> Path:
-    """Builds the library into the package and says where. Raises CannotBuild."""
-    target = _shipped()
+    """Build the library into the package and return its path. Raises CannotBuild."""
+    target = _shipped_path()
     target.parent.mkdir(exist_ok=True)
     _build(find_compiler(environment), FLAGS, target)
     return target
 
 
-def _shipped() -> Path:
+def _shipped_path() -> Path:
     return SHIPPED / f"{_digest(FLAGS)}.so"
 
 
 def _digest(flags: tuple[str, ...], compiler: str = "") -> str:
-    """Of all that decides what the library does; `compiler` is what it says of its version."""
+    """Hash everything that the library depends on; `compiler`: the compiler's output for `--version`."""
     parts = [compiler, repr(flags), repr(UNIT_FLAGS)]
     parts += [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in sorted(SOURCES.iterdir())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
-    # What a build that was killed has left goes with the next one.
-    for left in target.parent.glob(f"{target.stem}-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as aside:
-        units = {name: Path(aside, name).with_suffix(".o") for name in UNIT_FLAGS}
+    # Remove what an earlier build left behind when it was killed.
+    for leftover in target.parent.glob(f"{target.stem}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as scratch:
+        units = {name: Path(scratch, name).with_suffix(".o") for name in UNIT_FLAGS}
         running = [
             subprocess.Popen(
                 [compiler, *flags, *UNIT_FLAGS[name], "-c", str(SOURCES / name), "-o", str(unit)],
@@ -137,31 +139,31 @@ def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
             )
             for name, unit in units.items()
         ]
-        said = [process.communicate()[0] for process in running]
-        for process, text in zip(running, said, strict=True):
+        outputs = [process.communicate()[0] for process in running]
+        for process, text in zip(running, outputs, strict=True):
             if process.returncode:
                 raise CannotBuild(f"{compiler} failed: {text.strip()[-400:]}")
-        made = Path(aside, "library.so")
-        _run([compiler, *flags, "-shared", *map(str, units.values()), "-o", str(made)])
-        made.rename(target)
+        library = Path(scratch, "library.so")
+        _run([compiler, *flags, "-shared", *map(str, units.values()), "-o", str(library)])
+        library.rename(target)
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise CannotBuild(f"{command[0]} failed: {done.stdout.strip()[-400:]}")
-    return done.stdout
+    result = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if result.returncode:
+        raise CannotBuild(f"{command[0]} failed: {result.stdout.strip()[-400:]}")
+    return result.stdout
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def main() -> int:
-    """Build, and say where the library is, or why there is none; with `--ship` the exit code then is 1."""
+    """Build, and print the path of the library, or why there is none; that is exit code 1 with `--ship`."""
     into_package = sys.argv[1:] == ["--ship"]
     try:
         sys.stdout.write(f"{ship() if into_package else ensure_built()}\n")

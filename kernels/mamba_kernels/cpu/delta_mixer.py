@@ -1,6 +1,6 @@
-"""A mixer of the gated delta rule between its projections, in one call for decoding rows or for prompts.
+"""A mixer of the gated delta rule between its projections: one call for decoding rows, one for prompts.
 
-See "gated_delta" in README.md. `GatedDelta` has the rule alone, in the calls of the reference.
+See "gated_delta" in README.md. `GatedDelta` computes the rule alone, with the arguments of the reference.
 """
 
 import ctypes
@@ -10,9 +10,8 @@ import torch
 
 from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import STATE_KINDS, place, read_and_write
+from mamba_kernels.cpu.mixer import STATE_KINDS, name_pieces, name_slots, place, read_and_write
 from mamba_kernels.cpu.packed_linear import CPU, KINDS
-from mamba_kernels.cpu.plan_addresses import name_pieces, name_slots
 from mamba_kernels.cpu.structures import DeltaDecode, DeltaMixer, DeltaPrefill
 from mamba_kernels.gated_delta.inputs import LEAST_SQUARE
 from mamba_kernels.slot_plan import SlotPlan
@@ -21,7 +20,7 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """What a mixer has between its projections, all float32."""
+    """Weights of a mixer between its projections, all float32."""
 
     conv_weight: torch.Tensor
     """[K, C], C = q | k | v"""
@@ -34,19 +33,19 @@ class DeltaWeights:
 
 
 class GatedDeltaCalls:
-    """The calls for one mixer: out = norm(o) * silu(z) by head, where o is what the rule of `DeltaInputs`
-    gives for rows behind their convolution.
+    """Calls for one mixer: out = norm(o) * silu(z) by head.
 
-    projected: [n, q G*K | k G*K | v H*V | z H*V | b H | a H], float32 or bfloat16, rows may be strided;
-    window: [slabs, taps-1, C] in their type; state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest)
-    or float16 (stochastically); both dense but for the slabs, read and written at the plan's slots; out:
-    [n, H*V] in the type of the rows, dense, written. WrongArgument says what is otherwise.
+    o is the result of the rule of `DeltaInputs` for the convolved rows. projected: [n, q G*K | k G*K | v H*V
+    | z H*V | b H | a H], float32 or bfloat16, rows may be strided; window: [slabs, taps-1, C] in their type;
+    state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded stochastically). Both
+    are dense except for the slabs, and are read and written at the plan's slots. out: [n, H*V] in the type of
+    the rows, dense, written. Any other argument raises WrongArgument.
     """
 
     def __init__(
         self, library: Library, weights: DeltaWeights, *, key_heads: int, key_dim: int, norm_eps: float
     ) -> None:
-        """Raises WrongArgument."""
+        """Prepare the calls for these weights, which they keep alive. Raises WrongArgument."""
         heads, value_dim, taps = len(weights.A), len(weights.norm), len(weights.conv_weight)
         self._values = heads * value_dim
         channels = 2 * key_heads * key_dim + self._values
@@ -60,7 +59,7 @@ class GatedDeltaCalls:
         }
         for name, (tensor, shape) in wide.items():
             check(name, tensor, shape, dtypes=(torch.float32,), device=CPU, dense_from=0)
-        # Addresses do not keep what lies there; the weights must live as long as the calls.
+        # Addresses do not keep objects alive; the weights must live as long as the calls.
         self._weights = weights
         self._mixer = DeltaMixer(
             conv_weight=weights.conv_weight.data_ptr(),
@@ -80,8 +79,10 @@ class GatedDeltaCalls:
         self._decode, self._prefill = library.delta_decode, library.delta_prefill
 
     def place(self, call: DeltaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
-        """Make `call` one of this mixer, with the windows and states of its layer, which have the rows' type
-        and one that states may have."""
+        """Set the mixer of `call`, and the windows and states of its layer.
+
+        Windows have the type of the rows; states have one of STATE_KINDS.
+        """
         place(call, self._address, window, state)
 
     def decode(
@@ -92,7 +93,7 @@ class GatedDeltaCalls:
         plan: SlotPlan,
         out: torch.Tensor,
     ) -> None:
-        """One token for each of the plan's sequences, none of them padding. Raises WrongArgument."""
+        """Compute one token for each of the plan's sequences, none of them padding. Raises WrongArgument."""
         self._check(projected, window, state, out, plan.routes.shape[1])
         call = DeltaDecode(mixer=self._address, out=out.data_ptr())
         name_slots(call, plan)
@@ -107,7 +108,10 @@ class GatedDeltaCalls:
         plan: ChunkPlan,
         out: torch.Tensor,
     ) -> None:
-        """The pieces of the plan, with the bits that `GatedDelta.prefill` has. Raises WrongArgument."""
+        """Compute the pieces of the plan with the same bits as `GatedDelta.prefill`.
+
+        Raises WrongArgument.
+        """
         self._check(projected, window, state, out, plan.tokens)
         call = DeltaPrefill(mixer=self._address, out=out.data_ptr())
         name_pieces(call, plan)
@@ -124,7 +128,7 @@ class GatedDeltaCalls:
     ) -> None:
         check_plan("projected", projected, rows)
         check("projected", projected, (rows, self._projected), dtypes=KINDS, device=CPU)
-        own = (projected.dtype,)
-        check("window", window, self._window, dtypes=own, device=CPU, dense_from=1)
+        kind = (projected.dtype,)
+        check("window", window, self._window, dtypes=kind, device=CPU, dense_from=1)
         check("state", state, self._state, dtypes=STATE_KINDS, device=CPU, dense_from=1)
-        check("out", out, (rows, self._values), dtypes=own, device=CPU, dense_from=0)
+        check("out", out, (rows, self._values), dtypes=kind, device=CPU, dense_from=0)

@@ -1,4 +1,4 @@
-"""Which experts each row goes to, in one call behind the product that scores them."""
+"""The choice of experts for each row, in one call after the product that scores them."""
 
 import ctypes
 
@@ -12,12 +12,12 @@ from mamba_kernels.moe.routing import Routing
 
 
 class ExpertRouter:
-    """The product with a router's weight and `mamba_kernels.moe.route` of its rows, both in float32."""
+    """The product with a router's weight, followed by `mamba_kernels.moe.route`; both in float32."""
 
     def __init__(
         self, library: Library, weight: PackedWeight, routing: Routing, correction: torch.Tensor | None
     ) -> None:
-        """weight: [E, d] float32; correction: [E] float32, added to scores for the choice alone."""
+        """Prepare the call. weight: [E, d] float32; correction: [E] float32, added to choose."""
         experts = weight.outputs
         if correction is not None:
             check("correction", correction, (experts,), dtypes=(torch.float32,), device=CPU)
@@ -37,9 +37,9 @@ class ExpertRouter:
         self._address = ctypes.addressof(self.call)
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [T, d]. Returns experts [T, k] int32, best first, and their weights [T, k] float32.
+        """Return the experts of each row, [T, k] int32, best first, and their weights, [T, k] float32.
 
-        Raises WrongArgument.
+        x: [T, d]. Raises WrongArgument.
         """
         logits = self._linear(x)
         experts = torch.empty(len(x), self._top_k, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""A mixture of experts in one call, each expert's packed weights read once."""
+"""A mixture of experts in one call, in which each expert's packed weights are read once."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from mamba_kernels.cpu.structures import IDENTITY, RELU_SQUARED, Experts, Linear
 from mamba_kernels.moe.activation import Activation
 
 Matrices = tuple[PackedMatrix, PackedMatrix]
-"""Of one expert: [2 f or f, d], the gate first, and [d_out, f]."""
+"""Both matrices of one expert: [2 f or f, d], the gate first, and [d_out, f]."""
 
 
 class PackedExperts:
-    """The experts of one layer, all of the same sizes, and the one that every row goes to."""
+    """The experts of one layer, all of the same sizes, and the shared expert that every row goes to."""
 
     def __init__(
         self,
@@ -26,8 +26,11 @@ class PackedExperts:
         shared: Matrices | None = None,
         shared_gate: torch.Tensor | None = None,
     ) -> None:
-        """experts: at least one; `shared` may have an inner size of its own, and counts for the sigmoid of a
-        row's product with `shared_gate`, [d] float32; for 1 where that is None. Raises WrongArgument."""
+        """Prepare the call for these experts. Raises WrongArgument.
+
+        experts: at least one; shared: may have another inner size, and is weighted by the sigmoid of a row's
+        product with `shared_gate`, [d] float32, or by 1 if that is None.
+        """
         if shared_gate is not None:
             check(
                 "shared_gate", shared_gate, (experts[0][0].inputs,), dtypes=(torch.float32,), device=CPU,
@@ -39,7 +42,7 @@ class PackedExperts:
         gated = activation is Activation.GATED_SILU
         first = IDENTITY if gated else RELU_SQUARED
         count = len(experts)
-        # The shared one's layers lie behind those of the others.
+        # The layers of the shared expert follow those of the others.
         self._gate_up = (LinearLayer * len(self._kept))(*(_layer(up, first) for up, _ in self._kept))
         self._down = (LinearLayer * len(self._kept))(*(_layer(down, IDENTITY) for _, down in self._kept))
         self.call = Experts(
@@ -55,11 +58,11 @@ class PackedExperts:
         self._address = ctypes.addressof(self.call)
 
     def __call__(self, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """hidden: [n, d], rows may be strided, in the type of the weights; experts: [n, k] int32, -1 = none,
-        and weights: [n, k] float32, as `route` gives them.
-        Returns [n, d_out].
+        """Compute the weighted sum of the experts of each row, [n, d_out].
 
-        A row has the same bits alone and among others, and with any number of threads. Raises WrongArgument.
+        hidden: [n, d], rows may be strided, in the type of the weights; experts: [n, k] int32, -1 = none, and
+        weights: [n, k] float32, as `route` returns them. A row has the same bits alone and among others, and
+        with any number of threads. Raises WrongArgument.
         """
         up, down = self._kept[0]
         if hidden.dtype is not down.dtype or hidden.stride(-1) != 1:

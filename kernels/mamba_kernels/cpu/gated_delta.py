@@ -1,4 +1,4 @@
-"""The gated delta rule over decoding rows and pieces of prompts, a call each: see README.md."""
+"""The gated delta rule: one call for decoding rows and one for pieces of prompts; see README.md."""
 
 import ctypes
 
@@ -6,9 +6,8 @@ import torch
 
 from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import STATE_KINDS
+from mamba_kernels.cpu.mixer import STATE_KINDS, name_pieces, name_slots
 from mamba_kernels.cpu.packed_linear import CPU, KINDS
-from mamba_kernels.cpu.plan_addresses import name_pieces, name_slots
 from mamba_kernels.cpu.structures import (
     DeltaRows,
     GatedDeltaPrefill,
@@ -23,16 +22,17 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 class GatedDelta:
     """The calls of one library, with the arguments of the reference.
 
-    state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (stochastically), K dense, read
-    and written at the plan's slots; inputs float32 or bfloat16, all of one type, but A and dt_bias, which are
-    float32; out: [T, H, V] in their type, V dense, written. WrongArgument says what is otherwise.
+    state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded stochastically), K
+    dense, read and written at the plan's slots; inputs: float32 or bfloat16, all of one type except A and
+    dt_bias, which are float32; out: [T, H, V] in their type, V dense, written. Any other argument raises
+    WrongArgument.
     """
 
     def __init__(self, library: Library) -> None:
         self._update, self._prefill = library.gated_delta_update, library.gated_delta_prefill
 
     def update(self, state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-        """One token for each of the plan's states; of one whose target is -1 nothing is kept.
+        """Compute one token for each of the plan's states; a state with target -1 is not stored.
 
         Raises WrongArgument.
         """
@@ -42,10 +42,10 @@ class GatedDelta:
         self._update(ctypes.addressof(call))
 
     def prefill(self, state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
-        """The pieces of the plan. Up to 32 tokens of a chunk are solved for together, counted from its start,
-        so that results depend on where chunks begin and not on how a prompt was cut into pieces.
+        """Compute the pieces of the plan. Raises WrongArgument.
 
-        Raises WrongArgument.
+        Up to 32 tokens of a chunk are solved for together, counted from its start, so that results depend on
+        where chunks begin and not on how a prompt was cut into pieces.
         """
         call = GatedDeltaPrefill(delta=_rows(state, inputs, out))
         check_plan("v", inputs.v, plan.tokens)
@@ -54,7 +54,6 @@ class GatedDelta:
 
 
 def _rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> DeltaRows:
-    """Raises WrongArgument."""
     check("state", state, state.shape, dtypes=STATE_KINDS, device=CPU)
     _, H, G, V, K = check_delta(state, inputs, out, states=tuple(STATE_KINDS))
     check("v", inputs.v, inputs.v.shape, dtypes=KINDS)

@@ -1,6 +1,6 @@
-"""The one library of this process: built or found, loaded, and told which instructions to use.
+"""The library of this process: built if necessary, loaded, and set to an instruction set.
 
-`MAMBASERVE_KERNELS` may name the instructions, or leave the choice to the machine.
+`MAMBASERVE_KERNELS` may name the instruction set, or leave the choice to the machine.
 """
 
 import ctypes
@@ -26,17 +26,20 @@ log = logging.getLogger(__name__)
 
 
 class Library:
-    """The loaded functions. `name`: the instruction set they use."""
+    """Functions of the loaded library. `name` is the instruction set that they use."""
 
-    def __init__(self, path: Path, wanted: str = "") -> None:
-        """Raises CannotBuild where this CPU lacks what is wanted, OSError for a file that is no library."""
-        # While a function runs, other Python threads do.
+    def __init__(self, path: Path, instruction_set: str = "") -> None:
+        """Load the library and select an instruction set; "" = the fastest one.
+
+        Raises CannotBuild if this CPU lacks the instruction set, and OSError for a file that is no library.
+        """
+        # Other Python threads can run while a function of the library does.
         self._dll = ctypes.CDLL(str(path))
         self._dll.mamba_use.restype = ctypes.c_char_p
         self._dll.mamba_use.argtypes = [ctypes.c_char_p]
-        name = self._dll.mamba_use(wanted.encode())
+        name = self._dll.mamba_use(instruction_set.encode())
         if name is None:
-            raise CannotBuild(f"this CPU has no {wanted or 'AVX2'} instructions")
+            raise CannotBuild(f"this CPU has no {instruction_set or 'AVX2'} instructions")
         self.name: str = name.decode()
         self.set_threads: Callable[[int], None] = self._function("mamba_set_threads", ctypes.c_int)
         self.threads: Callable[[], int] = self._function("mamba_threads", result=ctypes.c_int)
@@ -79,12 +82,12 @@ class Library:
 
 @lru_cache(1)
 def library() -> Library | None:
-    """The library, or None where torch computes; the reason is logged once. Raises UnknownKernels."""
+    """Return the library, or None where torch computes; log the reason once. Raises UnknownKernels."""
     return open_library(os.environ)
 
 
 def has_to_be_built(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether `open_library` would compile first, which takes a minute."""
+    """Return whether `open_library` would compile first, which takes a minute."""
     try:
         if KernelChoice.of(environment).kernels not in (AUTO, *INSTRUCTION_SETS):
             return False
@@ -94,14 +97,14 @@ def has_to_be_built(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def open_library(environment: Mapping[str, str]) -> Library | None:
-    """What `library` does, in this environment."""
-    wanted = KernelChoice.of(environment).kernels
-    if wanted in (TORCH, TRITON):
+    """Open the library as `library` does, with this environment. Raises UnknownKernels."""
+    kernels = KernelChoice.of(environment).kernels
+    if kernels in (TORCH, TRITON):
         return None
     try:
-        return Library(ensure_built(environment), "" if wanted == AUTO else wanted)
+        return Library(ensure_built(environment), "" if kernels == AUTO else kernels)
     except (CannotBuild, OSError) as why:
-        if wanted != AUTO:
-            raise UnknownKernels(f"{VARIABLE}={wanted}: {why}") from why
+        if kernels != AUTO:
+            raise UnknownKernels(f"{VARIABLE}={kernels}: {why}") from why
         log.warning("the CPU kernels are not used, torch computes: %s", why)
         return None

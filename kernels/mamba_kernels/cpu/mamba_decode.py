@@ -1,18 +1,17 @@
-"""One token of a Mamba2 mixer between its projections, in one call: see the derivation in README.md."""
+"""One token of a Mamba2 mixer between its projections, in one call; README.md has the derivation."""
 
 import ctypes
 
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import PreparedMixer, place, read_and_write
-from mamba_kernels.cpu.plan_addresses import name_slots
+from mamba_kernels.cpu.mixer import PreparedMixer, name_slots, place, read_and_write
 from mamba_kernels.cpu.structures import MambaDecode
 from mamba_kernels.slot_plan import SlotPlan
 
 
 class MambaDecoder:
-    """The call for one mixer."""
+    """The decode call of one mixer."""
 
     def __init__(self, library: Library, mixer: PreparedMixer) -> None:
         self._run = library.mamba_decode
@@ -21,8 +20,10 @@ class MambaDecoder:
         self._address = ctypes.addressof(self._call)
 
     def place(self, call: MambaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
-        """Make `call` one of this mixer, with the windows and states of its layer, which have the rows' type
-        and one that states may have."""
+        """Set the mixer of `call`, and the windows and states of its layer.
+
+        Windows have the type of the rows; states have one of STATE_KINDS.
+        """
         place(call, self._mixer.address, window, state)
 
     def __call__(
@@ -33,11 +34,11 @@ class MambaDecoder:
         plan: SlotPlan,
         out: torch.Tensor,
     ) -> None:
-        """out = norm(y * silu(gate)), where y comes from the convolution and the recurrence of `ScanInputs`.
+        """Compute out = norm(y * silu(gate)), where y follows from convolution and recurrence (`ScanInputs`).
 
         projected: [n, gate H*P | x H*P | B G*N | C G*N | dt H], rows may be strided; window: [slabs, K-1, C]
-        in the type of the rows; state: [slabs, H, P, N] float32 or float16; both dense but for the slabs, and
-        written as the plan says (float16 by stochastic rounding); out: [n, H*P], dense, written.
+        in the type of the rows; state: [slabs, H, P, N] float32 or float16; both are dense except for the
+        slabs and written at the plan's slots (float16 by stochastic rounding); out: [n, H*P], dense, written.
         Raises WrongArgument.
         """
         call = self._call

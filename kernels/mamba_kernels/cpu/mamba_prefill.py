@@ -1,18 +1,17 @@
-"""Pieces of prompts in a Mamba2 mixer between its projections, in one call: see README.md."""
+"""Pieces of prompts in a Mamba2 mixer between its projections, in one call; see README.md."""
 
 import ctypes
 
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import PreparedMixer, read_and_write
-from mamba_kernels.cpu.plan_addresses import name_pieces
+from mamba_kernels.cpu.mixer import PreparedMixer, name_pieces, read_and_write
 from mamba_kernels.cpu.structures import MambaPrefill
 from mamba_kernels.ssd_prefill import ChunkPlan
 
 
 class MambaPrefiller:
-    """The call for one mixer."""
+    """The prefill call of one mixer."""
 
     def __init__(self, library: Library, mixer: PreparedMixer) -> None:
         self._run = library.mamba_prefill
@@ -28,11 +27,11 @@ class MambaPrefiller:
         plan: ChunkPlan,
         out: torch.Tensor,
     ) -> None:
-        """out = norm(y * silu(gate)), where y comes from the convolution and the recurrence of `ScanInputs`.
+        """Compute out = norm(y * silu(gate)), where y follows from convolution and recurrence (`ScanInputs`).
 
         projected: [T, gate H*P | x H*P | B G*N | C G*N | dt H], T = plan.tokens, rows may be strided; window:
-        [slabs, K-1, C] in the type of the rows; state: [slabs, H, P, N] float32 or float16; both dense but
-        for the slabs, read and written at the plan's slots; out: [T, H*P], dense, written. Raises
+        [slabs, K-1, C] in the type of the rows; state: [slabs, H, P, N] float32 or float16; both are dense
+        except for the slabs, and read and written at the plan's slots; out: [T, H*P], dense, written. Raises
         WrongArgument.
         """
         self._mixer.check(projected, window, state, out, plan.tokens)

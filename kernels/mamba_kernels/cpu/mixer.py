@@ -1,4 +1,4 @@
-"""What the calls for a mixer share: rows, windows and states; and of Mamba2's its weights and shapes."""
+"""Arguments that all calls of mixers share (rows, windows, states, plans), and a Mamba2 mixer's weights."""
 
 import ctypes
 import dataclasses
@@ -7,16 +7,28 @@ import torch
 
 from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.packed_linear import CPU, KINDS
-from mamba_kernels.cpu.structures import FLOAT16, DeltaDecode, DeltaPrefill, MambaDecode, MambaPrefill, Mixer
+from mamba_kernels.cpu.structures import (
+    FLOAT16,
+    DeltaDecode,
+    DeltaPrefill,
+    GatedDeltaPrefill,
+    GatedDeltaUpdate,
+    MambaDecode,
+    MambaPrefill,
+    Mixer,
+)
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.ssd_prefill.plan import ChunkPlan
 
 STATE_KINDS = {**KINDS, torch.float16: FLOAT16}
 MAMBA_STATES = (torch.float32, torch.float16)
 MixerCall = MambaDecode | MambaPrefill | DeltaDecode | DeltaPrefill
+_SLOT_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MixerWeights:
-    """What a mixer has between its projections. Wide ones are float32."""
+    """Weights of a Mamba2 mixer between its projections, float32 except `norm`."""
 
     conv_weight: torch.Tensor
     """[K, C]"""
@@ -29,11 +41,11 @@ class MixerWeights:
     dt_bias: torch.Tensor
     """[H]"""
     norm: torch.Tensor | None
-    """[H * P] in the type of the rows; None = the gate alone."""
+    """[H * P] in the type of the rows; None = only the gate is applied."""
 
 
 class PreparedMixer:
-    """One mixer for its calls; `address` is valid as long as this object lives."""
+    """The structure of one mixer for its calls; `address` is valid as long as this object lives."""
 
     def __init__(
         self,
@@ -46,13 +58,13 @@ class PreparedMixer:
         norm_eps: float,
         norm_groups: int,
     ) -> None:
-        """Raises WrongArgument."""
+        """Prepare the structure for these weights, which it keeps alive. Raises WrongArgument."""
         heads, taps = len(weights.A), len(weights.conv_weight)
         self._inner, channels = heads * head_dim, heads * head_dim + 2 * groups * state_size
         self._projected = self._inner + channels + heads
         self._window, self._state = (None, taps - 1, channels), (None, heads, head_dim, state_size)
         _check_weights(weights, taps, channels, heads, self._inner)
-        # Addresses do not keep what lies there; the weights must live as long as the call.
+        # Addresses do not keep objects alive; the weights must live as long as the call.
         self._weights = weights
         self._mixer = Mixer(
             conv_weight=weights.conv_weight.data_ptr(),
@@ -81,19 +93,18 @@ class PreparedMixer:
         out: torch.Tensor,
         rows: int,
     ) -> None:
-        """Raises WrongArgument unless they are what a call for `rows` rows takes."""
+        """Raise WrongArgument unless a call for `rows` rows can take these tensors."""
         norm = self._weights.norm
         check_plan("projected", projected, rows)
         kinds = KINDS if norm is None else (norm.dtype,)
         check("projected", projected, (rows, self._projected), dtypes=kinds, device=CPU)
-        own = (projected.dtype,)
-        check("window", window, self._window, dtypes=own, device=CPU, dense_from=1)
+        kind = (projected.dtype,)
+        check("window", window, self._window, dtypes=kind, device=CPU, dense_from=1)
         check("state", state, self._state, dtypes=MAMBA_STATES, device=CPU, dense_from=1)
-        check("out", out, (rows, self._inner), dtypes=own, device=CPU, dense_from=0)
+        check("out", out, (rows, self._inner), dtypes=kind, device=CPU, dense_from=0)
 
 
 def _check_weights(weights: MixerWeights, taps: int, channels: int, heads: int, inner: int) -> None:
-    """Raises WrongArgument."""
     wide = {
         "conv_weight": (weights.conv_weight, (taps, channels)),
         "conv_bias": (weights.conv_bias, (channels,)),
@@ -111,20 +122,38 @@ def _check_weights(weights: MixerWeights, taps: int, channels: int, heads: int, 
 def read_and_write(
     call: MixerCall, projected: torch.Tensor, window: torch.Tensor, state: torch.Tensor
 ) -> None:
-    """Name to `call` the rows that it reads, and the windows and states that it reads and writes."""
+    """Set the addresses of the rows that `call` reads, and of the windows and states that it updates."""
     call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
     call.kind = KINDS[projected.dtype]
-    _cached_at(call, window, state)
+    _set_cache(call, window, state)
 
 
 def place(call: MixerCall, mixer: int, window: torch.Tensor, state: torch.Tensor) -> None:
-    """Make `call` one of the mixer at this address, with the windows and states of its layer, which have the
-    rows' type and one that states may have."""
+    """Set the mixer of `call` to the one at this address, and the windows and states of its layer.
+
+    Windows have the type of the rows; states have one of STATE_KINDS.
+    """
     call.mixer, call.kind = mixer, KINDS[window.dtype]
-    _cached_at(call, window, state)
+    _set_cache(call, window, state)
 
 
-def _cached_at(call: MixerCall, window: torch.Tensor, state: torch.Tensor) -> None:
+def name_slots(call: MambaDecode | DeltaDecode | GatedDeltaUpdate, plan: SlotPlan) -> None:
+    """Set the addresses of the plan's slots, and of the words by which float16 states are rounded."""
+    first, stride = plan.routes.data_ptr(), _SLOT_BYTES * plan.routes.stride(0)
+    call.source, call.target, call.track = first, first + stride, first + 2 * stride
+    call.noise, call.rows = plan.noise.data_ptr(), plan.routes.shape[1]
+
+
+def name_pieces(call: MambaPrefill | DeltaPrefill | GatedDeltaPrefill, plan: ChunkPlan) -> None:
+    """Set the addresses of the plan's slots and chunks for pieces of prompts."""
+    routes = plan.slots.routes
+    call.source, call.target = routes.data_ptr(), routes.data_ptr() + _SLOT_BYTES * routes.stride(0)
+    call.piece_chunk, call.chunk_start = plan.piece_chunk.data_ptr(), plan.chunk_start.data_ptr()
+    call.chunk_track, call.chunk_noise = plan.chunk_track.data_ptr(), plan.chunk_noise.data_ptr()
+    call.pieces = routes.shape[1]
+
+
+def _set_cache(call: MixerCall, window: torch.Tensor, state: torch.Tensor) -> None:
     call.window, call.window_stride = window.data_ptr(), window.stride(0)
     call.state, call.state_stride = state.data_ptr(), state.stride(0)
     call.state_kind = STATE_KINDS[state.dtype]

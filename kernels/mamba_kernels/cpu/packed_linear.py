@@ -1,4 +1,4 @@
-"""y = activation(x W^T + b) with weights in the order in which the product reads them."""
+"""The product y = activation(x W^T + b), with weights in the order in which it reads them."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -21,79 +21,81 @@ from mamba_kernels.cpu.structures import (
 )
 
 PANEL = 16
-"""Outputs side by side: one a lane."""
+"""Outputs side by side in a panel, one per lane."""
 CPU = torch.device("cpu")
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 ACTIVATIONS = {"": IDENTITY, "relu": RELU, "relu2": RELU_SQUARED, "silu": SILU, "swish": SILU}
-"""Of a product, before it is rounded; by their names in Hugging Face configurations."""
+"""Activations applied to a product before it is rounded, by their names in Hugging Face configurations."""
 PAIR = {torch.float32: 1, torch.bfloat16: 2}
-"""Inputs of one output side by side: 32 bits."""
-_AT_ONCE = 1 << 20
-"""Weights packed at once."""
+"""Inputs of one output that lie side by side: 32 bits."""
+_BLOCK_WEIGHTS = 1 << 20
+"""Number of weights packed at once."""
 
 Rows = Callable[[torch.Tensor], None]
-"""[n, inputs] of a matrix"""
+"""Callback that receives rows [n, inputs] of a matrix."""
 
 
-def kept(_: torch.Tensor) -> None:
-    """The caller keeps the rows."""
+def keep_rows(_: torch.Tensor) -> None:
+    """Do nothing with packed rows, whose memory the caller keeps."""
 
 
 class PackedMatrix(Protocol):
-    """A matrix [outputs, inputs] as the product reads it."""
+    """A matrix [outputs, inputs] in the form that the product reads."""
 
     outputs: int
     inputs: int
     dtype: torch.dtype
-    """Of rows and products."""
+    """Type of the product's inputs and results."""
     packing: int
     panels: torch.Tensor
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor: ...
 
 
-def in_blocks(
+def split_panels(
     panels: torch.Tensor, weight: torch.Tensor, width: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Panels, some at a time, with the rows of the weight that become them: what packing takes beside the
-    result stays small. `width`: inputs of a row in a panel."""
-    some = max(1, _AT_ONCE // (width * PANEL))
-    for first in range(0, len(panels), some):
-        part = panels[first : first + some]
+    """Yield blocks of panels with the rows of the weight that they hold, so that packing needs little memory.
+
+    width: inputs of a row in a panel, padding included.
+    """
+    panels_per_block = max(1, _BLOCK_WEIGHTS // (width * PANEL))
+    for first in range(0, len(panels), panels_per_block):
+        part = panels[first : first + panels_per_block]
         yield part, weight[first * PANEL : (first + len(part)) * PANEL]
 
 
 class PackedWeight:
-    """A matrix [outputs, inputs] in panels; takes the place of the original, which nobody needs any more."""
+    """A matrix [outputs, inputs] in panels; it replaces the original, which is no longer needed."""
 
     packing = WHOLE
 
-    def __init__(self, weight: torch.Tensor, packed: Rows = kept) -> None:
-        """weight: float32 or bfloat16, on the CPU; `packed` is told which of its rows were, as they are."""
+    def __init__(self, weight: torch.Tensor, packed: Rows = keep_rows) -> None:
+        """Pack `weight`, float32 or bfloat16 on the CPU; call `packed` with rows once they are packed."""
         self.outputs, self.inputs = weight.shape
         self.dtype = weight.dtype
         pair = PAIR[weight.dtype]
         steps, panels = -(-self.inputs // pair), -(-self.outputs // PANEL)
         self.panels = weight.new_empty(panels, steps, PANEL, pair)
         """[panels, steps, PANEL, pair]"""
-        for part, whole in in_blocks(self.panels, weight, steps * pair):
+        for part, whole in split_panels(self.panels, weight, steps * pair):
             missing = (0, -self.inputs % pair, 0, len(part) * PANEL - len(whole))
-            given = F.pad(whole, missing) if any(missing) else whole
-            part.copy_(given.reshape(len(part), PANEL, steps, pair).permute(0, 2, 1, 3))
+            padded = F.pad(whole, missing) if any(missing) else whole
+            part.copy_(padded.reshape(len(part), PANEL, steps, pair).permute(0, 2, 1, 3))
             packed(whole)
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The rows `outputs` [n] of the matrix, [n, inputs]: what an embedding looks up."""
+        """Return the rows `outputs` [n] of the matrix, [n, inputs], as an embedding looks them up."""
         return self.panels[outputs // PANEL, :, outputs % PANEL].flatten(1)[:, : self.inputs]
 
 
 class PackedLinear:
-    """A packed weight with its bias and what becomes of the sums."""
+    """A packed weight with its bias and its activation."""
 
     def __init__(
         self, library: Library, weight: PackedMatrix, bias: torch.Tensor | None, activation: str = ""
     ) -> None:
-        """bias: [outputs] in the type of the weight; activation: one of ACTIVATIONS."""
+        """Prepare the call. bias: [outputs] in the type of the weight; activation: one of ACTIVATIONS."""
         self.weight = weight
         self._kept = bias
         self._call = library.linear
@@ -107,10 +109,10 @@ class PackedLinear:
             activation=ACTIVATIONS[activation],
         )
         self.address = ctypes.addressof(self._layer)
-        """Of the structure, valid as long as this object lives."""
+        """Address of the structure, valid as long as this object lives."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, inputs], each row in one piece, in the type of the weight -> [T, outputs].
+        """Compute the product of x, [T, inputs] with dense rows in the type of the weight: [T, outputs].
 
         A row has the same bits alone and among others, and with any number of threads. Raises WrongArgument.
         """

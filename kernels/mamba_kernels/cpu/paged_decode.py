@@ -1,4 +1,4 @@
-"""Attention of decoding sequences over their pages, in one call."""
+"""Attention of decoding sequences over their pages in one call."""
 
 import ctypes
 
@@ -14,7 +14,7 @@ MOST_HEAD_DIM = 256
 
 
 class PagedDecoder:
-    """The call for one attention layer. head_dim: at most MOST_HEAD_DIM."""
+    """The decode call of one attention layer, with heads of at most MOST_HEAD_DIM."""
 
     def __init__(self, library: Library, *, heads: int, kv_heads: int, head_dim: int, scale: float) -> None:
         self._run = library.paged_decode
@@ -23,22 +23,22 @@ class PagedDecoder:
         self._address = ctypes.addressof(self._call)
 
     def place(self, call: PagedDecode, kv: torch.Tensor) -> None:
-        """Make `call` one of this layer, with its keys and values."""
+        """Set the shape of this layer in `call`, and the addresses of its keys and values."""
         for name, value in self._shape.items():
             setattr(call, name, value)
-        pages_at(call, kv)
+        set_pages(call, kv)
 
     def __call__(self, query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, out: torch.Tensor) -> None:
-        """softmax(scale q K^T) V over the contexts of the plan's n decodes.
+        """Compute softmax(scale q K^T) V over the contexts of the plan's n decodes.
 
         query: [n, heads, head_dim] (rows may be strided) in the type of kv [pages, 2, page_size, kv_heads,
-        head_dim], of which each page's keys and values are dense; out: like query, dense, written. Raises
-        WrongArgument.
+        head_dim], in which the keys and the values of a page are dense; out: like query, dense, written.
+        Raises WrongArgument.
         """
         call = self._call
         check_paged(call, query, kv, out, plan.decodes)
         call.query, call.query_stride = query.data_ptr(), query.stride(0)
-        pages_at(call, kv)
+        set_pages(call, kv)
         call.page_table, call.page_table_stride = plan.page_table.data_ptr(), plan.page_table.stride(0)
         call.table_row, call.context_len = plan.table_row.data_ptr(), plan.context_len.data_ptr()
         call.out = out.data_ptr()
@@ -49,15 +49,15 @@ class PagedDecoder:
 def check_paged(
     call: PagedDecode | PagedExtend, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, rows: int
 ) -> None:
-    """Raises WrongArgument unless they are what `call` takes for `rows` rows."""
+    """Raise WrongArgument unless `call` can take these tensors for `rows` rows."""
     check("kv", kv, (None, 2, None, call.kv_heads, call.head_dim), dtypes=KINDS, device=CPU, dense_from=2)
     for name, tensor, dense_from in (("query", query, 1), ("out", out, 0)):
         check_plan(name, tensor, rows)
-        of_one = (rows, call.heads, call.head_dim)
-        check(name, tensor, of_one, dtypes=(kv.dtype,), device=CPU, dense_from=dense_from)
+        shape = (rows, call.heads, call.head_dim)
+        check(name, tensor, shape, dtypes=(kv.dtype,), device=CPU, dense_from=dense_from)
 
 
-def pages_at(call: PagedDecode, kv: torch.Tensor) -> None:
-    """Name to `call` the keys and values."""
+def set_pages(call: PagedDecode, kv: torch.Tensor) -> None:
+    """Set the addresses of the keys and values in `call`."""
     call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
     call.page_size, call.kind = kv.shape[2], KINDS[kv.dtype]

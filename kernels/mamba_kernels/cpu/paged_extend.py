@@ -1,4 +1,4 @@
-"""Attention of the new tokens of prompts over their pages, in one call."""
+"""Attention of the new tokens of prompts over their pages in one call."""
 
 import ctypes
 
@@ -12,7 +12,7 @@ from mamba_kernels.paged_attention import AttentionPlan
 
 
 class PagedExtender:
-    """The call for one attention layer."""
+    """The prefill call of one attention layer."""
 
     def __init__(self, library: Library, *, heads: int, kv_heads: int, head_dim: int, scale: float) -> None:
         self._run = library.paged_extend
@@ -20,11 +20,11 @@ class PagedExtender:
         self._address = ctypes.addressof(self._call)
 
     def __call__(self, query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, out: torch.Tensor) -> None:
-        """softmax(scale q K^T) V, causal, over the contexts of the plan's prefill pieces.
+        """Compute softmax(scale q K^T) V, causal, over the contexts of the plan's prefill pieces.
 
         query: [T, heads, head_dim], the rows of the pieces alone (they may be strided), in the type of kv
-        [pages, 2, page_size, kv_heads, head_dim], of which each page's keys and values are dense; out: like
-        query, dense, written. Raises WrongArgument.
+        [pages, 2, page_size, kv_heads, head_dim], in which the keys and the values of a page are dense; out:
+        like query, dense, written. Raises WrongArgument.
         """
         call, first, table = self._call, plan.decodes, plan.page_table
         check_paged(call, query, kv, out, plan.tokens - first)

@@ -16,7 +16,7 @@ class RowNorm:
     def __init__(
         self, library: Library, weight: torch.Tensor, eps: float, dtype: torch.dtype | None = None
     ) -> None:
-        """dtype: of y and what is added, by default the weight's; a float32 weight goes with bfloat16."""
+        """Prepare the call. dtype: type of y and `added`, by default the weight's; float32 suits bfloat16."""
         self._run = library.rms_norm
         self._weight, self._dtype = weight, dtype or weight.dtype
         self.call = RmsNorm(
@@ -26,8 +26,11 @@ class RowNorm:
         self._address = ctypes.addressof(self.call)
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [T, d], rows may be strided, float32 or in the type of y, written if there is `added`: [T, d],
-        dense, in the type of y. Returns y, [T, d]. Raises WrongArgument."""
+        """Add `added` to x and return the norm y, [T, d]. Raises WrongArgument.
+
+        x: [T, d], rows may be strided, float32 or in the type of y, written if there is `added`: [T, d],
+        dense, in the type of y.
+        """
         kind, width = self._dtype, len(self._weight)
         check("x", x, (None, width), dtypes=(torch.float32, kind), device=CPU)
         if added is not None:

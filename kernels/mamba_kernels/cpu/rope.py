@@ -12,16 +12,16 @@ from mamba_kernels.rope.arguments import check_width
 
 
 class RowRope:
-    """`mamba_kernels.rope.rope` by the kernels of `library`."""
+    """The C++ implementation of `mamba_kernels.rope.rope`."""
 
     def __init__(self, library: Library) -> None:
         self._run = library.rope
 
     def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """x: [T, heads, head_dim], float32 or bfloat16, rows may be strided, written; cos, sin: [T, h]
-        float32.
+        """Rotate the heads of each row in place.
 
-        A row has the same bits alone and among others, and with any instruction set. Raises WrongArgument.
+        x: [T, heads, head_dim], float32 or bfloat16, rows may be strided; cos, sin: [T, h] float32. A row has
+        the same bits alone and among others, and with any instruction set. Raises WrongArgument.
         """
         check("x", x, (None, None, None), dtypes=KINDS, device=CPU, dense_from=1)
         rows, heads, width = x.shape

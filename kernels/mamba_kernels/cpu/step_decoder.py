@@ -1,7 +1,7 @@
-"""A step of sequences that all decode, in one call: see "decode_step" in README.md.
+"""A step in which all sequences decode, in one call: see "decode_step" in README.md.
 
-Built by the model once for a cache, from the calls that its layers make one by one in other steps; run on the
-forward stream.
+The model builds the call once for a cache, from the calls that its layers make one by one in other steps, and
+runs it on the forward stream.
 """
 
 import ctypes
@@ -36,57 +36,60 @@ from mamba_kernels.slot_plan import IntArray
 
 @dataclass(frozen=True, slots=True)
 class MambaBlock:
-    """x + out_proj(mixer(in_proj(norm(x)))) with the cache of its layer."""
+    """A Mamba2 block, x + out_proj(mixer(in_proj(norm(x)))), with the cache of its layer."""
 
     norm: RowNorm
     in_proj: PackedLinear
     mixer: MambaDecoder
     out_proj: PackedLinear
     window: torch.Tensor
-    """As `state` of `MambaDecoder.__call__`."""
+    """`window` and `state` of `MambaDecoder.__call__`."""
     state: torch.Tensor
 
     def fill(self, call: DecodeBlock) -> None:
-        """Write what stays from step to step."""
+        """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = MAMBA_BLOCK, self.in_proj.address, self.out_proj.address
         self.mixer.place(call.mamba, self.window, self.state)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaBlock:
-    """The same of a mixer of the gated delta rule."""
+    """A block of the gated delta rule, x + out_proj(mixer(in_proj(norm(x)))), with the cache of its layer."""
 
     norm: RowNorm
     in_proj: PackedLinear
     mixer: GatedDeltaCalls
     out_proj: PackedLinear
     window: torch.Tensor
-    """As `state` of `GatedDeltaCalls`."""
+    """`window` and `state` of `GatedDeltaCalls`."""
     state: torch.Tensor
 
     def fill(self, call: DecodeBlock) -> None:
-        """Write what stays from step to step."""
+        """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = DELTA_BLOCK, self.in_proj.address, self.out_proj.address
         self.mixer.place(call.delta, self.window, self.state)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """x + out_proj(attention(in_proj(norm(x)))); `in_proj` gives queries, keys and values, in this order,
-    and, with `output_gate`, what is put through a sigmoid and multiplies what was attended to."""
+    """An attention block, x + out_proj(attention(in_proj(norm(x)))).
+
+    `in_proj` computes queries, keys and values, in this order, and, with `output_gate`, the gate whose
+    sigmoid multiplies the result of attention.
+    """
 
     norm: RowNorm
     in_proj: PackedLinear
     attention: PagedDecoder
     out_proj: PackedLinear
     kv: torch.Tensor
-    """As of `PagedDecoder.__call__`; written."""
+    """Keys and values as for `PagedDecoder.__call__`; written."""
     head_norms: tuple[RowNorm, RowNorm] | None = None
-    """Of each head of queries, and of keys, in front of their rotation."""
+    """Norms of each head of queries and of keys, applied before their rotation."""
     output_gate: bool = False
 
     def fill(self, call: DecodeBlock) -> None:
-        """Write what stays from step to step."""
+        """Write the fields of `call` that do not change from step to step."""
         call.kind = ATTENTION_BLOCK
         call.attention_in_proj, call.attention_out_proj = self.in_proj.address, self.out_proj.address
         self.attention.place(call.attention, self.kv)
@@ -97,7 +100,10 @@ class AttentionBlock:
 
 @dataclass(frozen=True, slots=True)
 class MlpBlock:
-    """x + out_proj(in_proj(norm(x)) * gate_proj(norm(x))); the activation is part of the product before."""
+    """An MLP block, x + out_proj(in_proj(norm(x)) * gate_proj(norm(x))).
+
+    The activation is part of the products before it.
+    """
 
     norm: RowNorm
     in_proj: PackedLinear
@@ -105,14 +111,14 @@ class MlpBlock:
     out_proj: PackedLinear
 
     def fill(self, call: DecodeBlock) -> None:
-        """Write what stays from step to step."""
+        """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = MLP_BLOCK, self.in_proj.address, self.out_proj.address
         call.gate_proj = None if self.gate_proj is None else self.gate_proj.address
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelBlock:
-    """x + the sum of what the two give for norm(x), whose norm is that of the first."""
+    """A block that adds the results of a mixer and of attention for norm(x) to x; the norm is the mixer's."""
 
     mamba: MambaBlock
     attention: AttentionBlock
@@ -122,7 +128,7 @@ class ParallelBlock:
         return self.mamba.norm
 
     def fill(self, call: DecodeBlock) -> None:
-        """Write what stays from step to step."""
+        """Write the fields of `call` that do not change from step to step."""
         self.mamba.fill(call)
         self.attention.fill(call)
         call.kind = PARALLEL_BLOCK
@@ -130,14 +136,14 @@ class ParallelBlock:
 
 @dataclass(frozen=True, slots=True)
 class MoeBlock:
-    """x + experts(norm(x)), each row by those that its router chooses."""
+    """A block x + experts(norm(x)), with the experts that the router chooses for each row."""
 
     norm: RowNorm
     router: ExpertRouter
     experts: PackedExperts
 
     def fill(self, call: DecodeBlock) -> None:
-        """Write what stays from step to step."""
+        """Write the fields of `call` that do not change from step to step."""
         call.kind, call.router, call.experts = MOE_BLOCK, self.router.call, self.experts.call
 
 
@@ -145,7 +151,7 @@ Block = MambaBlock | DeltaBlock | AttentionBlock | MlpBlock | ParallelBlock | Mo
 
 
 class DecodeRows(Protocol):
-    """The sequences of a step, one new token each. int32 [n]."""
+    """The sequences of a step with one new token each; all arrays are int32 [n]."""
 
     @property
     def slot_in(self) -> IntArray:
@@ -164,7 +170,7 @@ class DecodeRows(Protocol):
 
     @property
     def state_noise(self) -> IntArray:
-        """What a float16 state is rounded by; empty where none is."""
+        """Word by which a float16 state is rounded; empty if the states are not float16."""
         ...
 
     @property
@@ -184,7 +190,7 @@ class DecodeRows(Protocol):
 
 
 class StepDecoder:
-    """The call for one model and one cache. Not for two threads at once."""
+    """The call for one model and one cache. Two threads must not use it at once."""
 
     def __init__(
         self,
@@ -200,17 +206,28 @@ class StepDecoder:
         last_token: torch.Tensor,
         most_rows: int,
     ) -> None:
-        """embedding_scale: of tokens' rows, in front of the first block; frequencies: as of `rope.turns`,
-        where queries and keys are turned; page_table: [R, W] int32, and last_token: [at least R] int32, read
-        anew in each step; `most_rows`: of a step."""
-        # Addresses do not keep what lies there.
+        """Prepare the call of a model's decode steps.
+
+        Args:
+            library: the kernels.
+            embedding: matrix of the tokens' rows.
+            blocks: residual blocks in order.
+            norm: norm after the last block.
+            embedding_scale: factor of the embedding's rows before the first block.
+            frequencies: argument of `rope.turns`; None = queries and keys are not rotated.
+            residual_dtype: type of the residual stream.
+            page_table: [R, W] int32, read in each step.
+            last_token: [at least R] int32, read in each step.
+            most_rows: largest number of rows of a step.
+        """
+        # Addresses do not keep objects alive.
         self._kept = (embedding, blocks, norm, page_table, last_token)
         self._run: Callable[..., None] = library.decode_step
         self._blocks = (DecodeBlock * len(blocks))()
         for call, block in zip(self._blocks, blocks, strict=True):
             call.norm = block.norm.call
             block.fill(call)
-        # The product's own structure says how the matrix is stored.
+        # The structure of a product describes how the matrix is stored.
         self._embedding = PackedLinear(library, embedding, None)
         self._integers = np.zeros((7, most_rows), np.int32)
         self._width, self._dtype = embedding.inputs, embedding.dtype
@@ -232,9 +249,9 @@ class StepDecoder:
         self._address = ctypes.addressof(self._step)
 
     def __call__(self, decodes: DecodeRows) -> torch.Tensor:
-        """Decode the last tokens of some sequences, at least one: their normed hidden states [n, d].
+        """Decode the last tokens of one or more sequences and return their normed hidden states [n, d].
 
-        States, windows, keys and values are written, with the same bits as by the layers' own calls.
+        States, windows, keys and values are written with the same bits as by the calls of the layers.
         """
         rows = len(decodes.context_len)
         integers = self._integers[:, :rows]

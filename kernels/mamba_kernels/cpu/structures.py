@@ -1,4 +1,7 @@
-"""The structures of `src/interface.h` for ctypes, field by field in the same order."""
+"""The structures of `src/interface.h` for ctypes, field by field in the same order.
+
+A test compares names, types, sizes and offsets with those that a compiler sees.
+"""
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
@@ -9,7 +12,7 @@ MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK, MOE_BLOCK, DELTA_BLOCK 
 
 
 class LinearLayer(Structure):
-    """Weights in panels, and their shape."""
+    """A packed matrix with its bias, shape and activation."""
 
     _fields_ = (
         ("packed", c_void_p),
@@ -23,7 +26,7 @@ class LinearLayer(Structure):
 
 
 class Mixer(Structure):
-    """What a mixer has between its projections."""
+    """Weights and shape of a Mamba2 mixer between its projections."""
 
     _fields_ = (
         ("conv_weight", c_void_p),
@@ -44,7 +47,7 @@ class Mixer(Structure):
     )
 
 
-_OF_A_MIXER = (
+_MIXER_CALL = (
     ("mixer", c_void_p),
     ("projected", c_void_p),
     ("projected_stride", c_int64),
@@ -55,14 +58,14 @@ _OF_A_MIXER = (
     ("source", c_void_p),
     ("target", c_void_p),
 )
-"""What its calls begin with."""
+"""Fields with which all calls of a mixer begin."""
 
 
 class MambaDecode(Structure):
-    """One token of a mixer for each of some sequences."""
+    """Call of a Mamba2 mixer with one token for each sequence."""
 
     _fields_ = (
-        *_OF_A_MIXER,
+        *_MIXER_CALL,
         ("track", c_void_p),
         ("noise", c_void_p),
         ("out", c_void_p),
@@ -73,10 +76,10 @@ class MambaDecode(Structure):
 
 
 class MambaPrefill(Structure):
-    """Pieces of prompts in a mixer."""
+    """Call of a Mamba2 mixer with pieces of prompts."""
 
     _fields_ = (
-        *_OF_A_MIXER,
+        *_MIXER_CALL,
         ("piece_chunk", c_void_p),
         ("chunk_start", c_void_p),
         ("chunk_track", c_void_p),
@@ -89,7 +92,7 @@ class MambaPrefill(Structure):
 
 
 class DeltaMixer(Structure):
-    """What a mixer of the gated delta rule has between its projections."""
+    """Weights and shape of a mixer of the gated delta rule between its projections."""
 
     _fields_ = (
         ("conv_weight", c_void_p),
@@ -108,19 +111,19 @@ class DeltaMixer(Structure):
 
 
 class DeltaDecode(Structure):
-    """One token of such a mixer for each of some sequences."""
+    """Call of a mixer of the gated delta rule with one token for each sequence."""
 
     _fields_ = MambaDecode._fields_
 
 
 class DeltaPrefill(Structure):
-    """Pieces of prompts in such a mixer."""
+    """Call of a mixer of the gated delta rule with pieces of prompts."""
 
     _fields_ = MambaPrefill._fields_
 
 
 class RmsNorm(Structure):
-    """Rows of the residual stream."""
+    """Call that norms rows of the residual stream."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -138,7 +141,7 @@ class RmsNorm(Structure):
 
 
 class PagedDecode(Structure):
-    """Decoding sequences and their pages."""
+    """Call of attention for decoding sequences over their pages."""
 
     _fields_ = (
         ("query", c_void_p),
@@ -162,7 +165,7 @@ class PagedDecode(Structure):
 
 
 class PagedExtend(Structure):
-    """Pieces of prompts and their pages."""
+    """Call of attention for pieces of prompts over their pages."""
 
     _fields_ = (
         ("query", c_void_p),
@@ -187,7 +190,7 @@ class PagedExtend(Structure):
 
 
 class DeltaRows(Structure):
-    """Rows of the gated delta rule, and states."""
+    """Rows, states and shape of a call of the gated delta rule."""
 
     _fields_ = (
         ("q", c_void_p),
@@ -224,7 +227,7 @@ class DeltaRows(Structure):
 
 
 class GatedDeltaUpdate(Structure):
-    """One token of the gated delta rule for each of some sequences."""
+    """Call of the gated delta rule with one token for each sequence."""
 
     _fields_ = (
         ("delta", DeltaRows),
@@ -237,7 +240,7 @@ class GatedDeltaUpdate(Structure):
 
 
 class GatedDeltaPrefill(Structure):
-    """Pieces of prompts through the gated delta rule."""
+    """Call of the gated delta rule with pieces of prompts."""
 
     _fields_ = (
         ("delta", DeltaRows),
@@ -252,7 +255,7 @@ class GatedDeltaPrefill(Structure):
 
 
 class Experts(Structure):
-    """Rows and the experts that they go through."""
+    """Call of a mixture of experts."""
 
     _fields_ = (
         ("gate_up", c_void_p),
@@ -274,7 +277,7 @@ class Experts(Structure):
 
 
 class Router(Structure):
-    """How a row's experts follow from its scores."""
+    """Rule by which the experts of a row follow from its scores."""
 
     _fields_ = (
         ("linear", c_void_p),
@@ -290,7 +293,7 @@ class Router(Structure):
 
 
 class Rope(Structure):
-    """Heads that are turned."""
+    """Call that rotates the heads of rows."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -306,7 +309,7 @@ class Rope(Structure):
 
 
 class SigmoidGate(Structure):
-    """Rows and their gate."""
+    """Call that multiplies rows by the sigmoid of a gate."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -341,7 +344,7 @@ class DecodeBlock(Structure):
 
 
 class DecodeStep(Structure):
-    """A step of sequences that all decode."""
+    """A step in which all sequences decode."""
 
     _fields_ = (
         ("blocks", c_void_p),

@@ -1,8 +1,8 @@
-"""A kernel beside its reference, which computes what the kernel cannot take, or all of it.
+"""A kernel with its reference, which computes calls that the kernel cannot take, or all calls.
 
-A kernel is left out where `MAMBASERVE_KERNELS` says so, and where it does not compile or cannot be launched
-while an engine starts. While an engine serves no other kernel is left out: captured steps and plans rely on
-who computes.
+A kernel is left out if `MAMBASERVE_KERNELS` says so, or if it does not compile or cannot be launched while
+an engine starts. While an engine serves, no further kernel is left out: captured steps and plans rely on
+the implementation that was chosen.
 """
 
 import logging
@@ -21,17 +21,17 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result", covariant=True)
 
 ASKED, FAILED = "asked", "failed"
-"""Why a kernel is left out."""
-MOST_WORDS = 600
-"""Characters of an error in the log; those of a compiler hold pages of source."""
+"""Reasons why a kernel is left out: the user's request, or a failure at the start."""
+MAX_ERROR_CHARACTERS = 600
+"""Characters of an error in the log; compiler errors contain pages of source."""
 
 
 class KernelLeftOut(Exception):
-    """A kernel failed in a trial. Its reference computes from now on: the work of the trial begins anew."""
+    """A kernel failed in a trial. Its reference computes from now on, and the trial has to be repeated."""
 
 
 class KernelOrReference(Generic[Arguments, Result]):
-    """A kernel, and the reference that computes what the kernel cannot take."""
+    """A kernel, and the reference that computes the calls that the kernel cannot take."""
 
     def __init__(
         self,
@@ -42,14 +42,22 @@ class KernelOrReference(Generic[Arguments, Result]):
         backend: str = "Triton",
         same_plans: bool = True,
     ) -> None:
-        """`same_plans`: whether the reference can compute by a plan that was made for the kernel."""
+        """Join a kernel with its reference.
+
+        Args:
+            name: name of the operator.
+            kernel: the kernel, with the arguments of the reference.
+            reference: the reference in torch.
+            backend: name of the kernel's backend in log messages.
+            same_plans: whether the reference can follow a plan that was built for the kernel.
+        """
         self.name, self.kernel, self._reference, self._backend = name, kernel, reference, backend
         self._same_plans = same_plans
         self._warned = False
         self.left_out = ""
-        """Why the reference computes all of it, one of the causes above; empty = it does not."""
+        """Reason why the reference computes all calls, one of those above; empty = the kernel computes."""
         self.on_trial = False
-        """Whether a kernel that fails is left out; else its error is that of the step."""
+        """Whether a kernel that fails is left out; otherwise its error is raised from the step."""
 
     def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         if self.left_out:
@@ -63,7 +71,7 @@ class KernelOrReference(Generic[Arguments, Result]):
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "the %s kernel %s cannot take this, torch computes: %s", self._backend, self.name, why
+                    "the %s kernel %s cannot take a call, torch computes: %s", self._backend, self.name, why
                 )
             return self._reference(*arguments, **named)
         except Exception as why:
@@ -72,26 +80,28 @@ class KernelOrReference(Generic[Arguments, Result]):
             raise
 
     def leave_out(self) -> None:
-        """Let the reference compute, since somebody asked for it."""
+        """Let the reference compute all calls, as the user requested."""
         self.left_out = ASKED
 
     def _give_up(self, why: Exception) -> None:
         if self.on_trial:
             self.left_out = FAILED
             log.warning(
-                "the %s kernel %s is left out, torch computes: %s", self._backend, self.name, _told(why)
+                "the %s kernel %s is left out, torch computes: %s", self._backend, self.name, _shorten(why)
             )
             raise KernelLeftOut(self.name) from why
 
 
 def computes_by_reference(operator: object) -> bool:
-    """Tell whether `operator` is a reference, or one whose kernel is left out."""
+    """Return whether `operator` is a reference, or a kernel that is left out."""
     return not isinstance(operator, KernelOrReference) or bool(operator.left_out)
 
 
 def _is_of_a_kernel(error: Exception) -> bool:
-    """Tell whether `error` is of a kernel that does not compile or cannot be launched, and not of the device,
-    of its memory, of a plan, or of a capture, in which less is permitted.
+    """Return whether `error` says that a kernel does not compile or cannot be launched.
+
+    Errors of the device, of its memory, of a plan, and of a capture, in which less is permitted, do not
+    count.
     """
     if isinstance(error, NoHostRoutes) or lacks_memory(error) or ends_the_device(error) or _capturing():
         return False
@@ -111,8 +121,8 @@ def _capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _told(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     words = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if len(words) <= MOST_WORDS:
+    if len(words) <= MAX_ERROR_CHARACTERS:
         return words
-    return f"{words[: MOST_WORDS // 2]} ... {words[-MOST_WORDS // 2 :]}"
+    return f"{words[: MAX_ERROR_CHARACTERS // 2]} ... {words[-MAX_ERROR_CHARACTERS // 2 :]}"

@@ -1,8 +1,8 @@
-"""What computes each operator of a model: the references in torch, or kernels of ours where they can.
+"""Operators of a model: the references in torch, or our kernels where they can compute.
 
-A kernel that cannot take what it is given says so before it runs; its reference then computes, and one
-warning names what it was. Arguments that contradict each other are nobody's: the error goes on to the caller,
-since a reference might stretch a shape until it fits.
+A kernel that cannot take its arguments says so before it runs; its reference then computes, and one warning
+names the argument. Arguments that contradict each other are an error for the caller: the reference is not
+called, since it might broadcast a shape until it fits.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Operators of a model, each with the arguments of its reference."""
+    """Implementations of all operators, each with the arguments of its reference."""
 
     activate: signatures.Activate
     conv1d_prefill: signatures.Conv1dPrefill
@@ -56,7 +56,7 @@ class Operators:
     sample: signatures.Sample | None
     """None = the engine's sampler calls the parts of the reference for the rows that ask for them."""
     why_not_attend: Callable[[int, int, int], str]
-    """(heads, kv_heads, head_dim) -> why `paged_attention` cannot take them; empty if it can. Asked when a
+    """(heads, kv_heads, head_dim) -> why `paged_attention` cannot take them; empty if it can. Called when a
     model is loaded, since its plans depend on the answer."""
 
     @property
@@ -66,7 +66,7 @@ class Operators:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Names of operators whose kernel is left out, and why: of `kernel_or_reference`."""
+        """Names of operators whose kernel is left out, each with a reason from `kernel_or_reference`."""
         return {each.name: each.left_out for each in self._kernels if each.left_out}
 
     def leave_out(self, names: Iterable[str]) -> None:
@@ -76,8 +76,10 @@ class Operators:
                 each.leave_out()
 
     def try_out(self, work: Callable[[], Result]) -> Result:
-        """Do the work of a start. A kernel that fails in it is left out for good, and the work begins anew:
-        what it had issued by then relied on the kernel.
+        """Do the work of a start, and repeat it without each kernel that fails.
+
+        A kernel that fails is left out for good. The work is repeated since what it had issued by then relied
+        on the kernel.
         """
         for each in self._kernels:
             each.on_trial = True
@@ -122,8 +124,10 @@ REFERENCE = Operators(
 
 
 def cpu_operators(library: Library) -> Operators:
-    """The C++ kernels that have the arguments of a reference. Layers themselves call those that join several
-    operators, as a Mamba2 mixer does."""
+    """Return the C++ kernels that have the arguments of a reference.
+
+    Layers call those that join several operators, such as a Mamba2 mixer, themselves.
+    """
     delta = GatedDelta(library)
     return replace(
         REFERENCE,
@@ -138,9 +142,12 @@ def cpu_operators(library: Library) -> Operators:
 
 
 def triton_operators() -> Operators:
-    """Return Triton's kernels beside their references, for one model: which kernels are left out is its own.
+    """Collect the Triton kernels for one model, with their references.
 
-    Raises ImportError where there is no Triton.
+    Each model has a collection of its own, since a kernel that one model leaves out may compute for another.
+
+    Raises:
+        ImportError: Triton is not installed.
     """
     from mamba_kernels.activate import triton as activate_kernel
     from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel

@@ -1,4 +1,4 @@
-"""What the delta rule reads and writes, checked and named, the same for prefill and decode."""
+"""Checks and names of the delta rule's tensors, shared by the kernels of prefill and decode."""
 
 from collections.abc import Collection
 from typing import Any
@@ -12,8 +12,10 @@ from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
 def check_delta(
     state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor, *, states: Collection[torch.dtype]
 ) -> tuple[int, int, int, int, int]:
-    """states: the types that the kernels store. Raises WrongArgument; returns rows T, value heads H,
-    key heads G, V, K."""
+    """Check the tensors and return rows T, value heads H, key heads G, V, K. Raises WrongArgument.
+
+    states: types of states that the kernels store.
+    """
     device = state.device
     check("state", state, (None, None, None, None), dtypes=states)
     _, H, V, K = state.shape
@@ -35,7 +37,7 @@ def check_delta(
 def delta_arguments(
     state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, out: torch.Tensor
 ) -> dict[str, Any]:
-    """Tensors and strides by the names that both kernels give them; routes: [3, n] int32, of a `SlotPlan`."""
+    """Return tensors and strides under the names of both kernels; routes: [3, n] int32 of a `SlotPlan`."""
     named: dict[str, Any] = {
         "state": state,
         "state_slab": state.stride(0),

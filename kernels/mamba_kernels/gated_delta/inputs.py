@@ -1,11 +1,11 @@
-"""What the gated delta rule reads for a run of rows; prefill and decode take the same."""
+"""Inputs of the gated delta rule for a run of rows, the same for prefill and decode."""
 
 from dataclasses import dataclass
 
 import torch
 
 LEAST_SQUARE = 1e-6
-"""Added to the sum of squares where queries and keys are normalised."""
+"""Number added to the sum of squares when queries and keys are normalised."""
 
 
 @dataclass(frozen=True, slots=True)

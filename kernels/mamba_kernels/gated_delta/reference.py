@@ -1,7 +1,7 @@
-"""The gated delta rule in plain torch, any device, float64-capable. The truth in float64.
+"""The gated delta rule in plain torch on any device; float64 is the truth that kernels are compared with.
 
-A prompt goes in chunks: within one, what the tokens write follows from a triangular system; between chunks
-the state is handed on. Nothing is read from the device.
+A prompt is computed in chunks: the values that the tokens of a chunk write are the solution of a triangular
+system, and the state is passed from chunk to chunk. Nothing is read from the device.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 from mamba_kernels.stochastic_rounding import round_to_float16_
 
 CHUNK = 64
-"""Tokens that are solved for together at most."""
+"""Largest number of tokens that are solved for together."""
 GATHER_ELEMENTS = 1 << 23
-"""Bound on the states that a decode gathers at once (or one of them)."""
+"""Bound on the elements of states that a decode gathers at once; one state may exceed it."""
 STARTED_STATES, STARTED_CHUNKS = 1 << 24, 32
-"""Bounds on the elements of states, and on the chunks, of pieces that are begun together (or one piece)."""
+"""Bounds on the state elements and on the chunks of pieces that start together; one piece may exceed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Wide and normalised, heads first."""
+    """Inputs in the accumulation type, heads first; queries and keys are normalised."""
 
     q: torch.Tensor
     """[H, T, K]"""
@@ -33,7 +33,7 @@ class _Rows:
     v: torch.Tensor
     """[H, T, V]"""
     log_decay: torch.Tensor
-    """[H, T], never positive"""
+    """[H, T], never positive."""
     beta: torch.Tensor
     """[H, T]"""
 
@@ -42,7 +42,7 @@ class _Rows:
         kind = accumulator(inputs.v.dtype)
         times = inputs.v.shape[1] // inputs.k.shape[1]
 
-        def normalised(x: torch.Tensor) -> torch.Tensor:
+        def normalise(x: torch.Tensor) -> torch.Tensor:
             wide = x.to(kind)
             wide = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + LEAST_SQUARE)
             repeated = wide[:, :, None].expand(-1, -1, times, -1).flatten(1, 2)
@@ -50,8 +50,8 @@ class _Rows:
 
         log_decay = inputs.A.to(kind) * F.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
         return cls(
-            q=normalised(inputs.q) * inputs.q.shape[-1] ** -0.5,
-            k=normalised(inputs.k),
+            q=normalise(inputs.q) * inputs.q.shape[-1] ** -0.5,
+            k=normalise(inputs.k),
             v=inputs.v.to(kind).transpose(0, 1),
             log_decay=log_decay.t(),
             beta=inputs.b.to(kind).sigmoid().t(),
@@ -64,22 +64,22 @@ class _Rows:
 
 
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-    """One token for each row.
+    """Compute one token for each row.
 
     state: [slabs, H, V, K], any strides, written at the plan's targets and tracking slots; out: [n, H, V],
     written.
     """
     rows = _Rows.of(inputs)
-    for some, part in plan.split(max(1, GATHER_ELEMENTS // state[0].numel())):
-        out[some] = _updated(state, rows.part(some), part)
+    for rows_of_part, part in plan.split(max(1, GATHER_ELEMENTS // state[0].numel())):
+        out[rows_of_part] = _update_rows(state, rows.part(rows_of_part), part)
 
 
-def _updated(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tensor:
-    """All rows of `plan` at once: [n, H, V]."""
-    q, k, v = (each.transpose(0, 1) for each in (rows.q, rows.k, rows.v))  # [n, H, ..]
+def _update_rows(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tensor:
+    """Compute all rows of `plan` at once and return their outputs [n, H, V]."""
+    q, k, v = (tensor.transpose(0, 1) for tensor in (rows.q, rows.k, rows.v))  # [n, H, ..]
     s = plan.read(state).to(v.dtype) * rows.log_decay.t().exp()[..., None, None]
-    wrong = v - (s @ k[..., None])[..., 0]
-    s = s + (wrong * rows.beta.t()[..., None])[..., None] * k[..., None, :]
+    error = v - (s @ k[..., None])[..., 0]
+    s = s + (error * rows.beta.t()[..., None])[..., None] * k[..., None, :]
     y = (s @ q[..., None])[..., 0]
     if state.dtype == torch.float16:
         s = s.contiguous()
@@ -89,19 +89,19 @@ def _updated(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tensor:
 
 
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """The pieces of the plan, each from its source slot; checkpoints and final states go to their slots.
+    """Compute the pieces of the plan, and store checkpoints and final states in their slots.
 
-    state: [slabs, H, V, K], any strides; out: [T, H, V], written; T = plan.tokens. All sources are read
-    before any slot is written.
+    Each piece starts from its source slot. state: [slabs, H, V, K], any strides; out: [T, H, V], written;
+    T = plan.tokens. All sources are read before any slot is written.
     """
     rows = _Rows.of(inputs)
-    together = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
-    for some, part in plan.split(together):
-        _prefilled(state, rows.part(some), part, out[some])
+    chunks_at_once = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
+    for rows_of_part, part in plan.split(chunks_at_once):
+        _prefill_pieces(state, rows.part(rows_of_part), part, out[rows_of_part])
 
 
-def _prefilled(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """Compute all pieces of `plan`, whose sources are read together."""
+def _prefill_pieces(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Tensor) -> None:
+    """Compute all pieces of `plan`; their sources are read together."""
     states = plan.slots.read(state).to(rows.v.dtype)
     for piece in range(len(plan.piece_start) - 1):
         start, end = plan.piece_start[piece], plan.piece_start[piece + 1]
@@ -113,13 +113,13 @@ def _prefilled(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torch.Ten
             y, s = _chunk(s, rows.part(part))
             out[part] = y.transpose(0, 1).to(out.dtype)
             if cut in checkpoints:
-                state[checkpoints[cut]] = _stored(s, state, plan.row_noise[start + cut - 1])
+                state[checkpoints[cut]] = _as_stored(s, state, plan.row_noise[start + cut - 1])
             before = cut
-        state[plan.slots.target_slots[piece]] = _stored(s, state, plan.row_noise[end - 1])
+        state[plan.slots.target_slots[piece]] = _as_stored(s, state, plan.row_noise[end - 1])
 
 
-def _stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """s: [H, V, K] in the type of the states; noise: its word."""
+def _as_stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Convert s, [H, V, K], to the type of the states; noise: word by which float16 is rounded."""
     if state.dtype == torch.float16:
         s = s.clone(memory_format=torch.contiguous_format)
         round_to_float16_(s[None], noise[None])
@@ -127,17 +127,17 @@ def _stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.
 
 
 def _chunk(s: torch.Tensor, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """s: [H, V, K] -> outputs [H, t, V] and the state after t tokens."""
+    """Return the outputs [H, t, V] of a chunk of t tokens, and the state [H, V, K] after it."""
     log = rows.log_decay.cumsum(1)
-    # Differences before the exponential, masked before it: no factor ever overflows.
-    apart = (log[:, :, None] - log[:, None, :]).tril().exp().tril()
+    # Differences are taken and masked before the exponential: no factor ever overflows.
+    decay = (log[:, :, None] - log[:, None, :]).tril().exp().tril()
     from_state = log.exp()[..., None]
-    keys = (rows.k @ rows.k.transpose(1, 2)) * apart * rows.beta[..., None]
+    keys = (rows.k @ rows.k.transpose(1, 2)) * decay * rows.beta[..., None]
     system = keys.tril(-1)
-    wanted = rows.beta[..., None] * (rows.v - from_state * (rows.k @ s.transpose(1, 2)))
-    written = torch.linalg.solve_triangular(
-        system, wanted, upper=False, unitriangular=True
+    right_side = rows.beta[..., None] * (rows.v - from_state * (rows.k @ s.transpose(1, 2)))
+    updates = torch.linalg.solve_triangular(
+        system, right_side, upper=False, unitriangular=True
     )  # [H, t, V]; the ones of the diagonal are implied
-    y = from_state * (rows.q @ s.transpose(1, 2)) + ((rows.q @ rows.k.transpose(1, 2)) * apart) @ written
-    left = (log[:, -1:] - log).exp()[..., None]
-    return y, s * log[:, -1].exp()[:, None, None] + (written * left).transpose(1, 2) @ rows.k
+    y = from_state * (rows.q @ s.transpose(1, 2)) + ((rows.q @ rows.k.transpose(1, 2)) * decay) @ updates
+    decay_to_end = (log[:, -1:] - log).exp()[..., None]
+    return y, s * log[:, -1].exp()[:, None, None] + (updates * decay_to_end).transpose(1, 2) @ rows.k

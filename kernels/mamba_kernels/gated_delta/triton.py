@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# Tuples grow while a kernel is compiled, and Triton's compiler does not support unpacking.
 # mypy: disable-error-code="assignment"
 # ruff: noqa: RUF005
-"""The gated delta rule on a GPU, the state on chip from a piece's start to its end: see README.md."""
+"""The gated delta rule on a GPU, with the state on chip from a piece's start to its end; see README.md."""
 
 import torch
 import triton
@@ -29,24 +29,24 @@ from mamba_kernels.triton_support import (
 )
 
 STATE_TYPES = (torch.float32, torch.float16)
-MOST_KEY = 256
-"""Widest keys: a row of the state stays in registers."""
-LEAST = 16
-"""The narrowest tile of a product."""
+MAX_KEY_DIM = 256
+"""Largest size of a key: a row of the state stays in registers."""
+MIN_TILE = 16
+"""Smallest extent of a product's tile."""
 
 
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-    """As the reference. state: [slabs, H, V, K], K dense; out: [n, H, V], V dense.
+    """Compute one token for each row, as the reference does.
 
-    Raises WrongArgument.
+    state: [slabs, H, V, K], K dense; out: [n, H, V], V dense. Raises WrongArgument.
     """
     update_call(state, inputs, plan.device_routes, plan.device_noise, out).run()
 
 
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """As the reference. state: [slabs, H, V, K], K dense; out: [T, H, V], V dense.
+    """Compute the pieces of the plan, as the reference does.
 
-    Raises WrongArgument.
+    state: [slabs, H, V, K], K dense; out: [T, H, V], V dense. Raises WrongArgument.
     """
     prefill_call(state, inputs, plan, out).run()
 
@@ -54,7 +54,7 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
 def update_call(
     state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
-    """The launch; routes: [3, n] int32 and noise: [n] int32 as of `SlotPlan`."""
+    """Return the launch; routes: [3, n] int32 and noise: [n] int32 of a `SlotPlan`."""
     n, H, G, V, K = _check(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
@@ -76,11 +76,11 @@ def update_call(
 
 
 def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
-    """The launch: a program for each piece, value head and block of the head's V rows of state."""
+    """Return the launch: a program for each piece, value head and block of the head's V rows of state."""
     _, H, G, V, K = _check(state, inputs, out)
     check_plan("v", inputs.v, plan.tokens, plan.on_device.chunk_start.device)
-    width = block_of(K, least=LEAST)
-    # An operand of float32 is two while it is multiplied.
+    width = block_of(K, least=MIN_TILE)
+    # A float32 operand takes the registers of two while it is multiplied.
     wide = inputs.v.dtype == torch.float32
     launch = launch_for(
         "gated_delta_prefill",
@@ -90,8 +90,8 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
             num_warps=4,
             num_stages=2,
             blocks={
-                "V": LEAST if wide else block_of(V, least=LEAST, most=32),
-                "T": LEAST,
+                "V": MIN_TILE if wide else block_of(V, least=MIN_TILE, most=32),
+                "T": MIN_TILE,
                 "K": 32 if wide else width,
             },
         ),
@@ -123,8 +123,8 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
 
 def _check(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
     sizes = check_delta(state, inputs, out, states=STATE_TYPES)
-    if sizes[4] > MOST_KEY:
-        raise UnsupportedArgument(f"state has keys of {sizes[4]}; the kernels take {MOST_KEY} at most")
+    if sizes[4] > MAX_KEY_DIM:
+        raise UnsupportedArgument(f"state has keys of {sizes[4]}; the kernels take {MAX_KEY_DIM} at most")
     return sizes
 
 
@@ -146,12 +146,14 @@ def _update(
     i = (tl.program_id(0) % blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
     j = tl.arange(0, BLOCK_K)
     rows, columns = i < V, j < K
-    at = head * state_head + i[:, None] * state_row + j[None, :]
+    offsets = head * state_head + i[:, None] * state_row + j[None, :]
     # Nothing is read for a fresh state: the padding slot may hold NaN.
-    begun = rows[:, None] & (j < extent_at(source, K))[None, :]
-    written = rows[:, None] & (j < extent_at(target, K))[None, :]
-    tracked = rows[:, None] & (j < extent_at(track, K))[None, :]
-    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0, eviction_policy="evict_first")
+    source_mask = rows[:, None] & (j < extent_at(source, K))[None, :]
+    target_mask = rows[:, None] & (j < extent_at(target, K))[None, :]
+    track_mask = rows[:, None] & (j < extent_at(track, K))[None, :]
+    s = tl.load(
+        state + source * state_slab + offsets, mask=source_mask, other=0.0, eviction_policy="evict_first"
+    )
     s = s.to(tl.float32)
 
     step = softplus(tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
@@ -164,27 +166,27 @@ def _update(
     value = tl.load(v + row * v_row + head * v_head + i, mask=rows, other=0.0).to(tl.float32)
 
     s = s * decay
-    wrong = (value - tl.sum(s * key[None, :], 1)) * beta
-    s = s + wrong[:, None] * key[None, :]
+    error = (value - tl.sum(s * key[None, :], 1)) * beta
+    s = s + error[:, None] * key[None, :]
     y = tl.sum(s * query[None, :], 1)
     tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
 
     stored = as_stored(s, state, head, i, j, noise + row, V, K)
-    tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
+    tl.store(state + target * state_slab + offsets, stored, mask=target_mask, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
-    tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")
+    tl.store(state + track * state_slab + offsets, stored, mask=track_mask, eviction_policy="evict_first")
 
 
 @triton.jit
 def _inverse(system, BLOCK: tl.constexpr):
-    """Of I + `system`, strictly lower triangular: row after row, which no cancellation spoils."""
+    """Compute the inverse of I + `system`, strictly lower triangular, row by row, without cancellation."""
     i = tl.arange(0, BLOCK)
     out = -system
     for row in tl.static_range(1, BLOCK):
-        own = tl.sum(tl.where(i[:, None] == row, out, 0.0), 0)
-        # Row `row` of the inverse is its own less what the rows before it stand for.
-        own += tl.sum(own[:, None] * out, 0)
-        out = tl.where(i[:, None] == row, own[None, :], out)
+        inverse_row = tl.sum(tl.where(i[:, None] == row, out, 0.0), 0)
+        # Row `row` of the inverse is its own row minus the combination of the rows before it.
+        inverse_row += tl.sum(inverse_row[:, None] * out, 0)
+        out = tl.where(i[:, None] == row, inverse_row[None, :], out)
     return out + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
 
 
@@ -199,8 +201,7 @@ def _prefill(
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of a head's rows x heads, pieces). Columns of keys and of the state are multiplied BLOCK_K
-    at once."""
+    """Grid (blocks of a head's rows x heads, pieces). Products take BLOCK_K columns of keys at once."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     parts: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     head = tl.program_id(0) // blocks
@@ -215,10 +216,10 @@ def _prefill(
     first_at = state + source * state_slab + head * state_head + i[:, None] * state_row
     states = ()
     for part in tl.static_range(parts):
-        own = part * BLOCK_K + j
+        columns = part * BLOCK_K + j
         # Nothing is read for a fresh state: the padding slot may hold NaN.
-        begun = rows[:, None] & (own < extent_at(source, K))[None, :]
-        states = states + (tl.load(first_at + own[None, :], mask=begun, other=0.0).to(tl.float32),)
+        source_mask = rows[:, None] & (columns < extent_at(source, K))[None, :]
+        states = states + (tl.load(first_at + columns[None, :], mask=source_mask, other=0.0).to(tl.float32),)
     bias = tl.load(dt_bias + head).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
     for chunk in range(tl.load(piece_chunk + piece), tl.load(piece_chunk + piece + 1)):
@@ -227,7 +228,7 @@ def _prefill(
             inside = first + m < stop
             t = (first + m).to(tl.int64)
             step = softplus(tl.load(a + t * a_row + head, mask=inside, other=0.0).to(tl.float32) + bias)
-            # Beyond the end nothing decays and nothing is written.
+            # Beyond the end of the chunk nothing decays and nothing is written.
             log = tl.cumsum(tl.where(inside, step * rate, 0.0), 0)
             total = tl.min(log, 0)
             beta = tl.sigmoid(tl.load(b + t * b_row + head, mask=inside, other=0.0).to(tl.float32))
@@ -238,9 +239,9 @@ def _prefill(
             keys, queries = (), ()
             key_length, query_length = tl.zeros([BLOCK_T], tl.float32), tl.zeros([BLOCK_T], tl.float32)
             for part in tl.static_range(parts):
-                both = inside[:, None] & (part * BLOCK_K + j < K)[None, :]
-                key = tl.load(k_at + part * BLOCK_K, mask=both, other=0.0).to(tl.float32)
-                query = tl.load(q_at + part * BLOCK_K, mask=both, other=0.0).to(tl.float32)
+                key_mask = inside[:, None] & (part * BLOCK_K + j < K)[None, :]
+                key = tl.load(k_at + part * BLOCK_K, mask=key_mask, other=0.0).to(tl.float32)
+                query = tl.load(q_at + part * BLOCK_K, mask=key_mask, other=0.0).to(tl.float32)
                 key_length += tl.sum(key * key, 1)
                 query_length += tl.sum(query * query, 1)
                 keys, queries = keys + (key,), queries + (query,)
@@ -251,52 +252,53 @@ def _prefill(
             values = values.to(tl.float32)
 
             system = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
-            near = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
-            known = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
+            products = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
+            prediction = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
             y = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
             normed = ()
             for part in tl.static_range(parts):
-                narrow = (keys[part] * key_scale).to(KIND)
-                asked = (queries[part] * query_scale).to(KIND)
-                old = tl.trans(states[part]).to(KIND)
-                system = tl.dot(narrow, tl.trans(narrow), system, input_precision=PRECISION)
-                known = tl.dot(narrow, old, known, input_precision=PRECISION)
-                near = tl.dot(asked, tl.trans(narrow), near, input_precision=PRECISION)
-                y = tl.dot(asked, old, y, input_precision=PRECISION)
-                normed = normed + (narrow,)
+                narrow_key = (keys[part] * key_scale).to(KIND)
+                narrow_query = (queries[part] * query_scale).to(KIND)
+                transposed = tl.trans(states[part]).to(KIND)
+                system = tl.dot(narrow_key, tl.trans(narrow_key), system, input_precision=PRECISION)
+                prediction = tl.dot(narrow_key, transposed, prediction, input_precision=PRECISION)
+                products = tl.dot(narrow_query, tl.trans(narrow_key), products, input_precision=PRECISION)
+                y = tl.dot(narrow_query, transposed, y, input_precision=PRECISION)
+                normed = normed + (narrow_key,)
                 if tl.float32 == KIND:
-                    # Else operands of all parts are loaded before the first is multiplied.
+                    # Otherwise the operands of all parts are loaded before the first one is multiplied.
                     tl.debug_barrier()
-            # Differences before the exponential, masked before it: no factor ever overflows.
-            apart = tl.where(m[:, None] >= m[None, :], log[:, None] - log[None, :], float("-inf"))
-            decay = tl.exp2(apart)
+            # Differences are taken and masked before the exponential: no factor ever overflows.
+            log_decay = tl.where(m[:, None] >= m[None, :], log[:, None] - log[None, :], float("-inf"))
+            decay = tl.exp2(log_decay)
             system = tl.where(m[:, None] > m[None, :], system * decay * beta[:, None], 0.0)
             from_state = tl.exp2(log)[:, None]
-            wanted = (values - known * from_state) * beta[:, None]
-            written = tl.dot(_inverse(system, BLOCK_T), wanted, input_precision=PRECISION)
+            right_side = (values - prediction * from_state) * beta[:, None]
+            updates = tl.dot(_inverse(system, BLOCK_T), right_side, input_precision=PRECISION)
             y *= from_state
-            y = tl.dot((near * decay).to(KIND), written.to(KIND), y, input_precision=PRECISION)
-            to = out + t[:, None] * out_row + head * out_head + i[None, :]
-            tl.store(to, y.to(out.dtype.element_ty), mask=of_value)
-            left = tl.trans((written * tl.exp2(total - log)[:, None]).to(KIND))
+            y = tl.dot((products * decay).to(KIND), updates.to(KIND), y, input_precision=PRECISION)
+            pointers = out + t[:, None] * out_row + head * out_head + i[None, :]
+            tl.store(pointers, y.to(out.dtype.element_ty), mask=of_value)
+            weighted = tl.trans((updates * tl.exp2(total - log)[:, None]).to(KIND))
             following = ()
             for part in tl.static_range(parts):
                 decayed = states[part] * tl.exp2(total)
-                following = following + (tl.dot(left, normed[part], decayed, input_precision=PRECISION),)
+                following = following + (tl.dot(weighted, normed[part], decayed, input_precision=PRECISION),)
             states = following
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            # Always the head, which a compiler that knew it would keep places and noise of, for each element.
-            same = tl.where(chunk >= 0, head, 0)
-            checkpoint = state + track * state_slab + same * state_head + i[:, None] * state_row
+            # Equal to `head`. A compiler that knew this would keep places and noise of all elements in
+            # registers.
+            head_of_store = tl.where(chunk >= 0, head, 0)
+            checkpoint = state + track * state_slab + head_of_store * state_head + i[:, None] * state_row
             for part in tl.static_range(parts):
-                own = part * BLOCK_K + j
-                kept = as_stored(states[part], state, same, i, own, chunk_noise + chunk, V, K)
-                tl.store(checkpoint + own[None, :], kept, mask=rows[:, None] & (own < K)[None, :])
+                columns = part * BLOCK_K + j
+                rounded = as_stored(states[part], state, head_of_store, i, columns, chunk_noise + chunk, V, K)
+                tl.store(checkpoint + columns[None, :], rounded, mask=rows[:, None] & (columns < K)[None, :])
     last = tl.load(piece_chunk + piece + 1) - 1
-    same = tl.where(last >= 0, head, 0)
-    final = state + target * state_slab + same * state_head + i[:, None] * state_row
+    head_of_store = tl.where(last >= 0, head, 0)
+    final = state + target * state_slab + head_of_store * state_head + i[:, None] * state_row
     for part in tl.static_range(parts):
-        own = part * BLOCK_K + j
-        kept = as_stored(states[part], state, same, i, own, chunk_noise + last, V, K)
-        tl.store(final + own[None, :], kept, mask=rows[:, None] & (own < K)[None, :])
+        columns = part * BLOCK_K + j
+        rounded = as_stored(states[part], state, head_of_store, i, columns, chunk_noise + last, V, K)
+        tl.store(final + columns[None, :], rounded, mask=rows[:, None] & (columns < K)[None, :])

@@ -1,4 +1,4 @@
-"""Grouped RMS norm with the gate applied before it, as Mamba2 mixers end."""
+"""Grouped RMS norm with a gate before or after it: the last step of the recurrent mixers."""
 
 from mamba_kernels.gated_norm.reference import gated_norm
 

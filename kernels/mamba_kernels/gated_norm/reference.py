@@ -1,4 +1,4 @@
-"""Gated grouped RMSNorm in plain torch, any device, float64-capable. Called by the recurrent mixers."""
+"""Gated grouped RMSNorm in plain torch on any device, float64 included. Called by the recurrent mixers."""
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,11 @@ def gated_norm(
     groups: int,
     norm_first: bool = False,
 ) -> torch.Tensor:
-    """RMSNorm of y * silu(gate) over each of `groups` equal parts of the last dimension, or, with
-    `norm_first`, RMSNorm of the parts of y, times silu(gate).
+    """Compute RMSNorm of y * silu(gate) over each of `groups` equal parts of the last dimension.
 
-    y, gate: [T, d] (rows may be strided); weight: [d], or [d / groups] for every part alike, or None for the
-    gate alone. Statistics are at least float32; returns [T, d] in the type of `gate`.
+    With `norm_first` compute RMSNorm of the parts of y, times silu(gate). y, gate: [T, d] (rows may be
+    strided); weight: [d], or [d / groups] shared by all parts, or None for the gate alone. Statistics are at
+    least float32; the result is [T, d] in the type of `gate`.
     """
     kind = accumulator(gate.dtype)
     gated = F.silu(gate.to(kind)).mul_(y)

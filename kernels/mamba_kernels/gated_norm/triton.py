@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Gate and grouped RMSNorm on a GPU, one program per rows and group: see README.md."""
+"""Gate and grouped RMSNorm on a GPU, by rows and groups; see README.md."""
 
 import torch
 import triton
@@ -18,9 +18,7 @@ from mamba_kernels.triton_support import (
 )
 
 MOST_WIDTH = 1 << 15
-"""A group stays in the registers of one program."""
-
-
+"""Largest width of a group, which stays in the registers of one program."""
 TOGETHER = 1024
 """Elements of narrow groups that a program takes together, so that a thread loads 128 bits at once."""
 
@@ -33,11 +31,11 @@ def gated_norm(
     groups: int,
     norm_first: bool = False,
 ) -> torch.Tensor:
-    """As the reference: RMSNorm of y * silu(gate) over each of `groups` equal parts of a row, or, with
-    `norm_first`, RMSNorm of the parts of y, times silu(gate).
+    """Compute RMSNorm of y * silu(gate) over each of `groups` equal parts of a row.
 
-    y, gate: [T, d], rows may be strided; weight: [d], or [d / groups] for every part alike, or None for the
-    gate alone. Returns [T, d] in the type of `gate`. Raises WrongArgument.
+    With `norm_first` compute RMSNorm of the parts of y, times silu(gate). y, gate: [T, d], rows may be
+    strided; weight: [d], or [d / groups] shared by all parts, or None for the gate alone. The result is
+    [T, d] in the type of `gate`. Raises WrongArgument.
     """
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     call(y, gate, weight, eps, groups, out, norm_first).run()
@@ -53,7 +51,7 @@ def call(
     out: torch.Tensor,
     norm_first: bool = False,
 ) -> KernelCall:
-    """The launch that writes `out` [T, d]."""
+    """Return the launch that writes `out` [T, d]."""
     check("y", y, (None, None))
     T, width = y.shape
     check("gate", gate, (T, width), device=y.device)
@@ -108,21 +106,21 @@ def _gated_norm(
     group = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
     part = tl.arange(0, BLOCK)[None, :]
     inside = (group < GROUPS) & (part < WIDTH)
-    at = group * WIDTH + part
+    offsets = group * WIDTH + part
     if weight is not None:
-        # As it lies: half the registers of float32 while the rows go by.
+        # Kept in its own type: half the registers of float32 in the loop over rows.
         if ALIKE:
             factor = tl.load(weight + part, mask=part < WIDTH, other=0.0)
         else:
-            factor = tl.load(weight + at, mask=inside, other=0.0)
+            factor = tl.load(weight + offsets, mask=inside, other=0.0)
     first = tl.program_id(0) * rows
     for i in range(tl.minimum(rows, T - first)):
         row = (first + i).to(tl.int64)
-        opened = tl.load(gate + row * gate_row + at, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(y + row * y_row + at, mask=inside, other=0.0).to(tl.float32)
-        gated = value * (opened * tl.sigmoid(opened))
+        gate_value = tl.load(gate + row * gate_row + offsets, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(y + row * y_row + offsets, mask=inside, other=0.0).to(tl.float32)
+        gated = value * (gate_value * tl.sigmoid(gate_value))
         if weight is not None:
             normed = value if NORM_FIRST else gated
             scale = tl.rsqrt(tl.sum(normed * normed, 1) / WIDTH + eps)
             gated *= scale[:, None] * factor.to(tl.float32)
-        tl.store(out + row * out_row + at, gated.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row * out_row + offsets, gated.to(out.dtype.element_ty), mask=inside)

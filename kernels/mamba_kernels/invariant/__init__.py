@@ -1,4 +1,4 @@
-"""Kernels whose result for a row has the same bits whatever runs beside it: `--batch-invariant`."""
+"""Kernels whose result for a row has the same bits in every batch: `--batch-invariant`."""
 
 from mamba_kernels.invariant.attention import attention_by_row
 from mamba_kernels.invariant.convolution import convolution_by_tap

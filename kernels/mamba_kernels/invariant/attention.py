@@ -1,8 +1,8 @@
 """Paged attention in which a row's result depends on its own context alone, bit by bit.
 
-Called by attention layers in batch-invariant mode, for decoding and prefilling rows alike. Keys are taken in
-tiles of a fixed width at absolute positions; a tile beyond a row's context adds exactly nothing to it (online
-softmax, Milakov and Gimelshein 2018), so it is no matter how far the other rows look.
+Called by attention layers in batch-invariant mode, for decoding and prefilling rows alike. Keys are processed
+in tiles of a fixed width at absolute positions; a tile beyond a row's context adds exactly nothing to the row
+(online softmax, Milakov and Gimelshein 2018), so the contexts of other rows do not matter.
 """
 
 import torch
@@ -12,13 +12,13 @@ from mamba_kernels.precision import accumulator
 
 KEY_TILE = 64
 BLOCK_ELEMENTS = 1 << 20
-"""Bound on the elements of the [rows, heads, KEY_TILE, head_dim] intermediate that is alive at once."""
+"""Bound on the elements of the intermediate [rows, heads, KEY_TILE, head_dim]."""
 
 
 def attention_by_row(
     query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> None:
-    """softmax(scale q K^T) V over each row's context, causal, grouped query heads.
+    """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
     query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim], any strides; out: like query,
     written. Query head h reads KV head h // (heads / kv_heads).
@@ -66,7 +66,10 @@ def _attend(
     offsets: torch.Tensor,
     seen: torch.Tensor,
 ) -> torch.Tensor:
-    """query: [r, heads, width]; pages, offsets: [r or 1, L], all written; seen: [r, L]. Like query."""
+    """Attend to the positions in `seen` and return a tensor like query.
+
+    query: [r, heads, width]; pages, offsets: [r or 1, L], of written positions; seen: [r, L].
+    """
     kind = accumulator(query.dtype)
     r, heads, width = query.shape
     kv_heads, length = kv.shape[3], pages.shape[1]
@@ -79,7 +82,7 @@ def _attend(
         missing = first + KEY_TILE - tile.stop
         page, offset = (_repeat_last(index[:, tile], missing) for index in (pages, offsets))
         hidden = torch.nn.functional.pad(~seen[:, tile], (0, missing), value=True)[:, None, None]
-        # Gathered in a narrower type, widened here; contiguous, so that sums run over neighbours.
+        # Gathered in a narrower type and widened here; contiguous, so that sums run over neighbours.
         key = kv.select(1, 0)[page, offset].to(query.dtype).to(kind).transpose(1, 2).contiguous()
         value = kv.select(1, 1)[page, offset].to(query.dtype).to(kind).permute(0, 2, 3, 1).contiguous()
         scores = (q * key[:, :, None]).sum(-1).mul_(scale).masked_fill_(hidden, -torch.inf)
@@ -93,5 +96,5 @@ def _attend(
 
 
 def _repeat_last(index: torch.Tensor, times: int) -> torch.Tensor:
-    """Only positions that were written may be read: recycled pages hold arbitrary bits."""
+    """Extend the last dimension by repeating the last position: recycled pages hold arbitrary bits."""
     return torch.cat([index, index[:, -1:].expand(-1, times)], 1) if times else index

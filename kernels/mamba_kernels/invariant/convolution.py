@@ -1,7 +1,7 @@
-"""The causal convolution of decoding and prefilling rows in one arithmetic: tap by tap, oldest first.
+"""The causal convolution of decoding and prefilling rows with the same arithmetic: tap by tap, oldest first.
 
 Called by the Mamba2 mixer in batch-invariant mode, before `recurrence_by_token` and with the same plans, so
-that window and SSM part of a state come from one depth.
+that window and SSM part of a state have the same depth.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ def convolution_by_tap(
     decode: SlotPlan | None,
     prefill: ChunkPlan | None,
 ) -> torch.Tensor:
-    """silu(sum_k weight[k] * input[t - K + 1 + k] + bias); inputs before a row's piece come from its window.
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
 
-    x: [T, C], decoding rows first (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C],
-    any strides, moved on to each plan's depths. Returns [T, C] in the type of x.
+    Inputs before a row's piece come from its window. x: [T, C], decoding rows first (rows may be strided);
+    weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides, advanced to the depths of the plans.
     """
     K = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -47,7 +47,7 @@ def convolution_by_tap(
 
 
 def _taps(parts: Sequence[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Products and sums are separate operations: a fused one may round otherwise at the end of a vector."""
+    # Products and sums are separate operations: a fused one may round differently at the end of a vector.
     kind = accumulator(parts[0].dtype)
     y = parts[0].to(kind) * weight[0]
     for k in range(1, len(parts)):

@@ -1,4 +1,4 @@
-"""`gated_norm` with the same bits for a row whatever the other rows are. Called by the Mamba2 mixer."""
+"""`gated_norm` with the same bits for a row in every batch. Called by the Mamba2 mixer."""
 
 import torch
 
@@ -9,10 +9,10 @@ from mamba_kernels.precision import accumulator
 def gated_norm_by_row(
     y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None, eps: float, groups: int
 ) -> torch.Tensor:
-    """RMSNorm of y * silu(gate) over each of `groups` equal parts of the last dimension.
+    """Compute RMSNorm of y * silu(gate) over each of `groups` equal parts of the last dimension.
 
-    y, gate: [T, d] (rows may be strided); weight: [d], or None for the gate alone. Returns [T, d] in the type
-    of `gate`. Every sum runs over one row's own contiguous elements.
+    y, gate: [T, d] (rows may be strided); weight: [d], or None for the gate alone. The result is [T, d] in
+    the type of `gate`. Every sum runs over contiguous elements of one row.
     """
     gated = silu(gate.to(accumulator(gate.dtype)).contiguous()).mul_(y)
     if weight is None:

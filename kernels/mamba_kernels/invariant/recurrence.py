@@ -1,8 +1,8 @@
-"""The Mamba2 recurrence token by token, decoding and prefilling rows in one arithmetic.
+"""The Mamba2 recurrence token by token, with the same arithmetic for decoding and prefilling rows.
 
-Called by the Mamba2 mixer in batch-invariant mode in place of `ssd_prefill` and `state_update`: a state at a
-depth then has the same bits whether it was prefilled in one piece or in many, decoded, or recomputed.
-Vectorised over sequences, never over the tokens of one.
+Called by the Mamba2 mixer in batch-invariant mode instead of `ssd_prefill` and `state_update`: a state at a
+depth then has the same bits whether it was prefilled in one piece or in many, decoded, or recomputed. The
+code is vectorised over sequences, never over the tokens of a sequence.
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ def recurrence_by_token(
     prefill: ChunkPlan | None,
     out: torch.Tensor,
 ) -> None:
-    """The recurrence of `ScanInputs` over all rows, decoding ones first.
+    """Compute the recurrence of `ScanInputs` over all rows, decoding rows first.
 
-    state: [slabs, H, P, N], any strides, read and written at the plans' slots; out: [T, H, P], written.
-    Between two tokens a state passes through its stored type, as it does when every token is a step.
+    state: [slabs, H, P, N], any strides, read and written at the plans' slots; out: [T, H, P], written. The
+    state is rounded to its stored type after each token, as it is when every token is a step.
     """
     rows = _Rows.of(inputs)
     cut = 0
@@ -43,7 +43,7 @@ def recurrence_by_token(
 
 
 def _as_stored(h: torch.Tensor, noise: torch.Tensor, dtype: torch.dtype) -> None:
-    """h [n, H, P, N] becomes what a cache of that type gives back, in place."""
+    """Round h, [n, H, P, N], in place to the values that a cache of type `dtype` returns."""
     if dtype == torch.float16:
         round_to_float16_(h, noise)
     elif dtype != h.dtype:
@@ -52,7 +52,7 @@ def _as_stored(h: torch.Tensor, noise: torch.Tensor, dtype: torch.dtype) -> None
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What each row adds to its state, made for all rows at once: element by element, place is no matter."""
+    """Terms of the recurrence for all rows, computed elementwise, so that a row's place does not matter."""
 
     decay: torch.Tensor
     """[T, H, 1, 1]"""
@@ -92,13 +92,13 @@ class _Rows:
         )
 
     def advance(self, h: torch.Tensor, rows: slice) -> torch.Tensor:
-        """h [n, H, P, N] moves on by one token each, in place; their outputs [n, H, P]."""
+        """Advance h, [n, H, P, N], by one token each in place, and return the outputs [n, H, P]."""
         h.mul_(self.decay[rows]).add_(self.inflow[rows] * self.B[rows])
         return (h * self.C[rows]).sum(-1).add_(self.skip[rows])
 
 
 def _prefill(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, cut: int, out: torch.Tensor) -> None:
-    """Longest piece first, so that the pieces still running at token t are the first ones."""
+    # Longest piece first, so that the pieces that still run at token t are the first ones.
     starts = np.array(plan.piece_start[:-1], np.int64)
     lengths = np.diff(plan.piece_start)
     order = np.argsort(-lengths, kind="stable")
@@ -113,12 +113,12 @@ def _prefill(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, cut: int, out: t
         for depth, slot in [*plan.checkpoints(piece), end]:
             marks.setdefault(depth, []).append((index, slot))
     parts = []
-    at = 0
+    first = 0
     for t, count in enumerate(running):
         live = h[:count]
-        parts.append(rows.advance(live, slice(at, at + count)))
-        at += count
-        _as_stored(live, noise[at - count : at], state.dtype)
+        parts.append(rows.advance(live, slice(first, first + count)))
+        first += count
+        _as_stored(live, noise[first - count : first], state.dtype)
         for index, slot in marks.get(t + 1, ()):
             state[slot] = h[index].to(state.dtype)
     out[where] = torch.cat(parts)

@@ -1,6 +1,6 @@
-"""How many rows a matrix product may take at once without a row's bits depending on its place among them.
+"""Number of rows that a matrix product may take at once without a row's bits depending on its place.
 
-Asked once per shape when a model is loaded in batch-invariant mode; runs the very product it answers for.
+Called once per shape when a model is loaded in batch-invariant mode; runs the product in question.
 """
 
 from functools import cache
@@ -9,17 +9,18 @@ import torch
 import torch.nn.functional as F
 
 TILES = (16, 8, 4, 2, 1)
-"""Tried in this order. One row alone has no place."""
+"""Candidates in the order of the trials. A single row always has the same place."""
 SAMPLES = 4096
-"""Results compared in each place at least: two orders of summation often agree in a single one."""
+"""Smallest number of results compared per place: two orders of summation often agree in a single result."""
 
 
 @cache
 def sound_row_tile(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device) -> int:
-    """The largest tile in which every place gives the same bits, for x [tile, inputs] -> [tile, outputs].
+    """Return the largest tile in which every place gives the same bits.
 
-    BLAS libraries choose their inner loops by shape, and some treat the last rows of a block otherwise; which
-    ones do is found out on this machine rather than assumed.
+    The product is x [tile, inputs] -> [tile, outputs]. BLAS libraries choose their inner loops by shape, and
+    some treat the last rows of a block differently. Whether this one does is measured on this machine rather
+    than assumed.
     """
     generator = torch.Generator(device=device).manual_seed(inputs * 31 + outputs)
 
@@ -31,9 +32,11 @@ def sound_row_tile(inputs: int, outputs: int, bias: bool, dtype: torch.dtype, de
     for tile in TILES:
         for _ in range(-(-SAMPLES // outputs)):
             x = random(tile, inputs)
-            truth = F.linear(x, weight, added)
-            moved = [F.linear(x.roll(by, 0), weight, added).roll(-by, 0) for by in range(1, tile)]
-            if not all(torch.equal(truth, other) for other in moved):
+            expected = F.linear(x, weight, added)
+            results = [
+                F.linear(x.roll(places, 0), weight, added).roll(-places, 0) for places in range(1, tile)
+            ]
+            if not all(torch.equal(expected, other) for other in results):
                 break
         else:
             return tile

@@ -1,11 +1,11 @@
-"""x * sigmoid(x) out of operations whose bits do not depend on an element's place in the tensor.
+"""SiLU composed of operations whose bits do not depend on an element's place in the tensor.
 
-The fused operator treats the last elements of a run, too few for a vector, with other instructions.
+The fused operator uses other instructions for the last elements of a run, which are too few for a vector.
 """
 
 import torch
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """x / (1 + exp(-x)), any shape; a new tensor. For x -> -inf it is -0, as it should be."""
+    """Return x / (1 + exp(-x)) of any shape as a new tensor; the limit for x -> -inf is -0."""
     return x / x.neg().exp_().add_(1)

@@ -1,4 +1,4 @@
-"""Paged KV write in plain torch, any device. Called by attention layers before they attend."""
+"""Paged KV write in plain torch on any device. Called by attention layers before attention."""
 
 import torch
 

@@ -17,22 +17,22 @@ def write_kernel(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr, KV_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, 2): keys, then values. Strides in units: what they divide by is known when compiling."""
+    """Grid (rows, 2): keys, then values. Strides are multiples of units that the compiler knows."""
     row, half = tl.program_id(0), tl.program_id(1)
     page = tl.load(pages + row).to(tl.int64)
     offset = tl.load(offsets + row).to(tl.int64)
     h = tl.arange(0, BLOCK_H)[:, None]
     d = tl.arange(0, PADDED)[None, :]
     mask = (h < HEADS) & (d < WIDTH)
-    to = kv + page * (kv_page * KV_UNIT) + offset * (kv_token * KV_UNIT) + h * (kv_head * KV_UNIT) + d
+    targets = kv + page * (kv_page * KV_UNIT) + offset * (kv_token * KV_UNIT) + h * (kv_head * KV_UNIT) + d
     if half == 0:
-        at = row.to(tl.int64) * (key_row * UNIT) + h * (key_head * UNIT) + d
-        x = tl.load(key + at, mask=mask, other=0).to(tl.float32)
-        tl.store(to, x.to(kv.dtype.element_ty), mask=mask)
+        positions = row.to(tl.int64) * (key_row * UNIT) + h * (key_head * UNIT) + d
+        x = tl.load(key + positions, mask=mask, other=0).to(tl.float32)
+        tl.store(targets, x.to(kv.dtype.element_ty), mask=mask)
     else:
-        at = row.to(tl.int64) * (value_row * UNIT) + h * (value_head * UNIT) + d
-        x = tl.load(value + at, mask=mask, other=0).to(tl.float32)
-        tl.store(to + kv_value * KV_UNIT, x.to(kv.dtype.element_ty), mask=mask)
+        positions = row.to(tl.int64) * (value_row * UNIT) + h * (value_head * UNIT) + d
+        x = tl.load(value + positions, mask=mask, other=0).to(tl.float32)
+        tl.store(targets + kv_value * KV_UNIT, x.to(kv.dtype.element_ty), mask=mask)
 
 
 def kv_write(
@@ -50,7 +50,7 @@ def kv_write(
 def write_call(
     kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, page: torch.Tensor, offset: torch.Tensor
 ) -> KernelCall:
-    """The launch of `kv_write`, its arguments checked."""
+    """Check the arguments of `kv_write` and return its launch."""
     check("kv", kv, [None, 2, None, None, None])
     heads, width = kv.shape[3:]
     rows = len(key)

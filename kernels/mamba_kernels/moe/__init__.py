@@ -1,4 +1,4 @@
-"""Mixture of experts: which experts a row goes to, and what they make of it."""
+"""Mixture of experts: the choice of experts for each row, and their weighted results."""
 
 from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.reference import moe

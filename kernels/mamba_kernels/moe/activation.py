@@ -1,10 +1,10 @@
-"""What stands between the two projections of an expert."""
+"""The activation between the two projections of an expert."""
 
 from enum import StrEnum
 
 
 class Activation(StrEnum):
-    """Of an expert with f inner features."""
+    """Activation of an expert with f inner features."""
 
     GATED_SILU = "gated_silu"
     """silu(gate) * up; the first projection has 2 f outputs, the gate's first (Granite 4, Qwen3-Next)."""

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Pairs of a row and an expert sorted by expert on a GPU, in blocks of one expert each.
+"""Pairs of a row and an expert, sorted by expert on a GPU into blocks of one expert each.
 
-A pair has the number row * k + j. How many blocks there can be follows from shapes alone. Ranks are counted,
-not drawn by atomics: the order inside an expert is that of the pairs.
+A pair has the number row * k + j. The largest number of blocks follows from shapes alone. Ranks are counted
+rather than drawn by atomics, so the order within an expert is that of the pairs.
 """
 
 from dataclasses import dataclass
@@ -14,29 +14,31 @@ import triton.language as tl
 from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div
 
 TILE = 1024
-"""Pairs that are looked at together while they are sorted."""
-COUNTED_ALONE, MOST_COUNTED = 4096, 1024
-"""Pairs up to which the program of an expert counts those of all experts itself, and the most experts whose
-counts it holds. Else they are counted in a launch of their own, by each program those of one expert."""
+"""Pairs that are processed together while they are sorted."""
+MAX_PAIRS_COUNTED_INLINE, MAX_EXPERTS_COUNTED_INLINE = 4096, 1024
+"""Largest number of pairs of which each program counts those of all experts itself, and largest number of
+experts whose counts it holds. Above either, a separate launch counts them, one expert per program."""
 LEAST_ROWS, MOST_ROWS = 16, 64
-"""Pairs of a block: what tensor cores take at least, and what still hides the loads of the weights."""
+"""Bounds on the pairs of a block: the smallest tile of tensor cores, and enough to hide weight loads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """What the launches of `sort_calls` fill in."""
+    """Blocks of pairs that the launches of `sort_calls` fill in."""
 
     rows: int
     """Pairs of a block."""
     expert: torch.Tensor
-    """[blocks] int32: whose each is; -1 = nobody's."""
+    """[blocks] int32: expert of each block; -1 = unused block."""
     pairs: torch.Tensor
-    """[blocks * rows] int32: its pairs; -1 = padding. Undefined in blocks of nobody."""
+    """[blocks * rows] int32: pairs of each block; -1 = padding. Undefined in unused blocks."""
 
     @classmethod
     def empty(cls, experts: torch.Tensor, count: int) -> "ExpertBlocks":
-        """For as many blocks as the pairs of `experts` [n, k] can take: each expert that is hit wastes less
-        than one."""
+        """Allocate the largest number of blocks that the pairs of `experts` [n, k] can need.
+
+        Each expert that is hit wastes less than one block.
+        """
         pairs = experts.numel()
         rows = rows_of_a_block(pairs, count)
         most = (pairs + min(pairs, count) * (rows - 1)) // rows
@@ -44,47 +46,50 @@ class ExpertBlocks:
 
 
 def rows_of_a_block(pairs: int, experts: int) -> int:
-    """As many as an expert gets on average: it follows from shapes, so the grid can be captured."""
+    """Return the average number of pairs per expert, within bounds, as rows of a block.
+
+    The number follows from shapes, so the grid can be captured.
+    """
     return block_of(ceil_div(pairs, experts), least=LEAST_ROWS, most=MOST_ROWS)
 
 
 def counted_apart(pairs: int, experts: int) -> bool:
-    """Tell whether the pairs of each expert are counted in a launch of their own."""
-    return pairs > COUNTED_ALONE or experts > MOST_COUNTED
+    """Return whether the pairs of each expert are counted in a separate launch."""
+    return pairs > MAX_PAIRS_COUNTED_INLINE or experts > MAX_EXPERTS_COUNTED_INLINE
 
 
 def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> list[int]:
-    """Find the least number of rows, up to `most`, of each form in which a mixture's kernels are compiled.
+    """Return the smallest number of rows, up to `most`, for each form of a mixture's compiled kernels.
 
-    k: experts of a row, of which there are `experts`; shared: whether all rows go to one more.
+    k: experts per row; experts: number of experts; shared: whether there is a shared expert too.
     """
-    found, last, before = list[int](), (MOST_ROWS, True, MOST_ROWS), None
+    row_counts, largest_form, previous = list[int](), (MOST_ROWS, True, MOST_ROWS), None
     for rows in range(1, most + 1):
         pairs = rows * k
-        one = rows_of_a_block(rows, 1) if shared else MOST_ROWS
-        form = (rows_of_a_block(pairs, experts), counted_apart(pairs, experts), one)
-        if form != before:
-            found.append(rows)
-        if form == last:
+        shared_rows = rows_of_a_block(rows, 1) if shared else MOST_ROWS
+        form = (rows_of_a_block(pairs, experts), counted_apart(pairs, experts), shared_rows)
+        if form != previous:
+            row_counts.append(rows)
+        if form == largest_form:
             break
-        before = form
-    return found
+        previous = form
+    return row_counts
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def count_kernel(experts, counts, pairs, TILE: tl.constexpr):
-    """Grid (experts,): the pairs of each."""
+    """Grid (experts,): count the pairs of each expert."""
     expert = tl.program_id(0)
-    found = tl.zeros([TILE], tl.int32)
+    matches = tl.zeros([TILE], tl.int32)
     for start in range(0, pairs, TILE):
         pair = start + tl.arange(0, TILE)
-        found += (tl.load(experts + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(found, 0))
+        matches += (tl.load(experts + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(matches, 0))
 
 
 @triton.jit
 def _counts(experts, pairs, PADDED: tl.constexpr, TILE: tl.constexpr):
-    """The pairs of every expert."""
+    """Count the pairs of all experts."""
     counts = tl.zeros([PADDED], tl.int32)
     for start in range(0, pairs, TILE):
         pair = start + tl.arange(0, TILE)
@@ -98,15 +103,18 @@ def place_kernel(
     experts, counts, block_expert, block_pairs, pairs, most, rows,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, MOST_ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (experts,): the blocks of each, its pairs in their order, -1 behind them. The last one says of the
-    blocks behind its own that they are nobody's: -1. Without `counts` each program counts for itself."""
+    """Grid (experts,): write each expert's blocks, with its pairs in order, and -1 after them.
+
+    The program of the last expert marks the blocks after its own as unused. Without `counts` each program
+    counts the pairs itself.
+    """
     expert = tl.program_id(0)
     e = tl.arange(0, PADDED)
     if counts is None:
-        of_each = _counts(experts, pairs, PADDED, TILE)
+        expert_counts = _counts(experts, pairs, PADDED, TILE)
     else:
-        of_each = tl.load(counts + e, mask=e < EXPERTS, other=0)
-    blocks = (of_each + (rows - 1)) // rows
+        expert_counts = tl.load(counts + e, mask=e < EXPERTS, other=0)
+    blocks = (expert_counts + (rows - 1)) // rows
     first = tl.sum(tl.where(e < expert, blocks, 0), 0)
     end = first + tl.sum(tl.where(e == expert, blocks, 0), 0)
     t = tl.arange(0, TILE)
@@ -117,31 +125,33 @@ def place_kernel(
         for start in range(end, most, TILE):
             block = start + t
             tl.store(block_expert + block, -1, mask=block < most)
-    at = first * rows
+    next_pair = first * rows
     for start in range(0, pairs, TILE):
         pair = start + t
-        mine = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
-        rank = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(block_pairs + at + rank - 1, pair, mask=mine)
-        at += tl.sum(mine.to(tl.int32), 0)
-    padding = at + tl.arange(0, MOST_ROWS)
+        in_expert = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
+        rank = tl.cumsum(in_expert.to(tl.int32), 0)
+        tl.store(block_pairs + next_pair + rank - 1, pair, mask=in_expert)
+        next_pair += tl.sum(in_expert.to(tl.int32), 0)
+    padding = next_pair + tl.arange(0, MOST_ROWS)
     tl.store(block_pairs + padding, -1, mask=padding < end * rows)
 
 
 def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[KernelCall]:
-    """The launches that fill `blocks` from experts [n, k] int32, dense, of which there are `count`: one for
-    the pairs of a decode, two for those of a long prompt."""
+    """Return the launches that fill `blocks`: one for the pairs of a decode, two for those of a long prompt.
+
+    experts: [n, k] int32, dense; count: number of experts.
+    """
     pairs = experts.numel()
     counts = experts.new_empty(count) if counted_apart(pairs, count) else None
-    given = {"experts": experts, "counts": counts, "pairs": pairs}
-    found = {
+    pair_arguments = {"experts": experts, "counts": counts, "pairs": pairs}
+    block_arguments = {
         "block_expert": blocks.expert,
         "block_pairs": blocks.pairs,
         "most": len(blocks.expert),
         "rows": blocks.rows,
     }
     sizes = {"EXPERTS": count, "PADDED": block_of(count), "MOST_ROWS": MOST_ROWS, "TILE": TILE}
-    place = KernelCall(place_kernel, (count,), given | found, sizes, Launch(4))
+    place = KernelCall(place_kernel, (count,), pair_arguments | block_arguments, sizes, Launch(4))
     if counts is None:
         return [place]
-    return [KernelCall(count_kernel, (count,), given, {"TILE": TILE}, Launch(4)), place]
+    return [KernelCall(count_kernel, (count,), pair_arguments, {"TILE": TILE}, Launch(4)), place]

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The choice of experts on a GPU, one program a row: see README.md."""
+"""The choice of experts on a GPU, one program per row; see README.md."""
 
 import torch
 import triton
@@ -17,14 +17,14 @@ from mamba_kernels.triton_support import (
 )
 
 MOST_SCORES = 1024
-"""Scores of a row, the padding of groups included, that stay in the registers of one warp."""
+"""Largest number of scores of a row, padding of groups included: they stay in the registers of one warp."""
 _LEAST_SUM = tl.constexpr(LEAST_SUM)
 _FIRST = tl.constexpr(0x7FFFFFFF)
-"""The place in the order of what is no number: before all numbers."""
+"""Order of NaN: before all numbers."""
 _GONE = tl.constexpr(-0x80000000)
-"""The place in the order of what was chosen, and of padding: behind all numbers."""
+"""Order of chosen experts and of padding: after all numbers."""
 _LOWEST = tl.constexpr(-0x7F800001)
-"""The place in the order of minus infinity."""
+"""Order of minus infinity."""
 
 
 def route_call(
@@ -34,8 +34,10 @@ def route_call(
     experts: torch.Tensor,
     weights: torch.Tensor,
 ) -> KernelCall:
-    """The launch of `route`, its arguments checked; experts: [n, k] int32 and weights: [n, k] float32, dense,
-    are written."""
+    """Check the arguments of `route` and return its launch.
+
+    The launch writes experts, [n, k] int32, and weights, [n, k] float32, both dense.
+    """
     check_rule(routing, correction)
     check("logits", logits, (None, None), dtypes=(torch.float32,))
     n, count = logits.shape
@@ -66,54 +68,56 @@ def route_call(
             "KEPT": routing.kept_groups if grouped else 1,
             "SIGMOID": routing.scores == "sigmoid", "RENORMALISE": routing.renormalise, "UNIT": unit,
         },
-        # One warp: what is found in a pass is known to all threads without a barrier.
+        # One warp: all threads know the result of a pass without a barrier.
         Launch(1),
     )  # fmt: skip
 
 
 @triton.jit
 def _order_of(x):
-    """int32 numbers in the order of float32 numbers as torch sorts them: what is no number comes last when
-    ascending, and both zeros are one."""
+    """Map float32 numbers to int32 numbers in the order of torch's sort.
+
+    In ascending order NaN comes last, and both zeros are equal.
+    """
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return tl.where(x != x, _FIRST, tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF))
 
 
 @triton.jit
 def _number_of(order):
-    """The float32 number with that place in the order."""
+    """Return the float32 number with this order."""
     return tl.where(order >= 0, order, order ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _first_of_the_greatest(order, place, PADDED: tl.constexpr):
-    """The least `place` of those with the greatest `order`."""
+    """Return the smallest `place` among those with the greatest `order`."""
     return tl.min(tl.where(order == tl.max(order, 0), place, PADDED), 0)
 
 
 @triton.jit
 def _sigmoid(x):
-    """The sigmoid, its quotient rounded as torch rounds it: near 1 scores are few, and equal ones decide."""
+    """Compute the sigmoid with the quotient rounded as in torch: near 1 scores are often equal."""
     return tl.div_rn(tl.full(x.shape, 1.0, tl.float32), 1.0 + tl.exp(-x))
 
 
 @triton.jit
-def _kept(order, GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS: tl.constexpr,
+def _drop_groups(order, GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS: tl.constexpr,
           PADDED_SIZE: tl.constexpr, KEPT: tl.constexpr):  # fmt: skip
-    """`order` [groups, size] with minus infinity in groups that may not be chosen from."""
+    """Return `order` [groups, size] with minus infinity in the groups that are excluded from the choice."""
     g, s = tl.arange(0, PADDED_GROUPS), tl.arange(0, PADDED_SIZE)
     best = tl.max(order, 1)
     total = _number_of(best)
     if SIZE > 1:
-        at = tl.min(tl.where(order == best[:, None], s[None, :], PADDED_SIZE), 1)
-        total += _number_of(tl.max(tl.where(s[None, :] == at[:, None], _GONE, order), 1))
-    left = tl.where(g < GROUPS, _order_of(total), _GONE)
-    kept = g < 0
+        best_member = tl.min(tl.where(order == best[:, None], s[None, :], PADDED_SIZE), 1)
+        total += _number_of(tl.max(tl.where(s[None, :] == best_member[:, None], _GONE, order), 1))
+    remaining = tl.where(g < GROUPS, _order_of(total), _GONE)
+    kept_mask = g < 0
     for _ in tl.static_range(KEPT):
-        group = _first_of_the_greatest(left, g, PADDED_GROUPS)
-        kept = kept | (g == group)
-        left = tl.where(g == group, _GONE, left)
-    dropped = (g < GROUPS)[:, None] & (s < SIZE)[None, :] & (kept == 0)[:, None]
+        group = _first_of_the_greatest(remaining, g, PADDED_GROUPS)
+        kept_mask = kept_mask | (g == group)
+        remaining = tl.where(g == group, _GONE, remaining)
+    dropped = (g < GROUPS)[:, None] & (s < SIZE)[None, :] & (kept_mask == 0)[:, None]
     return tl.where(dropped, _LOWEST, order)
 
 
@@ -124,48 +128,48 @@ def _route(
     PADDED_GROUPS: tl.constexpr, PADDED_SIZE: tl.constexpr, KEPT: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,): TOP_K passes over the scores of a row, which finds the first of the greatest."""
+    """Grid (rows,): TOP_K passes over the scores of a row, each of which finds the first of the greatest."""
     row = tl.program_id(0).to(tl.int64)
-    padded: tl.constexpr = PADDED_GROUPS * PADDED_SIZE
-    own = logits + row * (logits_row * UNIT)
-    place = tl.arange(0, padded)
+    PADDED: tl.constexpr = PADDED_GROUPS * PADDED_SIZE
+    row_logits = logits + row * (logits_row * UNIT)
+    place = tl.arange(0, PADDED)
     group, member = place // PADDED_SIZE, place % PADDED_SIZE
     expert = group * SIZE + member
-    there = (group < GROUPS) & (member < SIZE)
-    logit = tl.load(own + expert, mask=there, other=float("-inf"))
+    valid = (group < GROUPS) & (member < SIZE)
+    logit = tl.load(row_logits + expert, mask=valid, other=float("-inf"))
     score = logit
     if SIGMOID:
         score = _sigmoid(logit)
     if correction is not None:
-        score += tl.load(correction + expert, mask=there, other=0.0)
-    order = tl.where(there, _order_of(score), _GONE)
+        score += tl.load(correction + expert, mask=valid, other=0.0)
+    order = tl.where(valid, _order_of(score), _GONE)
     if GROUPS > 1:
         by_group = tl.reshape(order, [PADDED_GROUPS, PADDED_SIZE])
-        by_group = _kept(by_group, GROUPS, SIZE, PADDED_GROUPS, PADDED_SIZE, KEPT)
-        order = tl.reshape(by_group, [padded])
+        by_group = _drop_groups(by_group, GROUPS, SIZE, PADDED_GROUPS, PADDED_SIZE, KEPT)
+        order = tl.reshape(by_group, [PADDED])
 
     j = tl.arange(0, PADDED_K)
     chosen = tl.zeros([PADDED_K], tl.int32)
     for turn in range(TOP_K):
-        best = _first_of_the_greatest(order, place, padded)
+        best = _first_of_the_greatest(order, place, PADDED)
         chosen = tl.where(j == turn, best // PADDED_SIZE * SIZE + best % PADDED_SIZE, chosen)
         order = tl.where(place == best, _GONE, order)
 
-    wanted = j < TOP_K
-    # From the cache: those of one row.
-    weight = tl.load(own + chosen, mask=wanted, other=float("-inf"))
+    in_top_k = j < TOP_K
+    # The logits of the row are in the cache.
+    weight = tl.load(row_logits + chosen, mask=in_top_k, other=float("-inf"))
     if SIGMOID:
         weight = _sigmoid(weight)
         if RENORMALISE:
             weight = weight / (tl.sum(weight, 0) + _LEAST_SUM)
     else:
-        # The first one is the greatest, or no number.
+        # The first one is the greatest, or NaN.
         top = tl.sum(tl.where(j == 0, weight, 0.0), 0)
-        weight = tl.exp(tl.where(wanted, weight - top, float("-inf")))
+        weight = tl.exp(tl.where(in_top_k, weight - top, float("-inf")))
         if RENORMALISE:
             weight = weight / tl.sum(weight, 0)
         else:
-            weight = weight / tl.sum(tl.exp(tl.where(there, logit - top, float("-inf"))), 0)
-    to = row * TOP_K + j
-    tl.store(experts + to, chosen, mask=wanted)
-    tl.store(weights + to, weight * scale, mask=wanted)
+            weight = weight / tl.sum(tl.exp(tl.where(valid, logit - top, float("-inf"))), 0)
+    targets = row * TOP_K + j
+    tl.store(experts + targets, chosen, mask=in_top_k)
+    tl.store(weights + targets, weight * scale, mask=in_top_k)

@@ -1,4 +1,4 @@
-"""The expert that every row goes to."""
+"""The weights of the expert that every row goes to."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """Its inner size is its own; its activation is that of the routed ones."""
+    """Weights of a shared expert, with its own inner size and the activation of the routed experts."""
 
     gate_up: torch.Tensor
     """[f or 2 f, d]"""
     down: torch.Tensor
     """[d, f]"""
     logit: torch.Tensor | None = None
-    """[n] float32, may be strided: its result counts for the sigmoid of it in each row; None = for 1."""
+    """[n] float32, may be strided: its sigmoid weights the shared expert's result in each row; None = 1."""

@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""A mixture of experts on a GPU: grouped products, an expert at a time, without a host sync: see README.md.
+"""A mixture of experts on a GPU by grouped products, without a host sync; see README.md.
 
-A pair is a row and one of its experts, number row * k + j. Pairs are sorted by expert into blocks that belong
-to one expert each; how many there can be follows from shapes alone, and a program without a block ends.
+A pair of a row and one of its experts has the number row * k + j. Pairs are sorted by expert into blocks that
+belong to one expert each. The largest number of blocks follows from shapes alone, and a program without a
+block ends at once.
 """
 
 from typing import Any
@@ -35,40 +36,42 @@ MOST_PAIRS = 1 << 30
 
 @triton.jit
 def _pairs_of(block, block_pairs, pairs, ROUTED: tl.constexpr, ROWS: tl.constexpr):
-    """The pairs of a block, and which there are; of an expert that all rows go to, the rows themselves."""
-    at = block * ROWS + tl.arange(0, ROWS)
+    """Return the pairs of a block and a mask of the valid ones; pairs of a shared expert are rows."""
+    places = block * ROWS + tl.arange(0, ROWS)
     if ROUTED:
-        pair = tl.load(block_pairs + at)
-        there = pair >= 0
+        pair = tl.load(block_pairs + places)
+        valid = pair >= 0
     else:
-        pair = at
-        there = at < pairs
-    return pair, there
+        pair = places
+        valid = places < pairs
+    return pair, valid
 
 
 @triton.jit
 def _product(
-    x, row, there, weight, feature, weight_row,
+    x, row, valid, weight, feature, weight_row,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x, which begin at `row`, times some of the FEATURES rows of a matrix: [ROWS, BLOCK_N]; and, if
-    GATED, times the same of the FEATURES rows behind those."""
+    """Multiply rows of x, which begin at `row`, by rows `feature` of a matrix: [ROWS, BLOCK_N].
+
+    If GATED, the second result is their product with the rows that lie FEATURES rows further on.
+    """
     total = tl.zeros([ROWS, BLOCK_N], tl.float32)
     second = tl.zeros([ROWS, BLOCK_N], tl.float32)
     k = tl.arange(0, BLOCK_K)
-    known = feature < FEATURES
-    at = feature.to(tl.int64) * weight_row
-    behind = (feature + FEATURES).to(tl.int64) * weight_row
+    feature_mask = feature < FEATURES
+    first_row = feature.to(tl.int64) * weight_row
+    second_row = (feature + FEATURES).to(tl.int64) * weight_row
     for start in range(0, WIDTH, BLOCK_K):
         n = start + k
         inside = n < WIDTH
-        rows = tl.load(x + row[:, None] + n[None, :], mask=there[:, None] & inside[None, :], other=0).to(DOT)
-        mask = known[:, None] & inside[None, :]
-        columns = tl.load(weight + at[:, None] + n[None, :], mask=mask, other=0)
+        rows = tl.load(x + row[:, None] + n[None, :], mask=valid[:, None] & inside[None, :], other=0).to(DOT)
+        mask = feature_mask[:, None] & inside[None, :]
+        columns = tl.load(weight + first_row[:, None] + n[None, :], mask=mask, other=0)
         total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="tf32x3")
         if GATED:
-            columns = tl.load(weight + behind[:, None] + n[None, :], mask=mask, other=0)
+            columns = tl.load(weight + second_row[:, None] + n[None, :], mask=mask, other=0)
             second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="tf32x3")
     return total, second
 
@@ -81,28 +84,28 @@ def expand_kernel(
     ROUTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, tiles of inner features): activation(x W^T) of each pair, [pairs, FEATURES]."""
+    """Grid (blocks, tiles of inner features): store activation(x W^T) of each pair, [pairs, FEATURES]."""
     block = tl.program_id(0)
     expert = 0
     if ROUTED:
         expert = tl.load(block_expert + block)
     if expert >= 0:
-        pair, there = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
+        pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
         matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        made, up = _product(
-            x, (pair // TOP_K).to(tl.int64) * x_row * X_UNIT, there,
+        inner_value, up = _product(
+            x, (pair // TOP_K).to(tl.int64) * x_row * X_UNIT, valid,
             matrix, feature, weight_row * WEIGHT_UNIT,
             WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT,
         )  # fmt: skip
         if GATED:
-            made = made / (1.0 + tl.exp(-made)) * up
+            inner_value = inner_value / (1.0 + tl.exp(-inner_value)) * up
         else:
-            made = tl.maximum(made, 0.0)
-            made = made * made
-        at = pair.to(tl.int64)[:, None] * FEATURES + feature[None, :]
-        mask = there[:, None] & (feature < FEATURES)[None, :]
-        tl.store(inner + at, made.to(inner.dtype.element_ty), mask=mask)
+            inner_value = tl.maximum(inner_value, 0.0)
+            inner_value = inner_value * inner_value
+        offsets = pair.to(tl.int64)[:, None] * FEATURES + feature[None, :]
+        mask = valid[:, None] & (feature < FEATURES)[None, :]
+        tl.store(inner + offsets, inner_value.to(inner.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row", "count_row"])
@@ -112,28 +115,30 @@ def project_kernel(
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, tiles of outputs): what each pair adds to its row, float32 [pairs, FEATURES]. What a pair
-    counts for is a weight; a row of an expert that all rows go to, a sigmoid's argument."""
+    """Grid (blocks, tiles of outputs): store what each pair adds to its row, float32 [pairs, FEATURES].
+
+    `counts_for` holds the weight of each pair, or, for a shared expert, the logit of each row's weight.
+    """
     block = tl.program_id(0)
     expert = 0
     if ROUTED:
         expert = tl.load(block_expert + block)
     if expert >= 0:
-        pair, there = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
+        pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
         matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         wide = pair.to(tl.int64)
-        made, _ = _product(
-            inner, wide * WIDTH, there, matrix, feature, weight_row * WEIGHT_UNIT,
+        result, _ = _product(
+            inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT,
             WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT,
         )  # fmt: skip
         if counts_for is not None:
-            counts = tl.load(counts_for + wide * count_row, mask=there, other=0.0)
+            counts = tl.load(counts_for + wide * count_row, mask=valid, other=0.0)
             if not ROUTED:
                 counts = tl.sigmoid(counts)
-            made *= counts[:, None]
-        mask = there[:, None] & (feature < FEATURES)[None, :]
-        tl.store(parts + wide[:, None] * FEATURES + feature[None, :], made, mask=mask)
+            result *= counts[:, None]
+        mask = valid[:, None] & (feature < FEATURES)[None, :]
+        tl.store(parts + wide[:, None] * FEATURES + feature[None, :], result, mask=mask)
 
 
 @triton.jit(do_not_specialize=["out_row"])
@@ -141,13 +146,13 @@ def combine_kernel(
     parts, experts, shared, out, out_row: tl.int64,
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OUT_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, tiles of outputs): the parts of a row in the order of its experts, the shared one last."""
+    """Grid (rows, tiles of outputs): add a row's parts in the order of its experts, the shared one last."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for j in range(TOP_K):
         pair = row * TOP_K + j
-        # A bound in place of a condition: of no expert nothing was written.
+        # A bound instead of a condition: nothing was written for a pair without an expert.
         bound = tl.where(tl.load(experts + pair) >= 0, WIDTH, 0)
         total += tl.load(parts + pair * WIDTH + d, mask=d < bound, other=0.0)
     if shared is not None:
@@ -158,7 +163,7 @@ def combine_kernel(
 def route(
     logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference, in one launch: the experts of each row [n, k] int32, best first, and their weights.
+    """Return the experts of each row, [n, k] int32, best first, and their weights, in one launch.
 
     logits: [n, E] float32, rows may be strided; correction: [E] float32. Raises ValueError, WrongArgument.
     """
@@ -179,7 +184,7 @@ def moe(
     out: torch.Tensor,
     shared: SharedExpert | None = None,
 ) -> None:
-    """out_i = sum over j of weights_ij * expert_ij(hidden_i), the shared expert's result added last.
+    """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
     hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
     down: [E, d_out, f] in the type of hidden; out: [n, d_out], written. Raises WrongArgument.
@@ -198,8 +203,10 @@ def calls(
     out: torch.Tensor,
     shared: SharedExpert | None = None,
 ) -> list[KernelCall]:
-    """The launches of `moe`, its arguments checked: one or two that sort, two products (two more for a shared
-    expert), one that adds up."""
+    """Check the arguments of `moe` and return its launches.
+
+    There are one or two launches that sort, two products (two more for a shared expert), and one that adds.
+    """
     check("hidden", hidden, (None, None))
     device, n = hidden.device, len(hidden)
     if experts.dim() != 2 or not experts.shape[1] or experts.numel() > MOST_PAIRS:
@@ -215,7 +222,7 @@ def calls(
     if not n:
         return []
     blocks = ExpertBlocks.empty(experts, count)
-    made, parts = _products(hidden, gate_up, down, activation, k, weights, blocks)
+    products, parts = _products(hidden, gate_up, down, activation, k, weights, blocks)
     shared_parts = None
     if shared is not None:
         one_up, one_down = shared.gate_up.unsqueeze(0), shared.down.unsqueeze(0)
@@ -223,8 +230,8 @@ def calls(
         check("shared.down", shared.down, (d_out, None))
         if shared.logit is not None:
             check("shared.logit", shared.logit[..., None], (n, 1), dtypes=(torch.float32,), device=device)
-        more, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
-        made += more
+        shared_products, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
+        products += shared_products
     unit, block = stride_unit(out.stride()[:1]), block_of(d_out, least=128, most=1024)
     combine = KernelCall(
         combine_kernel,
@@ -239,7 +246,7 @@ def calls(
         {"TOP_K": k, "WIDTH": d_out, "BLOCK": block, "OUT_UNIT": unit},
         Launch(max(1, block // 256)),
     )
-    return [*sort_calls(experts, count, blocks), *made, combine]
+    return [*sort_calls(experts, count, blocks), *products, combine]
 
 
 def _check_experts(
@@ -260,21 +267,21 @@ def _products(
     weights: torch.Tensor | None,
     blocks: ExpertBlocks | None,
 ) -> tuple[list[KernelCall], torch.Tensor]:
-    """Both products and where they leave what each pair adds; without blocks every row goes to expert 0."""
+    """Return both products and the tensor of their results; without blocks every row goes to expert 0."""
     pairs, d, (_, d_out, f) = len(x) * k, x.shape[1], down.shape
     inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
     rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows
     count = ceil_div(pairs, rows) if blocks is None else len(blocks.expert)
     if x.dtype == torch.float32:
-        # An operand of float32 is two while it is multiplied.
+        # A float32 operand takes the registers of two while it is multiplied.
         default = Launch(4, 2, {"N": 32, "K": 32})
     elif rows == LEAST_ROWS:
         default = Launch(4, 3, {"N": 64, "K": 128})
     else:
-        # Rows that all go to one expert leave no registers for wide operands where these have to lie in some.
+        # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
         default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
     shape = f"m{rows} d{d} f{f} {x.dtype}"
-    made = []
+    launches = []
     for kernel, weight, width, features in (
         (expand_kernel, gate_up, d, f),
         (project_kernel, down, f, d_out),
@@ -298,9 +305,9 @@ def _products(
             arguments |= {"x": x, "x_row": x.stride(0) // x_unit}
             constants |= {"TOP_K": k, "GATED": activation is Activation.GATED_SILU, "X_UNIT": x_unit}
         else:
-            # What pairs count for is dense, and what the rows of a product count for a column of it.
+            # Weights of pairs are dense; logits of a shared expert may be a column of a product.
             row = 1 if weights is None or weights.dim() > 1 else weights.stride(0)
             arguments |= {"counts_for": weights, "count_row": row, "parts": parts}
         grid = (count, ceil_div(features, launch.blocks["N"]))
-        made.append(KernelCall(kernel, grid, arguments, constants, launch))
-    return made, parts
+        launches.append(KernelCall(kernel, grid, arguments, constants, launch))
+    return launches, parts

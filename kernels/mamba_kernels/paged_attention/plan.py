@@ -1,4 +1,4 @@
-"""Which pages each row attends to: built once per step from host arrays, used by every attention layer."""
+"""Pages to which each row attends, built once per step from host arrays and used by all attention layers."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class DecodeGroup:
     rows: torch.Tensor | slice
     """[g] rows of the batch"""
     pages: torch.Tensor
-    """[g, L] int64: page of each context position; positions beyond the end repeat the last one."""
+    """[g, L] int64: page of each context position; positions beyond the end repeat the last page."""
     offsets: torch.Tensor
     """[g, L] int64"""
     mask: torch.Tensor | None
@@ -25,7 +25,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPiece:
-    """One prefill piece: rows `first..end` of the batch are the last positions of a context."""
+    """A prefill piece, whose rows `first..end` of the batch are the last positions of a context."""
 
     first: int
     end: int
@@ -42,21 +42,21 @@ class AttentionPlan:
 
     groups: list[DecodeGroup]
     pieces: list[AttentionPiece]
-    """Both empty where torch does not attend."""
+    """Prefill pieces; `groups` and `pieces` are both empty if kernels attend."""
     tokens: int
     """T: rows of the batch."""
     decodes: int
-    """D: sequences of one row, the first ones."""
+    """D: number of sequences with one row, which are the first ones."""
     longest_piece: int
     """Rows of the longest piece; 0 = there is none."""
     page_table: torch.Tensor
-    """[R, W] int32: pages of all sequences, any numbers beyond their ends."""
+    """[R, W] int32: pages of all sequences, arbitrary numbers beyond their ends."""
     table_row: torch.Tensor
-    """[S] int32: row of the table of each sequence. As the next two, where kernels run."""
+    """[S] int32 on the device: row of the table for each sequence."""
     context_len: torch.Tensor
-    """[S] int32"""
+    """[S] int32 on the device: number of positions of each context."""
     query_start: torch.Tensor
-    """[S + 1] int32: first row of each sequence."""
+    """[S + 1] int32 on the device: first row of each sequence."""
 
     @classmethod
     def build(
@@ -72,17 +72,24 @@ class AttentionPlan:
         gathered: bool = True,
         resident: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     ) -> "AttentionPlan":
-        """Plan for S sequences, the first `decodes` of one row each: query_start [S+1].
+        """Plan S sequences, of which the first `decodes` have one row each.
 
-        page_table: [R, W] on the device, of which sequence s has row `table_row[s]`; None = row s.
-        gathered: torch attends, over keys that it gathers; else kernels do, which read the pages' table.
-        resident: table_row, context_len and query_start where kernels run, if they are there already.
+        Args:
+            decodes: number of sequences with one row.
+            query_start: [S + 1] first row of each sequence.
+            context_len: [S] positions of each context.
+            page_table: [R, W] on the device.
+            page_size: positions of a page.
+            device: device of the kernels.
+            table_row: row of the table for each sequence; None = row s for sequence s.
+            gathered: whether torch attends, over keys that it gathers; otherwise kernels do, by the table.
+            resident: table_row, context_len and query_start on the device if they were sent already.
         """
         lengths = np.diff(query_start)[decodes:]
         if table_row is None:
             table_row = np.arange(len(context_len), dtype=np.int32)
         rows, contexts, starts = resident or (
-            _as_tensor(each, device) for each in (table_row, context_len, query_start)
+            _as_tensor(values, device) for values in (table_row, context_len, query_start)
         )
         pages = _Pages(page_table, table_row, page_size, device)
         return cls(
@@ -100,7 +107,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """The table where it lies, and what is known of it on the host."""
+    """The table of pages on the device, with the row of each sequence on the host."""
 
     table: torch.Tensor
     row: IntArray
@@ -108,15 +115,17 @@ class _Pages:
     device: torch.device
 
     def of(self, sequences: HostIntegers, positions: HostIntegers) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 pages and offsets of positions of sequences; `sequences` broadcasts to `positions`."""
+        """Return int64 pages and offsets of positions; `sequences` broadcasts to `positions`."""
         rows, columns = index_tensor(self.row[sequences], self.device), positions // self.page_size
         pages = self.table[rows, index_tensor(columns, self.device)].long()
         return pages, index_tensor(positions % self.page_size, self.device)
 
 
-def _decode_groups(context_len: IntArray, of: _Pages) -> list[DecodeGroup]:
-    """A decode is padded to a length that its own context alone decides, so its result does not depend on
-    the batch; padding costs at most a quarter."""
+def _decode_groups(context_len: IntArray, pages_of: _Pages) -> list[DecodeGroup]:
+    """Group decodes by padded length, which depends on the context alone and costs at most a quarter.
+
+    The result of a row therefore does not depend on the batch.
+    """
     lengths = np.array([padded_length(int(length)) for length in context_len])
     groups = []
     for length in np.unique(lengths):
@@ -125,15 +134,15 @@ def _decode_groups(context_len: IntArray, of: _Pages) -> list[DecodeGroup]:
         positions = np.minimum(np.arange(length), contexts - 1)
         ragged = bool((contexts < length).any())
         neighbours = members[-1] - members[0] == len(members) - 1
-        pages, offsets = of.of(members[:, None], positions)
+        pages, offsets = pages_of.of(members[:, None], positions)
         groups.append(
             DecodeGroup(
                 rows=slice(int(members[0]), int(members[-1]) + 1)
                 if neighbours
-                else index_tensor(members, of.device),
+                else index_tensor(members, pages_of.device),
                 pages=pages,
                 offsets=offsets,
-                mask=index_tensor(np.arange(length) < contexts, of.device).bool()[:, None, None]
+                mask=index_tensor(np.arange(length) < contexts, pages_of.device).bool()[:, None, None]
                 if ragged
                 else None,
             )
@@ -141,11 +150,13 @@ def _decode_groups(context_len: IntArray, of: _Pages) -> list[DecodeGroup]:
     return groups
 
 
-def _pieces(decodes: int, query_start: IntArray, context_len: IntArray, of: _Pages) -> list[AttentionPiece]:
+def _pieces(
+    decodes: int, query_start: IntArray, context_len: IntArray, pages_of: _Pages
+) -> list[AttentionPiece]:
     pieces = []
     for sequence in range(decodes, len(context_len)):
         context = int(context_len[sequence])
-        pages, offsets = of.of(np.array([sequence]), np.arange(context))
+        pages, offsets = pages_of.of(np.array([sequence]), np.arange(context))
         pieces.append(
             AttentionPiece(
                 first=int(query_start[sequence]),
@@ -163,7 +174,7 @@ def _as_tensor(values: IntArray, device: torch.device) -> torch.Tensor:
 
 
 def padded_length(context: int) -> int:
-    """The smallest of 16, 20, 24, 28, 32, 40, … that holds the context: four lengths per power of two."""
+    """Return the smallest of 16, 20, 24, 28, 32, 40, … that holds the context: four per power of two."""
     if context <= 16:
         return 16
     grain = 1 << ((context - 1).bit_length() - 3)

@@ -1,6 +1,7 @@
-"""Paged attention in plain torch, any device, float64-capable. Called by attention layers after `kv_write`.
+"""Paged attention in plain torch on any device, float64 included.
 
-Gathers only positions that were written (recycled pages hold arbitrary bits, and masked NaN is still NaN).
+Called by attention layers after `kv_write`. Gathers only positions that were written: recycled pages hold
+arbitrary bits, and a masked NaN is still NaN.
 """
 
 from typing import Any
@@ -12,16 +13,16 @@ from mamba_kernels.paged_attention.plan import AttentionPiece, AttentionPlan, De
 from mamba_kernels.slot_plan import NoHostRoutes
 
 GATHER_ELEMENTS = 1 << 21
-"""Bound on the gathered keys of decodes that are attended at once; larger copies leave the cache and cost
-page faults."""
+"""Bound on the elements of keys that decodes gather at once; larger copies leave the cache and cost page
+faults."""
 QUERY_BLOCK = 256
-"""Query rows of a piece with context that are attended together; bounds mask and wasted work."""
+"""Query rows of a piece with context that are computed together; it bounds the mask and wasted work."""
 
 
 def paged_attention(
     query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> None:
-    """softmax(scale q K^T) V over each row's context, causal, grouped query heads.
+    """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
     query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim], any strides; out: like query,
     written. Query head h reads KV head h // (heads / kv_heads). Raises NoHostRoutes for a plan without keys.
@@ -44,14 +45,14 @@ def paged_attention(
 def _gather(
     kv: torch.Tensor, pages: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [..., positions, kv_heads, head_dim]."""
+    """Gather keys and values [..., positions, kv_heads, head_dim]."""
     return kv.select(1, 0)[pages, offsets].to(dtype), kv.select(1, 1)[pages, offsets].to(dtype)
 
 
 def _decode(
     query: torch.Tensor, kv: torch.Tensor, scale: float, group: DecodeGroup, members: slice
 ) -> torch.Tensor:
-    """[g, heads, head_dim]. The query heads of one KV head are taken as its query positions."""
+    """Attend for decodes: [g, heads, head_dim]. Query heads of one KV head are its query positions."""
     g, heads, width = query.shape
     # [g, L, kv_heads, width]
     key, value = _gather(kv, group.pages[members], group.offsets[members], query.dtype)
@@ -73,14 +74,14 @@ def _extend(
     before = piece.context - (piece.end - piece.first)
     rows = query[piece.first : piece.end].transpose(0, 1)[None]
     if before == 0:
-        attended = _attended(rows, key, value, is_causal=True, scale=scale)
+        attended = _attend(rows, key, value, is_causal=True, scale=scale)
         out[piece.first : piece.end] = attended[0].transpose(0, 1)
         return
     positions = torch.arange(piece.context, device=query.device)
     for first in range(0, piece.end - piece.first, QUERY_BLOCK):
         end = min(first + QUERY_BLOCK, piece.end - piece.first)
         seen = before + end
-        attended = _attended(
+        attended = _attend(
             rows[:, :, first:end],
             key[:, :, :seen],
             value[:, :, :seen],
@@ -90,17 +91,19 @@ def _extend(
         out[piece.first + first : piece.first + end] = attended[0].transpose(0, 1)
 
 
-def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
     """Attend with query [1, heads, rows, width] to key and value [1, kv_heads, positions, width].
 
-    On a CPU with a matrix unit torch copies the keys and values of 16 bits, once for each query head of the
-    call. One head a call keeps that copy small on a machine that makes it, and changes nothing on others.
+    On a CPU with a matrix unit torch copies 16-bit keys and values once for each query head of the call. One
+    head per call keeps that copy small on such a machine, and changes nothing on others.
     """
     if query.device.type != "cpu" or query.element_size() != 2:
         return F.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
     shared = query.shape[1] // key.shape[1]
     attended = torch.empty_like(query)
     for head in range(query.shape[1]):
-        own, of = slice(head, head + 1), slice(head // shared, head // shared + 1)
-        attended[:, own] = F.scaled_dot_product_attention(query[:, own], key[:, of], value[:, of], **options)
+        own, kv_head = slice(head, head + 1), slice(head // shared, head // shared + 1)
+        attended[:, own] = F.scaled_dot_product_attention(
+            query[:, own], key[:, kv_head], value[:, kv_head], **options
+        )
     return attended

@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# Tuples grow while a kernel is compiled, and Triton's compiler does not support unpacking.
 # mypy: disable-error-code="assignment"
 # ruff: noqa: RUF005
 """Paged attention on a GPU: decodes split over their contexts and combined, pieces by blocks of queries.
 
-How a context is split follows from its own length alone, so a row's bits do not depend on its neighbours and
-the grid of a decode not on the contexts. Sums are kept in float32; scores are in units of log2.
+The splits of a context follow from its own length alone, so a row's bits do not depend on its neighbours, and
+the grid of a decode does not depend on the contexts. Sums are kept in float32; scores are logarithms to base
+2.
 """
 
 from typing import Any
@@ -32,14 +33,14 @@ from mamba_kernels.triton_support import (
 )
 
 LEAST_SPLIT = 256
-"""Positions of a context that are not split further: what combining costs, reading them costs too."""
+"""Smallest number of positions of a split: combining shorter ones would cost as much as reading them."""
 PROGRAMS = 128
-"""Programs that one decode alone is split into, in all: about as many as a GPU runs."""
+"""Largest number of programs for one decode: about as many as a GPU runs."""
 TOGETHER = 4096
-"""Numbers of splits that a program of two warps combines at once."""
+"""Elements of splits that a program of two warps combines at once."""
 MOST_HEAD_DIM = 256
 MOST_GROUP = 64
-"""Query heads of one KV head."""
+"""Largest number of query heads of one KV head."""
 
 
 @triton.jit
@@ -49,35 +50,37 @@ def _attend(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     PART: tl.constexpr, PAGE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Query rows r = (query r // GROUP, head r % GROUP) over positions begin..end: sums in parts of PART
-    columns, maxima, weights."""
+    """Attend with query rows r = (query r // GROUP, head r % GROUP) to positions begin..end.
+
+    Returns sums in parts of PART columns, maxima, and weights.
+    """
     parts: tl.constexpr = (WIDTH + PART - 1) // PART
     r = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PART)
     # Rows beyond the last query repeat it: their results are never stored, and they stay finite.
-    which = tl.minimum(r // GROUP, queries - 1)
-    rows = (first_row + which).to(tl.int64) * query_row + (kv_head * GROUP + r % GROUP) * query_head
-    position = first_position + which
+    query_number = tl.minimum(r // GROUP, queries - 1)
+    rows = (first_row + query_number).to(tl.int64) * query_row + (kv_head * GROUP + r % GROUP) * query_head
+    position = first_position + query_number
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
-    asked = ()
+    query_parts = ()
     totals = ()
     for part in tl.static_range(parts):
         inside = part * PART + d < WIDTH
         q = tl.load(query + rows[:, None] + (part * PART + d)[None, :], mask=inside[None, :], other=0)
-        asked = asked + (q.to(tl.float32).to(DOT),)
+        query_parts = query_parts + (q.to(tl.float32).to(DOT),)
         totals = totals + (tl.zeros([BLOCK_M, PART], tl.float32),)
     for start in range(begin, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        there = n < end
-        page = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64)
-        at = page * kv_page + (n % PAGE) * kv_token + kv_head * kv_head_stride
+        in_context = n < end
+        page = tl.load(table + n // PAGE, mask=in_context, other=0).to(tl.int64)
+        offsets = page * kv_page + (n % PAGE) * kv_token + kv_head * kv_head_stride
         scores = tl.zeros([BLOCK_M, BLOCK], tl.float32)
         for part in tl.static_range(parts):
-            mask = there[:, None] & (part * PART + d < WIDTH)[None, :]
-            k = tl.load(kv + at[:, None] + (part * PART + d)[None, :], mask=mask, other=0).to(tl.float32)
-            scores = tl.dot(asked[part], tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
-        seen = there[None, :] & (n[None, :] <= position[:, None])
+            mask = in_context[:, None] & (part * PART + d < WIDTH)[None, :]
+            k = tl.load(kv + offsets[:, None] + (part * PART + d)[None, :], mask=mask, other=0).to(tl.float32)
+            scores = tl.dot(query_parts[part], tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
+        seen = in_context[None, :] & (n[None, :] <= position[:, None])
         scores = tl.where(seen, scores * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         shares = tl.exp2(scores - higher[:, None])
@@ -87,9 +90,9 @@ def _attend(
         narrow = shares.to(DOT)
         following = ()
         for part in tl.static_range(parts):
-            mask = there[:, None] & (part * PART + d < WIDTH)[None, :]
+            mask = in_context[:, None] & (part * PART + d < WIDTH)[None, :]
             column = kv_value + part * PART + d
-            v = tl.load(kv + at[:, None] + column[None, :], mask=mask, other=0).to(tl.float32)
+            v = tl.load(kv + offsets[:, None] + column[None, :], mask=mask, other=0).to(tl.float32)
             shrunk = totals[part] * shrink[:, None]
             following = following + (tl.dot(narrow, v.to(DOT), shrunk, input_precision="tf32x3"),)
         totals = following
@@ -98,7 +101,7 @@ def _attend(
 
 @triton.jit
 def _split_width(context, SPLITS: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr):
-    """Positions per split of a context."""
+    """Return the positions per split of a context."""
     return tl.maximum((context + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK, LEAST)
 
 
@@ -112,8 +115,10 @@ def decode_kernel(
     WIDTH: tl.constexpr, PART: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads, rows, SPLITS). Strides in units: what they divide by is known when compiling.
-    A row without context becomes zero."""
+    """Grid (kv_heads, rows, SPLITS). Strides are multiples of units that the compiler knows.
+
+    A row without context becomes zero.
+    """
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(context_len + row)
     width = _split_width(context, SPLITS, BLOCK, LEAST)
@@ -123,8 +128,8 @@ def decode_kernel(
     r = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PART)
     head = kv_head * GROUP + r
-    mine = r < GROUP
-    at = row.to(tl.int64) * out_row + head * out_head
+    in_group = r < GROUP
+    offsets = row.to(tl.int64) * out_row + head * out_head
     if begin < end:
         totals, top, weight = _attend(
             query, kv, page_table + tl.load(table_row + row) * table_stride, row, context - 1, 1,
@@ -135,21 +140,21 @@ def decode_kernel(
         )  # fmt: skip
         place = (row.to(tl.int64) * HEADS + head) * SPLITS + split
         if SPLITS > 1:
-            tl.store(logs + place, top + tl.log2(weight), mask=mine)
+            tl.store(logs + place, top + tl.log2(weight), mask=in_group)
         for part in tl.static_range(parts):
             column = part * PART + d
             total = totals[part] / weight[:, None]
-            mask = mine[:, None] & (column < WIDTH)[None, :]
+            mask = in_group[:, None] & (column < WIDTH)[None, :]
             if SPLITS == 1:
-                tl.store(out + at[:, None] + column[None, :], total.to(out.dtype.element_ty), mask=mask)
+                tl.store(out + offsets[:, None] + column[None, :], total.to(out.dtype.element_ty), mask=mask)
             else:
                 tl.store(attended + place[:, None] * WIDTH + column[None, :], total, mask=mask)
     elif SPLITS == 1:
-        none = tl.zeros([BLOCK_M, PART], tl.float32).to(out.dtype.element_ty)
+        zeros = tl.zeros([BLOCK_M, PART], tl.float32).to(out.dtype.element_ty)
         for part in tl.static_range(parts):
             column = part * PART + d
-            mask = mine[:, None] & (column < WIDTH)[None, :]
-            tl.store(out + at[:, None] + column[None, :], none, mask=mask)
+            mask = in_group[:, None] & (column < WIDTH)[None, :]
+            tl.store(out + offsets[:, None] + column[None, :], zeros, mask=mask)
 
 
 @triton.jit(do_not_specialize=["out_row", "out_head"])
@@ -158,27 +163,29 @@ def combine_kernel(
     HEADS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, rows): the splits of a row by their weights, TOGETHER at once. A row without context
-    becomes zero."""
+    """Grid (heads, rows): add the splits of a row by their weights, TOGETHER at once.
+
+    A row without context becomes zero.
+    """
     head, row = tl.program_id(0), tl.program_id(1)
     context = tl.load(context_len + row)
     width = _split_width(context, SPLITS, BLOCK, LEAST)
     first = (row.to(tl.int64) * HEADS + head) * SPLITS
-    every = tl.arange(0, SPLITS)
-    log = tl.load(logs + first + every, mask=every * width < context, other=float("-inf"))
+    split = tl.arange(0, SPLITS)
+    log = tl.load(logs + first + split, mask=split * width < context, other=float("-inf"))
     top = tl.maximum(tl.max(log, 0), -1.0e38)
     weight = tl.maximum(tl.sum(tl.exp2(log - top), 0), 1.0e-37)
     d = tl.arange(0, PADDED)
-    mixed = tl.zeros([PADDED], tl.float32)
+    total = tl.zeros([PADDED], tl.float32)
     for start in range(0, tl.cdiv(context, width), TOGETHER):
         s = start + tl.arange(0, TOGETHER)
-        there = s * width < context
-        share = tl.exp2(tl.load(logs + first + s, mask=there, other=float("-inf")) - top)
-        mask = there[:, None] & (d < WIDTH)[None, :]
+        in_context = s * width < context
+        share = tl.exp2(tl.load(logs + first + s, mask=in_context, other=float("-inf")) - top)
+        mask = in_context[:, None] & (d < WIDTH)[None, :]
         values = tl.load(attended + (first + s)[:, None] * WIDTH + d[None, :], mask=mask, other=0)
-        mixed += tl.sum(values * share[:, None], 0)
-    at = row.to(tl.int64) * out_row + head * out_head
-    tl.store(out + at + d, (mixed / weight).to(out.dtype.element_ty), mask=d < WIDTH)
+        total += tl.sum(values * share[:, None], 0)
+    offset = row.to(tl.int64) * out_row + head * out_head
+    tl.store(out + offset + d, (total / weight).to(out.dtype.element_ty), mask=d < WIDTH)
 
 
 @triton.jit(do_not_specialize=["first", "query_row", "query_head", "table_stride", "out_row", "out_head",
@@ -200,7 +207,7 @@ def extend_kernel(
     sequence = first + tl.program_id(2)
     start = tl.load(query_start + sequence)
     length = tl.load(query_start + sequence + 1) - start
-    # Longest first: the last queries of a piece attend to most.
+    # Longest first: the last queries of a piece attend to most positions.
     block = tl.cdiv(length, QUERIES) - 1 - tl.program_id(0)
     if block >= 0:
         context = tl.load(context_len + sequence)
@@ -216,16 +223,18 @@ def extend_kernel(
         )  # fmt: skip
         r = tl.arange(0, BLOCK_M)
         d = tl.arange(0, PART)
-        at = (start + offset + r // GROUP).to(tl.int64) * out_row + (kv_head * GROUP + r % GROUP) * out_head
+        offsets = (start + offset + r // GROUP).to(tl.int64) * out_row + (
+            kv_head * GROUP + r % GROUP
+        ) * out_head
         for part in tl.static_range((WIDTH + PART - 1) // PART):
             column = part * PART + d
             mask = (r < queries * GROUP)[:, None] & (column < WIDTH)[None, :]
             total = (totals[part] / weight[:, None]).to(out.dtype.element_ty)
-            tl.store(out + at[:, None] + column[None, :], total, mask=mask)
+            tl.store(out + offsets[:, None] + column[None, :], total, mask=mask)
 
 
 def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
-    """Why the kernels cannot attend with such heads; empty if they can."""
+    """Return why the kernels cannot attend with such heads; empty if they can."""
     if heads % kv_heads:
         return f"query has {heads} heads; it must be a multiple of the {kv_heads} of kv"
     if head_dim > MOST_HEAD_DIM:
@@ -236,14 +245,14 @@ def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
 
 
 def splits(kv_heads: int) -> int:
-    """Parts that a decode's context is split into at most: enough to fill a GPU with one sequence."""
+    """Return the largest number of splits of a decode's context: enough to fill a GPU with one sequence."""
     return block_of(max(1, PROGRAMS // kv_heads))
 
 
 def paged_attention(
     query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> None:
-    """softmax(scale q K^T) V over each row's context, causal, grouped query heads.
+    """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
     query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim]; out: like query, written; of
     all three head_dim is dense. The plan's tables lie on the kernels' device. Raises WrongArgument.
@@ -255,7 +264,7 @@ def paged_attention(
 def calls(
     query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> list[KernelCall]:
-    """The launches of `paged_attention`, its arguments checked."""
+    """Check the arguments of `paged_attention` and return its launches."""
     check("kv", kv, [None, 2, None, None, None])
     _, _, page_size, kv_heads, width = kv.shape
     device = kv.device
@@ -287,9 +296,9 @@ def calls(
         "GROUP": group, "WIDTH": width, "PAGE": page_size,
         "QUERY_UNIT": query_unit, "KV_UNIT": kv_unit, "DOT": dot_dtype(kv.dtype),
     }  # fmt: skip
-    made = []
+    launches = []
     if plan.decodes:
-        made += _decode(plan, kv_heads, arguments, constants)
+        launches += _decode(plan, kv_heads, arguments, constants)
     if plan.longest_piece:
         launch = launch_for(
             "paged_extend",
@@ -299,10 +308,12 @@ def calls(
         )
         block = block_of(group, least=launch.blocks["M"])
         grid = (ceil_div(plan.longest_piece, block // group), kv_heads, sequences - plan.decodes)
-        more = {"query_start": plan.query_start, "first": plan.decodes}
+        piece_arguments = {"query_start": plan.query_start, "first": plan.decodes}
         sizes = {"BLOCK_M": block, "BLOCK": launch.blocks["N"], "PART": _part(width, launch)}
-        made.append(KernelCall(extend_kernel, grid, arguments | more, constants | sizes, launch))
-    return made
+        launches.append(
+            KernelCall(extend_kernel, grid, arguments | piece_arguments, constants | sizes, launch)
+        )
+    return launches
 
 
 def _decode(
@@ -314,24 +325,32 @@ def _decode(
     shape = f"{constants['GROUP']}x{width} {kind}"
     launch = launch_for("paged_decode", out.device, shape, _decode_default(width, kind))
     cut = {"HEADS": heads, "SPLITS": count, "LEAST": LEAST_SPLIT, "BLOCK": launch.blocks["N"]}
-    alone = count == 1
-    attended = out.new_empty(1 if alone else plan.decodes * heads * count * width, dtype=torch.float32)
-    logs = out.new_empty(1 if alone else plan.decodes * heads * count, dtype=torch.float32)
+    single = count == 1
+    attended = out.new_empty(1 if single else plan.decodes * heads * count * width, dtype=torch.float32)
+    logs = out.new_empty(1 if single else plan.decodes * heads * count, dtype=torch.float32)
     scratch = {"attended": attended, "logs": logs}
     block = {"BLOCK_M": block_of(constants["GROUP"], least=16), "PART": _part(width, launch)}
     grid = (kv_heads, plan.decodes, count)
-    made = [KernelCall(decode_kernel, grid, arguments | scratch, constants | cut | block, launch)]
-    if not alone:
-        taken = {name: arguments[name] for name in ("context_len", "out", "out_row", "out_head")}
+    launches = [KernelCall(decode_kernel, grid, arguments | scratch, constants | cut | block, launch)]
+    if not single:
+        combine_arguments = {name: arguments[name] for name in ("context_len", "out", "out_row", "out_head")}
         padded = block_of(width, least=16)
         together = min(count, max(1, TOGETHER // padded))
-        kept = {"WIDTH": width, "PADDED": padded, "TOGETHER": together}
-        made.append(KernelCall(combine_kernel, (heads, plan.decodes), taken | scratch, kept | cut, Launch(2)))
-    return made
+        combine_constants = {"WIDTH": width, "PADDED": padded, "TOGETHER": together}
+        launches.append(
+            KernelCall(
+                combine_kernel,
+                (heads, plan.decodes),
+                combine_arguments | scratch,
+                combine_constants | cut,
+                Launch(2),
+            )
+        )
+    return launches
 
 
-# Tiles that leave sums and operands in registers, and whose stages fit the shared memory of every GPU that is
-# compiled for: 99 KiB on the smallest. An operand of float32 is two while it is multiplied.
+# Tiles with which sums and operands stay in registers, and whose stages fit the shared memory of every
+# supported GPU: 99 KiB on the smallest. A float32 operand takes the registers of two in a product.
 
 
 def _decode_default(width: int, kind: torch.dtype) -> Launch:
@@ -342,7 +361,7 @@ def _decode_default(width: int, kind: torch.dtype) -> Launch:
 
 
 def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
-    """together: warps multiply in groups."""
+    """Return the default tiles of a piece; together: whether warps multiply in groups."""
     padded = block_of(width, least=16)
     if kind == torch.float32:
         narrow = padded <= 128

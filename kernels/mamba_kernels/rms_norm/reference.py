@@ -1,4 +1,4 @@
-"""RMSNorm in plain torch, any device, float64-capable. Called before every mixer and before the head."""
+"""RMSNorm in plain torch on any device, float64 included. Called before every mixer and before the head."""
 
 import torch
 
@@ -13,12 +13,12 @@ def rms_norm(
     dtype: torch.dtype | None = None,
     groups: int = 1,
 ) -> torch.Tensor:
-    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), the mean over
-    each of `groups` equal parts of the last dimension.
+    """Compute x = x + added and y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4).
 
-    x: [..., d], written if there is `added`: like x; weight: [d]. Statistics and the product with the weight
-    are at least float32; the result has the type `dtype`, by default that of `weight`, so a float32 residual
-    stream enters a bfloat16 mixer without a second pass.
+    The mean is over each of `groups` equal parts of the last dimension. x: [..., d], written if there is
+    `added`, of the same shape; weight: [d]. Statistics and the product with the weight are at least float32;
+    y has the type `dtype`, by default that of `weight`, so a float32 residual stream enters a bfloat16 mixer
+    without a second pass.
     """
     if added is not None:
         x.add_(added)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""RMSNorm of the residual stream on a GPU, what the last layer gave added in front: see README.md."""
+"""RMSNorm of the residual stream on a GPU, after the last layer's result is added to it; see README.md."""
 
 import torch
 import triton
@@ -18,7 +18,7 @@ from mamba_kernels.triton_support import (
 )
 
 MOST_WIDTH = 1 << 15
-"""A row stays in the registers of one program."""
+"""Largest width of a row, which stays in the registers of one program."""
 
 
 def rms_norm(
@@ -29,10 +29,11 @@ def rms_norm(
     dtype: torch.dtype | None = None,
     groups: int = 1,
 ) -> torch.Tensor:
-    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight, the mean over each of `groups` equal parts.
+    """Compute x = x + added and y = x / sqrt(mean(x^2) + eps) * weight.
 
-    x: [T, d], rows may be strided, written if there is `added`: [T, d]; weight: [d]. Returns y, [T, d] in
-    the type `dtype`, by default that of `weight`. Raises WrongArgument.
+    The mean is over each of `groups` equal parts. x: [T, d], rows may be strided, written if there is
+    `added`: [T, d]; weight: [d]. Returns y, [T, d] in the type `dtype`, by default that of `weight`. Raises
+    WrongArgument.
     """
     out = torch.empty(x.shape, dtype=dtype or weight.dtype, device=x.device)
     call(x, weight, eps, added, out, groups).run()
@@ -47,7 +48,7 @@ def call(
     out: torch.Tensor,
     groups: int = 1,
 ) -> KernelCall:
-    """The launch that writes `out` [T, d]."""
+    """Return the launch that writes `out` [T, d]."""
     check("x", x, (None, None))
     T, whole = x.shape
     if groups < 1 or whole % groups:
@@ -90,19 +91,19 @@ def _rms_norm(
 ):
     part = tl.arange(0, BLOCK)
     inside = part < WIDTH
-    at = tl.program_id(1) * WIDTH + part
-    # As it lies: half the registers of float32 while the rows go by.
-    factor = tl.load(weight + at, mask=inside, other=0.0)
+    offsets = tl.program_id(1) * WIDTH + part
+    # Kept in its own type: half the registers of float32 in the loop over rows.
+    factor = tl.load(weight + offsets, mask=inside, other=0.0)
     first = tl.program_id(0) * rows
     for i in range(tl.minimum(rows, T - first)):
         row = (first + i).to(tl.int64)
-        value = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + row * x_row + offsets, mask=inside, other=0.0).to(tl.float32)
         if added is not None:
-            value += tl.load(added + row * added_row + at, mask=inside, other=0.0).to(tl.float32)
-            # What is stored is what is normed, as if the sum had been a pass of its own.
+            value += tl.load(added + row * added_row + offsets, mask=inside, other=0.0).to(tl.float32)
+            # The stored, rounded sum is normed, as if the sum were a separate pass.
             value = value.to(x.dtype.element_ty)
-            tl.store(x + row * x_row + at, value, mask=inside)
+            tl.store(x + row * x_row + offsets, value, mask=inside)
             value = value.to(tl.float32)
         scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
         normed = value * scale * factor.to(tl.float32)
-        tl.store(out + row * out_row + at, normed.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row * out_row + offsets, normed.to(out.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""Rotary positions in plain torch, any device. Called by attention layers before keys are written."""
+"""Rotary positions in plain torch on any device. Called by attention layers before keys are written."""
 
 import torch
 
@@ -6,14 +6,14 @@ from mamba_kernels.precision import accumulator
 
 
 def frequencies(theta: float, width: int, device: torch.device) -> torch.Tensor:
-    """[width / 2] float32: radians a token, of each pair of the `width` rotated elements of a head."""
+    """Return radians per token, [width / 2] float32, for each pair of a head's `width` rotated elements."""
     return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
 
 
 def turns(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of each row's angles, [T, width / 2] float32. positions: [T] int32 or int64.
+    """Return cosine and sine of each row's angles, [T, width / 2] float32; positions: [T] int32 or int64.
 
-    The angle is rounded to float32 as in training; its cosine is taken in float64, so that it has the same
+    The angle is rounded to float32 as in training; its cosine is computed in float64, so that it has the same
     bits at any place of the tensor.
     """
     angles = (positions.float().unsqueeze(1) * frequencies).double()
@@ -21,10 +21,10 @@ def turns(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Ten
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turns each head of each row (Su et al. 2021, eq. 34, the pairs half a width apart): in place.
+    """Rotate each head of each row in place (Su et al. 2021, eq. 34, with pairs half a width apart).
 
     x: [T, heads, head_dim], rows and heads may be strided; cos, sin: [T, h] with 2 h <= head_dim. Elements
-    behind the first 2 h stay as they are.
+    after the first 2 h are unchanged.
     """
     half = cos.shape[1]
     wide = accumulator(x.dtype)

@@ -14,7 +14,7 @@ def rope_kernel(
     x, cos, sin, x_row: tl.int64, x_head: tl.int64,
     HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, PADDED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,). Strides in units: what they divide by is known when compiling."""
+    """Grid (rows,). Strides are multiples of units that the compiler knows."""
     row = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, BLOCK_H)[:, None]
     d = tl.arange(0, PADDED)[None, :]
@@ -22,20 +22,20 @@ def rope_kernel(
     mask = (h < HEADS) & inside
     c = tl.load(cos + row * HALF + d, mask=inside, other=0.0)
     s = tl.load(sin + row * HALF + d, mask=inside, other=0.0)
-    at = x + row * (x_row * UNIT) + h * (x_head * UNIT) + d
-    first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, (first * c - second * s).to(x.dtype.element_ty), mask=mask)
-    tl.store(at + HALF, (second * c + first * s).to(x.dtype.element_ty), mask=mask)
+    pointers = x + row * (x_row * UNIT) + h * (x_head * UNIT) + d
+    first = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(pointers + HALF, mask=mask, other=0.0).to(tl.float32)
+    tl.store(pointers, (first * c - second * s).to(x.dtype.element_ty), mask=mask)
+    tl.store(pointers + HALF, (second * c + first * s).to(x.dtype.element_ty), mask=mask)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """As the reference. x: head_dim dense; cos, sin: dense. Raises WrongArgument."""
+    """Rotate each head of each row in place. x: head_dim dense; cos, sin: dense. Raises WrongArgument."""
     rope_call(x, cos, sin).run()
 
 
 def rope_call(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> KernelCall:
-    """The launch of `rope`, its arguments checked."""
+    """Check the arguments of `rope` and return its launch."""
     check("x", x, [None, None, None])
     rows, heads, width = x.shape
     check("cos", cos, [rows, None], dtypes=(torch.float32,), device=x.device, dense_from=0)

@@ -1,4 +1,4 @@
-"""Chooses tokens: penalties, truncation and seeded noise over rows of logits."""
+"""Choice of tokens by penalties, truncation and seeded noise over rows of logits."""
 
 from mamba_kernels.sample.parameters import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.sample.reference import sample

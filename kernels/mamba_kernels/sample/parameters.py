@@ -1,4 +1,4 @@
-"""What decides the choice of L rows of logits: tensors on the device, one entry a row."""
+"""Parameters and results of the choice of tokens for L rows of logits: device tensors, one entry per row."""
 
 from dataclasses import dataclass, fields
 
@@ -9,7 +9,7 @@ from mamba_kernels.transfer import aligned
 
 @dataclass(frozen=True, slots=True)
 class SampleParameters:
-    """Parameters of L rows. Nothing here changes from one step to the next."""
+    """Sampling parameters of L rows, which do not change from step to step."""
 
     temperature: torch.Tensor
     """[L] float32; 0 = the most likely token"""
@@ -24,13 +24,13 @@ class SampleParameters:
     counts_row: torch.Tensor
     """[L] int32 row of the count tables; -1 = no penalties"""
     repetition: torch.Tensor
-    """[L] float32; the three penalties, read where there is a row of counts"""
+    """[L] float32; the three penalties are read for rows that have counts"""
     presence: torch.Tensor
     frequency: torch.Tensor
 
     @classmethod
     def packed(cls, memory: torch.Tensor, rows: int) -> "SampleParameters":
-        """Views of the parameters of `rows` rows in `memory`, int32 `[packed_size(rows)]`."""
+        """Return views of the parameters of `rows` rows in `memory`, int32 `[packed_size(rows)]`."""
         width = aligned(rows)
         columns = dict(zip(_COLUMNS, memory[: len(_COLUMNS) * width].view(-1, width)[:, :rows], strict=True))
         narrow = {
@@ -40,7 +40,7 @@ class SampleParameters:
         return cls(**narrow, words=memory[len(_COLUMNS) * width :].view(-1, 2)[:rows])
 
     def of_rows(self, rows: slice) -> "SampleParameters":
-        """Those of some rows."""
+        """Return the parameters of these rows."""
         return SampleParameters(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
@@ -49,25 +49,26 @@ _INTEGERS = ("top_k", "counts_row")
 
 
 def packed_size(rows: int) -> int:
-    """int32 entries that the parameters of `rows` rows take."""
+    """Return the number of int32 entries for the parameters of `rows` rows."""
     return (len(_COLUMNS) + 2) * aligned(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class PenaltyCounts:
-    """Tokens of the sequences with penalties."""
+    """Token counts of the sequences with penalties."""
 
     output: torch.Tensor
-    """[rows, vocabulary] int32: how often a token was generated; counted on by the choice"""
+    """[rows, vocabulary] int32: how often each token was generated; incremented by the choice"""
     prompt: torch.Tensor
-    """[rows, vocabulary] bool: whether it is in the prompt"""
+    """[rows, vocabulary] bool: whether the prompt contains the token"""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """The result for L rows."""
+    """Chosen tokens of L rows."""
 
     ids: torch.Tensor
     """[L] int64"""
     finite: torch.Tensor
-    """[L] bool: the row has neither NaN nor plus infinity, and some token can come; else its id is any."""
+    """[L] bool: whether the row has neither NaN nor plus infinity, and a token that may be chosen; otherwise
+    its id is arbitrary."""

@@ -1,4 +1,4 @@
-"""Sampling in plain torch, any device. The engine calls its parts on the rows that ask for them."""
+"""Sampling in plain torch on any device. The engine's sampler calls its parts on the rows that need them."""
 
 import torch
 
@@ -6,22 +6,22 @@ from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.parameters import PenaltyCounts, SampleParameters, TokenChoice
 
 SORTED_VOCAB = 1 << 14
-"""Vocabularies up to this size are sorted for `top_p`; beyond it two histograms are quicker."""
+"""Largest vocabulary that is sorted for `top_p`; for larger ones two histograms are faster."""
 
 BLOCK_LOGITS = 1 << 22
-"""Logits that are chosen from together (or one row): bounds the copies of them."""
+"""Bound on the logits that are processed together, and so on their copies; one row may exceed it."""
 _ONE_BITS = 0x3F800000
-"""float32 1.0 as an integer: non-negative floats are ordered as their bits."""
+"""float32 1.0 as an integer: non-negative floats have the order of their bits."""
 
 
 def sample(
     logits: torch.Tensor, parameters: SampleParameters, counts: PenaltyCounts, positions: torch.Tensor
 ) -> TokenChoice:
-    """Choose one token a row; a row's result depends on its own logits, parameters and position alone.
+    """Choose one token per row; a row's result depends on its own logits, parameters and position alone.
 
-    logits: [L, vocabulary] float32, overwritten; positions: [L] int32, of the token to be chosen. Penalties
-    come first, then temperature, `min_p`, `top_k` and `top_p` in that order; the noise is a function of
-    (words, position, token). The chosen tokens are counted.
+    logits: [L, vocabulary] float32, overwritten; positions: [L] int32 positions of the tokens to choose.
+    Penalties come first, then temperature, `min_p`, `top_k` and `top_p` in that order; the noise is a
+    function of (words, position, token). The chosen tokens are counted.
     """
     size = max(1, BLOCK_LOGITS // logits.shape[1])
     if len(logits) > size:
@@ -34,7 +34,7 @@ def sample(
     users = p.counts_row >= 0
     table = p.counts_row.clamp(min=0).long()
     if len(counts.output):
-        strengths = (each[:, None] for each in (p.repetition, p.presence, p.frequency))
+        strengths = (penalty[:, None] for penalty in (p.repetition, p.presence, p.frequency))
         changed = penalize(logits, counts.output[table], counts.prompt[table], *strengths)
         logits.copy_(torch.where(users[:, None], changed, logits))
     best = logits.argmax(-1)
@@ -53,8 +53,9 @@ def sample(
 
 
 def is_finite(rows: torch.Tensor) -> torch.Tensor:
-    """[r] bool: neither NaN nor positive infinity in the row. NaN wins every comparison of `amax`, and one in
-    a state reaches the hidden state of every later token.
+    """Return whether each row has neither NaN nor positive infinity, [r] bool.
+
+    NaN wins every comparison of `amax`, and a NaN in a state reaches the hidden state of every later token.
     """
     return rows.amax(-1).isfinite()
 
@@ -67,8 +68,11 @@ def penalize(
     presence: torch.Tensor,
     frequency: torch.Tensor,
 ) -> torch.Tensor:
-    """logits, counts, in_prompt: [r, vocabulary]; strengths [r, 1]. Repetition (Keskar et al. 2019) looks at
-    the prompt too, presence and frequency at what was generated."""
+    """Apply the penalties and return new logits.
+
+    logits, counts, in_prompt: [r, vocabulary]; strengths: [r, 1]. The repetition penalty (Keskar et al. 2019)
+    counts the prompt too; presence and frequency count generated tokens only.
+    """
     seen = counts > 0
     scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     changed = torch.where(seen | in_prompt, scaled, logits)
@@ -78,41 +82,41 @@ def penalize(
 
 
 def min_p(logits: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Tokens with at least `share` of the best one's probability. The best logit is 0 here."""
+    """Select tokens with at least `share` of the best token's probability; the best logit must be 0."""
     return logits >= share.log()
 
 
 def top_k(logits: torch.Tensor, k: torch.Tensor, most: int) -> torch.Tensor:
-    """The k best; those equal to the k-th stay too."""
+    """Select the k best tokens, and those that are equal to the k-th."""
     best = logits.topk(most).values
     return logits >= best.gather(1, k.to(torch.int64) - 1)
 
 
 def top_p(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """The most likely tokens whose probabilities first reach `mass`; equals of the last one stay too."""
+    """Select the most likely tokens whose probabilities first reach `mass`, and those equal to the last."""
     if logits.shape[1] <= SORTED_VOCAB:
         probabilities = logits.softmax(-1)
         ranked = probabilities.sort(-1, descending=True).values
-        reached = ranked.cumsum(-1, dtype=torch.float64) < mass
-        last = reached.sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
+        before_mass = ranked.cumsum(-1, dtype=torch.float64) < mass
+        last = before_mass.sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
         return probabilities >= ranked.gather(1, last)
     parts = zip(logits.split(1), mass.split(1), strict=True)  # one row's arrays stay in the cache
     return torch.cat([_nucleus(row, share) for row, share in parts])
 
 
 def _nucleus(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """As `top_p`, without the sort that a large vocabulary makes dear.
+    """Compute `top_p` without a sort, which is expensive for a large vocabulary.
 
-    Non-negative floats are ordered as their bits: two histograms of probability mass, one over the upper and
-    one over the lower half of the bits, find the threshold exactly.
+    Non-negative floats have the order of their bits: two histograms of probability mass, one over the upper
+    and one over the lower half of the bits, find the threshold exactly.
     """
     probabilities = logits.softmax(-1)
     wide = probabilities.double()
-    # What is no probability (NaN) stays within the buckets, so that the other rows are sampled all the same.
+    # NaN is clamped to a valid bucket, so that the other rows can still be sampled.
     bits = probabilities.view(torch.int32).clamp(0, _ONE_BITS)
     upper, lower = (bits >> 16).long(), (bits & 0xFFFF).long()
-    none = torch.zeros_like(mass, dtype=torch.float64)
-    bucket, beyond = _lowest_bucket(upper, wide, none, mass, (_ONE_BITS >> 16) + 1)
+    zero = torch.zeros_like(mass, dtype=torch.float64)
+    bucket, beyond = _lowest_bucket(upper, wide, zero, mass, (_ONE_BITS >> 16) + 1)
     inside = wide.masked_fill_(upper != bucket, 0)
     place, _ = _lowest_bucket(lower, inside, beyond, mass, 1 << 16)
     return bits >= (bucket << 16) + place
@@ -121,11 +125,12 @@ def _nucleus(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
 def _lowest_bucket(
     index: torch.Tensor, weight: torch.Tensor, beyond: torch.Tensor, mass: torch.Tensor, buckets: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Highest bucket from which on upwards the weights, with those `beyond`, reach `mass`; weight above it.
+    """Return the highest bucket at which the weights from above, plus `beyond`, reach `mass`.
 
-    index, weight: [r, vocab]; beyond, mass: [r, 1]. Both results are [r, 1].
+    The second result is the weight above that bucket. index, weight: [r, vocab]; beyond, mass: [r, 1]. Both
+    results are [r, 1].
     """
     totals = weight.new_zeros(len(index), buckets + 1).scatter_add_(1, index, weight)
     tail = totals.flip(-1).cumsum(-1).flip(-1).add_(beyond)  # tail[b]: weight of buckets >= b
-    found = (tail[:, :-1] >= mass).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
-    return found, tail.gather(1, found + 1)
+    lowest = (tail[:, :-1] >= mass).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+    return lowest, tail.gather(1, lowest + 1)

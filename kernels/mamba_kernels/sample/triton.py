@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Sampling on a GPU in three launches, without a sort and without a host sync: see README.md."""
+"""Sampling on a GPU in three launches, without a sort and without a host sync; see README.md."""
 
 import torch
 import triton
@@ -28,27 +28,27 @@ from mamba_kernels.triton_support import (
 TILE = 4096
 """Logits of a program that draws or checks."""
 ROW_BLOCK = 2048
-"""Logits that the program of a row looks at together."""
+"""Logits that the program of a row processes together."""
 PIVOTS = tl.constexpr(12)
-"""Distances from the best up to which tokens are counted and weighed for rows with `top_k` and `top_p`."""
+"""Number of distances from the best logit within which tokens are counted for `top_k` with `top_p`."""
 
 
 @triton.jit
-def _ranked(top_k, row, VOCABULARY: tl.constexpr):
-    """Whether `top_k` leaves some of the row's tokens out."""
+def _has_top_k(top_k, row, VOCABULARY: tl.constexpr):
+    """Return whether `top_k` excludes tokens of the row."""
     k = tl.load(top_k + row)
     return (k > 0) & (k < VOCABULARY)
 
 
 @triton.jit
-def _filtered(top_k, top_p, min_p, row, VOCABULARY: tl.constexpr):
-    """Whether some of the row's tokens cannot come."""
-    return _ranked(top_k, row, VOCABULARY) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
+def _has_filter(top_k, top_p, min_p, row, VOCABULARY: tl.constexpr):
+    """Return whether any filter excludes tokens of the row."""
+    return _has_top_k(top_k, row, VOCABULARY) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
 
 
 @triton.jit
-def _least(min_p, row):
-    """The least logit over the temperature, below the best one, that `min_p` lets come."""
+def _min_p_bound(min_p, row):
+    """Return the smallest logit, relative to the best and over the temperature, that `min_p` allows."""
     share = tl.load(min_p + row)
     return tl.where(share > 0, tl.log(tl.where(share > 0, share, 1.0)), float("-inf"))
 
@@ -58,15 +58,15 @@ def _first_choice(
     drawn, place, tile_best, row, heat,
     VOCABULARY: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The best logit of the row, and the token that is chosen if all tokens may come."""
+    """Return the best logit of the row, and the token that is chosen if no filter excludes it."""
     t = tl.arange(0, PADDED)
     mask = t < BLOCKS
     greatest = tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf"))
-    # Where nothing can come nothing is drawn: any finite best keeps the arithmetic free of NaN.
+    # If no token is possible nothing is drawn; a finite best logit keeps the arithmetic free of NaN.
     top = tl.max(greatest, 0)
     top = tl.where(top == float("-inf"), 0.0, top)
     value = tl.load(drawn + row * BLOCKS + t, mask=mask, other=float("-inf"))
-    # What was counted from the greatest of its tile counts from that of the row.
+    # Values relative to the greatest logit of the tile become relative to that of the row.
     value += scaled_logits(greatest, top, tl.where(heat > 0, heat, 1.0))
     chosen = tl.load(place + row * BLOCKS + tl.argmax(value, 0))
     return top, tl.minimum(chosen, VOCABULARY - 1)
@@ -78,26 +78,26 @@ def draw_kernel(
     tile_best, sound, drawn, place, logits_row: tl.int64, tables_row: tl.int64,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, BLOCKS): penalties in place; the greatest of the tile, and whether all of it is finite.
+    """Grid (rows, BLOCKS): apply penalties in place; find the greatest logit of the tile and non-finite ones.
 
-    And the best of the tile with its noise, counted from the greatest there, as if all tokens could come.
+    Also find the best token of the tile with noise, relative to the greatest logit, without filters.
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     token = tile * BLOCK + tl.arange(0, BLOCK)
     inside = token < VOCABULARY
-    to = logits + row.to(tl.int64) * (logits_row * UNIT) + token
-    value = tl.load(to, mask=inside, other=float("-inf"))
+    pointers = logits + row.to(tl.int64) * (logits_row * UNIT) + token
+    value = tl.load(pointers, mask=inside, other=float("-inf"))
     bad = (value != value) | (value == float("inf"))
     table = tl.load(counts_row + row)
     if table >= 0:
-        at = table.to(tl.int64) * (tables_row * UNIT) + token
-        count = tl.load(output + at, mask=inside, other=0)
-        known = (count > 0) | (tl.load(prompt + at, mask=inside, other=0) != 0)
+        offsets = table.to(tl.int64) * (tables_row * UNIT) + token
+        count = tl.load(output + offsets, mask=inside, other=0)
+        penalised = (count > 0) | (tl.load(prompt + offsets, mask=inside, other=0) != 0)
         strength = tl.load(repetition + row)
-        value = tl.where(known, tl.where(value > 0, value / strength, value * strength), value)
+        value = tl.where(penalised, tl.where(value > 0, value / strength, value * strength), value)
         value -= tl.load(frequency + row) * count.to(tl.float32)
         value -= tl.where(count > 0, tl.load(presence + row), 0.0)
-        tl.store(to, value, mask=inside)
+        tl.store(pointers, value, mask=inside)
     top = tl.max(tl.where(bad, float("-inf"), value), 0)
     tl.store(tile_best + row * BLOCKS + tile, top)
     tl.store(sound + row * BLOCKS + tile, 1 - tl.max(bad.to(tl.int32), 0))
@@ -111,7 +111,7 @@ def draw_kernel(
 
 @triton.jit
 def _pivot_order(pivot: tl.constexpr):
-    """Of the distances 1 to 13.5, each three tenths farther than the one before."""
+    """Return the order of a distance from 1 to 13.5, each three tenths farther than the one before."""
     return order_of(tl.exp2(tl.full([], 0.375 * pivot, tl.float32)))
 
 
@@ -122,15 +122,15 @@ def check_kernel(
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, BLOCKS): of a row whose tokens cannot all come, how many of the tile's tokens are likelier
-    than the one that was drawn, what they weigh, and the best of them with its noise.
+    """Grid (rows, BLOCKS): in rows with filters, count and weigh tokens likelier than the drawn one.
 
-    Also how many `min_p` lets come, and their weight, up to several distances from the best: `top_p` is a
-    share of what `top_k` keeps. Weights are probabilities by that of the best token.
+    Also find the best of them with noise, and count and weigh the tokens that `min_p` allows within several
+    distances of the best, since `top_p` is a share of what `top_k` keeps. Weights are probabilities relative
+    to that of the best token.
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     heat = tl.load(temperature + row)
-    if (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY):
+    if (heat > 0) & _has_filter(top_k, top_p, min_p, row, VOCABULARY):
         top, chosen = _first_choice(drawn, place, tile_best, row, heat, VOCABULARY, BLOCKS, PADDED)
         token = tile * BLOCK + tl.arange(0, BLOCK)
         inside = token < VOCABULARY
@@ -138,31 +138,31 @@ def check_kernel(
         value = tl.load(row_logits + token, mask=inside, other=float("-inf"))
         scaled = scaled_logits(value, top, heat)
         weight = tl.exp(scaled)
-        allowed = inside & (scaled >= _least(min_p, row))
+        allowed = inside & (scaled >= _min_p_bound(min_p, row))
         ahead = allowed & (usable(value) > usable(tl.load(row_logits + chosen)))
-        at = row * BLOCKS + tile
-        tl.store(likelier + at, tl.sum(ahead.to(tl.float32), 0))
-        tl.store(likelier_weight + at, tl.sum(tl.where(ahead, weight, 0.0), 0))
+        offset = row * BLOCKS + tile
+        tl.store(likelier + offset, tl.sum(ahead.to(tl.float32), 0))
+        tl.store(likelier_weight + offset, tl.sum(tl.where(ahead, weight, 0.0), 0))
         noisy = tl.where(ahead, scaled + noise_of(token, words, positions, row), float("-inf"))
-        tl.store(next_drawn + at, tl.max(noisy, 0))
-        tl.store(next_place + at, tile * BLOCK + tl.argmax(noisy, 0))
-        # The last distance is any.
+        tl.store(next_drawn + offset, tl.max(noisy, 0))
+        tl.store(next_place + offset, tile * BLOCK + tl.argmax(noisy, 0))
+        # The last distance is unbounded.
         last = (row * PIVOTS + PIVOTS - 1) * BLOCKS + tile
         tl.store(within + last, tl.sum(allowed.to(tl.float32), 0))
         tl.store(within_weight + last, tl.sum(tl.where(allowed, weight, 0.0), 0))
-        if _ranked(top_k, row, VOCABULARY) & (tl.load(top_p + row) < 1):
+        if _has_top_k(top_k, row, VOCABULARY) & (tl.load(top_p + row) < 1):
             for pivot in tl.static_range(PIVOTS - 1):
-                kept = allowed & (order_of(scaled) <= _pivot_order(pivot))
-                to = (row * PIVOTS + pivot) * BLOCKS + tile
-                tl.store(within + to, tl.sum(kept.to(tl.float32), 0))
-                tl.store(within_weight + to, tl.sum(tl.where(kept, weight, 0.0), 0))
+                in_pivot = allowed & (order_of(scaled) <= _pivot_order(pivot))
+                pivot_offset = (row * PIVOTS + pivot) * BLOCKS + tile
+                tl.store(within + pivot_offset, tl.sum(in_pivot.to(tl.float32), 0))
+                tl.store(within_weight + pivot_offset, tl.sum(tl.where(in_pivot, weight, 0.0), 0))
 
 
 @triton.jit
-def _stays(number, weight, k, mass, whole):
-    """Whether a token may come than which `number` tokens of so much weight are likelier.
+def _passes(number, weight, k, mass, whole):
+    """Return whether a token passes the filters if `number` tokens of total weight `weight` are likelier.
 
-    `whole`: what those weigh of which `top_p` is a share. The best token always may.
+    `whole`: the total weight of which `top_p` is a share. The best token always passes.
     """
     return (number == 0) | ((number < k) & ((mass >= 1) | (weight < mass * whole)))
 
@@ -175,45 +175,48 @@ def choose_kernel(
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows): the token that was drawn if it may come, else the best of those that are likelier, and so
-    on; it is counted where its sequence has penalties."""
+    """Grid (rows): choose the drawn token if it passes the filters, otherwise the best of the likelier ones.
+
+    That is repeated until a token passes. The token is counted if its sequence has penalties.
+    """
     row = tl.program_id(0)
     heat = tl.load(temperature + row)
     top, chosen = _first_choice(drawn, place, tile_best, row, heat, VOCABULARY, BLOCKS, PADDED)
     t = tl.arange(0, PADDED)
     mask = t < BLOCKS
-    if (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY):
+    if (heat > 0) & _has_filter(top_k, top_p, min_p, row, VOCABULARY):
         row_logits = logits + row.to(tl.int64) * (logits_row * UNIT)
-        mass, least = tl.load(top_p + row), _least(min_p, row)
-        ranked = _ranked(top_k, row, VOCABULARY)
-        k = tl.where(ranked, tl.load(top_k + row), VOCABULARY).to(tl.float32)
-        at = row * BLOCKS + t
-        number = tl.sum(tl.load(likelier + at, mask=mask, other=0.0), 0)
-        weight = tl.sum(tl.load(likelier_weight + at, mask=mask, other=0.0), 0)
-        following = tl.argmax(tl.load(next_drawn + at, mask=mask, other=float("-inf")), 0)
+        mass, least = tl.load(top_p + row), _min_p_bound(min_p, row)
+        has_top_k = _has_top_k(top_k, row, VOCABULARY)
+        k = tl.where(has_top_k, tl.load(top_k + row), VOCABULARY).to(tl.float32)
+        offset = row * BLOCKS + t
+        number = tl.sum(tl.load(likelier + offset, mask=mask, other=0.0), 0)
+        weight = tl.sum(tl.load(likelier_weight + offset, mask=mask, other=0.0), 0)
+        following = tl.argmax(tl.load(next_drawn + offset, mask=mask, other=float("-inf")), 0)
         following = tl.load(next_place + row * BLOCKS + following)
         any_distance = (row * PIVOTS + PIVOTS - 1) * BLOCKS + t
         most = tl.sum(tl.load(within_weight + any_distance, mask=mask, other=0.0), 0)
         whole = most
         low, high, below = tl.full([], 0, tl.int32), tl.full([], INFINITE, tl.int32), 0.0
-        if ranked & (mass < 1):
-            # The k best weigh at least what lies within a distance that holds no more than k, and so on.
+        if has_top_k & (mass < 1):
+            # A distance with at most k tokens bounds the weight of the k best from below; one with at least k
+            # tokens bounds it from above.
             whole = 0.0
             for pivot in tl.static_range(PIVOTS):
                 order = _pivot_order(pivot) if pivot < PIVOTS - 1 else high
-                to = (row * PIVOTS + pivot) * BLOCKS + t
-                inside = tl.sum(tl.load(within + to, mask=mask, other=0.0), 0)
-                heavy = tl.sum(tl.load(within_weight + to, mask=mask, other=0.0), 0)
+                offsets_of_pivot = (row * PIVOTS + pivot) * BLOCKS + t
+                inside = tl.sum(tl.load(within + offsets_of_pivot, mask=mask, other=0.0), 0)
+                heavy = tl.sum(tl.load(within_weight + offsets_of_pivot, mask=mask, other=0.0), 0)
                 whole = tl.maximum(whole, tl.where(inside <= k, heavy, 0.0))
                 most = tl.minimum(most, tl.where(inside >= k, heavy, most))
                 low = tl.maximum(low, tl.where(inside < k, order + 1, 0))
                 below = tl.maximum(below, tl.where(inside < k, inside, 0.0))
                 high = tl.minimum(high, tl.where(inside >= k, order, INFINITE))
         allowed = scaled_logits(tl.load(row_logits + chosen), top, heat) >= least
-        kept = allowed & _stays(number, weight, k, mass, whole)
-        while kept == 0:
-            if (whole < most) & allowed & _stays(number, weight, k, mass, most):
-                # It depends on what lies between the two bounds.
+        passes = allowed & _passes(number, weight, k, mass, whole)
+        while passes == 0:
+            if (whole < most) & allowed & _passes(number, weight, k, mass, most):
+                # The decision lies between the two bounds: compute the exact weight.
                 whole = weight_of_the_best(
                     row_logits, top, heat, least, k, low, high, below, VOCABULARY, BLOCK
                 )
@@ -222,29 +225,29 @@ def choose_kernel(
                 chosen = following
                 allowed = chosen >= 0
                 number = 0.0
-                # Where `min_p` alone forbids, the best of what it lets come is the choice.
-                if ranked | (mass < 1):
+                # If `min_p` is the only filter, the best of the tokens that it allows is the choice.
+                if has_top_k | (mass < 1):
                     number, weight, following = check_row(
                         row_logits, top, heat, least, chosen, words, positions, row, VOCABULARY, BLOCK
                     )
-            kept = allowed & _stays(number, weight, k, mass, whole)
+            passes = allowed & _passes(number, weight, k, mass, whole)
     all_sound = tl.min(tl.load(sound + row * BLOCKS + t, mask=mask, other=1), 0)
     greatest = tl.max(tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf")), 0)
     tl.store(ids + row, chosen.to(tl.int64))
     tl.store(finite + row, ((all_sound == 1) & (greatest > float("-inf"))).to(tl.int8))
     table = tl.load(counts_row + row)
     if table >= 0:
-        at = output + table.to(tl.int64) * (tables_row * UNIT) + chosen
-        tl.store(at, tl.load(at) + 1)
+        offset = output + table.to(tl.int64) * (tables_row * UNIT) + chosen
+        tl.store(offset, tl.load(offset) + 1)
 
 
 def sample(
     logits: torch.Tensor, parameters: SampleParameters, counts: PenaltyCounts, positions: torch.Tensor
 ) -> TokenChoice:
-    """As the reference: one token a row from its own logits, parameters and position alone.
+    """Choose one token per row, from its own logits, parameters and position alone.
 
-    logits: [L, vocabulary] float32, rows may be strided, overwritten; positions: [L] int32. Rows with
-    penalties have count rows of their own. Raises WrongArgument.
+    logits: [L, vocabulary] float32, rows may be strided, overwritten; positions: [L] int32. No two rows with
+    penalties may share a row of counts. Raises WrongArgument.
     """
     choice = TokenChoice(
         torch.empty(len(logits), dtype=torch.int64, device=logits.device),
@@ -262,7 +265,7 @@ def calls(
     positions: torch.Tensor,
     choice: TokenChoice,
 ) -> list[KernelCall]:
-    """The launches that write `choice`, their arguments checked."""
+    """Check the arguments of `sample` and return the launches that write `choice`."""
     p, device = parameters, logits.device
     check("logits", logits, (None, None), dtypes=(torch.float32,))
     rows, vocabulary = logits.shape
@@ -289,7 +292,7 @@ def calls(
     def empty(kind: torch.dtype, *more: int) -> torch.Tensor:
         return torch.empty(rows, *more, blocks, dtype=kind, device=device)
 
-    given = {"logits": logits, "logits_row": logits.stride(0) // unit}
+    row_arguments = {"logits": logits, "logits_row": logits.stride(0) // unit}
     tables = {
         "counts_row": p.counts_row,
         "output": counts.output,
@@ -317,17 +320,17 @@ def calls(
     return [
         KernelCall(
             draw_kernel, (rows, blocks),
-            given | tables | penalties | heat | noise | drawn | sound
+            row_arguments | tables | penalties | heat | noise | drawn | sound
             | {"prompt": counts.prompt.view(torch.uint8)},
             cut | {"BLOCK": block}, tile,
         ),
         KernelCall(
-            check_kernel, (rows, blocks), given | filters | noise | drawn | checked,
+            check_kernel, (rows, blocks), row_arguments | filters | noise | drawn | checked,
             cut | padded | {"BLOCK": block}, tile,
         ),
         KernelCall(
             choose_kernel, (rows,),
-            given | tables | filters | noise | drawn | sound | checked | result,
+            row_arguments | tables | filters | noise | drawn | sound | checked | result,
             cut | padded | {"BLOCK": block_of(vocabulary, most=whole.blocks["V"])}, whole,
         ),
     ]  # fmt: skip

@@ -1,34 +1,34 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""What the program of a row does alone where the sums of the tiles do not decide: passes over the row."""
+"""Passes over a row by a single program, for rows that the sums of the tiles do not decide."""
 
 import triton
 import triton.language as tl
 
 from mamba_kernels.sample.triton_noise import noise_of
 
-EVEN = tl.constexpr(3)
-"""Passes of a search whose orders are evenly spaced as distances."""
-FAR = tl.constexpr(32.0)
-"""From the best logit, over the temperature: less than 2e-14 of its probability."""
+EVEN_PASSES = tl.constexpr(3)
+"""Passes of a search whose candidate orders are evenly spaced as distances."""
+FAR_DISTANCE = tl.constexpr(32.0)
+"""Distance from the best logit, over the temperature: a token there has 2e-14 of the best probability."""
 INFINITE = tl.constexpr(0x7F800000)
-"""Bits of infinity: as integers, non-negative floats are ordered as their values."""
+"""Bits of infinity: as integers, non-negative floats have the order of their values."""
 
 
 @triton.jit
 def usable(value):
-    """Logits as they are compared: what is no number comes last."""
+    """Return logits for comparison, in which NaN and plus infinity are minus infinity."""
     return tl.where((value == value) & (value < float("inf")), value, float("-inf"))
 
 
 @triton.jit
 def scaled_logits(value, best, temperature):
-    """Logits below the best one, over the temperature: at most 0. What is no number can never come."""
+    """Return logits relative to the best one, over the temperature: at most 0, minus infinity for NaN."""
     return (usable(value) - best) / temperature
 
 
 @triton.jit
 def order_of(scaled):
-    """Likelier first: the bits of the distance from the best."""
+    """Return the order of tokens, likelier first: the bits of the distance from the best logit."""
     return tl.abs(scaled).to(tl.int32, bitcast=True)
 
 
@@ -36,38 +36,38 @@ def order_of(scaled):
 def _kth(
     row_logits, best, temperature, target, low, high, below, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The order of the `target`-th likeliest token, from `low` to `high`; `below` tokens come before `low`.
+    """Search for the order of the `target`-th likeliest token from `low` to `high`.
 
-    Each pass tries eight orders at once. Those of the first passes are evenly spaced as distances, which
-    finds most thresholds; then as bits, so eleven more tell any two apart. It ends as soon as a single
-    token is left between the bounds.
+    `below` tokens come before `low`. Each pass tries eight orders at once. Those of the first passes are
+    evenly spaced as distances, which finds most thresholds; those of the others as bits, so that eleven more
+    passes separate any two orders. The search ends as soon as a single token is left between the bounds.
     """
     inside = 2.0
     passes = 0
     j = tl.arange(0, 8)
-    while (passes < EVEN + 11) & (inside > 1.0):
+    while (passes < EVEN_PASSES + 11) & (inside > 1.0):
         step = (high - low) // 8 + 1
-        tried = tl.minimum(low + (j + 1) * step - 1, high)
+        candidates = tl.minimum(low + (j + 1) * step - 1, high)
         near, far = low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
-        if (passes < EVEN) & (near < FAR):
-            # The last one is the upper bound.
-            width = tl.where(far > FAR, (FAR - near) / 7, (far - near) / 8)
-            apart = (near + width * (j + 1).to(tl.float32)).to(tl.int32, bitcast=True)
-            tried = tl.where(j == 7, high, tl.minimum(apart, high))
+        if (passes < EVEN_PASSES) & (near < FAR_DISTANCE):
+            # The last order is the upper bound.
+            width = tl.where(far > FAR_DISTANCE, (FAR_DISTANCE - near) / 7, (far - near) / 8)
+            evenly_spaced = (near + width * (j + 1).to(tl.float32)).to(tl.int32, bitcast=True)
+            candidates = tl.where(j == 7, high, tl.minimum(evenly_spaced, high))
         numbers = tl.zeros([8, BLOCK], tl.float32)
         for start in range(0, VOCABULARY, BLOCK):
             token = start + tl.arange(0, BLOCK)
-            there = token < VOCABULARY
-            value = tl.load(row_logits + token, mask=there, other=float("-inf"))
+            valid = token < VOCABULARY
+            value = tl.load(row_logits + token, mask=valid, other=float("-inf"))
             order = order_of(scaled_logits(value, best, temperature))
-            numbers += ((order[None, :] <= tried[:, None]) & there[None, :]).to(tl.float32)
+            numbers += ((order[None, :] <= candidates[:, None]) & valid[None, :]).to(tl.float32)
         number = tl.sum(numbers, 1)
-        short = tl.minimum(tl.sum((number < target).to(tl.int32), 0), 7)
-        # Of the tokens up to the bound that is found, those up to the one before it are not between the two.
-        below = tl.maximum(below, tl.max(tl.where(j < short, number, 0.0), 0))
-        inside = tl.sum(tl.where(j == short, number, 0.0), 0) - below
-        low = tl.minimum(tl.maximum(low, tl.max(tl.where(j < short, tried + 1, 0), 0)), high)
-        high = tl.sum(tl.where(j == short, tried, 0), 0)
+        first_enough = tl.minimum(tl.sum((number < target).to(tl.int32), 0), 7)
+        # Tokens up to the previous bound are not between the two bounds.
+        below = tl.maximum(below, tl.max(tl.where(j < first_enough, number, 0.0), 0))
+        inside = tl.sum(tl.where(j == first_enough, number, 0.0), 0) - below
+        low = tl.minimum(tl.maximum(low, tl.max(tl.where(j < first_enough, candidates + 1, 0), 0)), high)
+        high = tl.sum(tl.where(j == first_enough, candidates, 0), 0)
         passes += 1
     return high
 
@@ -77,7 +77,7 @@ def weight_of_the_best(
     row_logits, best, temperature, least, k, low, high, below,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What the `k` likeliest tokens weigh, those equal to the last one too, without what `min_p` forbids."""
+    """Compute the weight of the `k` likeliest tokens and those equal to the last, if `min_p` allows them."""
     last = _kth(row_logits, best, temperature, k, low, high, below, VOCABULARY, BLOCK)
     weights = tl.zeros([BLOCK], tl.float32)
     for start in range(0, VOCABULARY, BLOCK):
@@ -93,7 +93,7 @@ def check_row(
     row_logits, best, temperature, least, chosen, words, positions, row,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `check_kernel` of another choice: how many tokens are likelier, their weight, the best of them."""
+    """Check another choice as `check_kernel` does: return number, weight and best of the likelier tokens."""
     limit = usable(tl.load(row_logits + chosen))
     numbers, weights = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     greatest = tl.full([BLOCK], float("-inf"), tl.float32)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Copies of whole slots on a GPU in one launch: see README.md."""
+"""Copies of whole slots on a GPU in one launch; see README.md."""
 
 import torch
 import triton
@@ -8,11 +8,11 @@ import triton.language as tl
 from mamba_kernels.triton_support import KernelCall, Launch, ceil_div, check, extent_at, launch_for
 
 WORDS = (torch.int64, torch.int32, torch.int16)
-"""What bytes are moved as, widest first, where extent and addresses allow."""
+"""Types as which bytes are moved, widest first, where extent and addresses allow."""
 
 
 def slot_copy(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) -> None:
-    """As the reference: target[routes[1]] = source[routes[0]]; -1 on either side: nothing.
+    """Copy source[routes[0]] to target[routes[1]]; -1 on either side = no copy.
 
     source, target: [slabs, bytes] uint8, rows may be strided; routes: [2, k] int64. Raises
     UnsupportedArgument.
@@ -21,7 +21,7 @@ def slot_copy(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) 
 
 
 def call(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) -> KernelCall:
-    """The launch."""
+    """Check the arguments of `slot_copy` and return its launch."""
     check("source", source, (None, None), dtypes=(torch.uint8,))
     check("target", target, (None, source.shape[1]), dtypes=(torch.uint8,), device=source.device)
     check("routes", routes, (2, None), dtypes=(torch.int64,), device=source.device)
@@ -56,9 +56,9 @@ def call(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) -> Ke
 @triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes"])
 def _slot_copy(source, source_slab, target, target_slab, routes, route, words, BLOCK: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
-    at = tl.load(routes + row)
-    to = tl.load(routes + route + row)
+    source_slot = tl.load(routes + row)
+    target_slot = tl.load(routes + route + row)
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    wanted = (word < extent_at(at, words)) & (word < extent_at(to, words))
-    values = tl.load(source + at * source_slab + word, mask=wanted, eviction_policy="evict_first")
-    tl.store(target + to * target_slab + word, values, mask=wanted, eviction_policy="evict_first")
+    mask = (word < extent_at(source_slot, words)) & (word < extent_at(target_slot, words))
+    values = tl.load(source + source_slot * source_slab + word, mask=mask, eviction_policy="evict_first")
+    tl.store(target + target_slot * target_slab + word, values, mask=mask, eviction_policy="evict_first")

@@ -1,6 +1,6 @@
 """A plan's chunks as the reference computes them: padded to few widths, and rank by rank between chunks.
 
-Built when the reference first asks for it; kernels read chunks as they are.
+Built at the first use by the reference; kernels read unpadded chunks.
 """
 
 from dataclasses import dataclass
@@ -11,19 +11,22 @@ import torch
 from mamba_kernels.slot_plan import IntArray, index_tensor
 
 NARROW = 16
-"""Chunks of at most so many rows are not padded to the chunk size: a checkpoint near the end of a prompt
-leaves two short ones behind, which would cost as much as whole ones."""
+"""Largest number of rows of a chunk that is not padded to the chunk size: a checkpoint near the end of a
+prompt creates two short chunks, which would cost as much as full ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkGroup:
-    """Chunks that are padded to one width. It follows from a chunk's own length alone, so that a chunk's
-    result does not depend on its neighbours. g chunks, t rows."""
+    """A group of g chunks with t rows that are padded to one width.
+
+    The width follows from a chunk's own length alone, so that a chunk's result does not depend on its
+    neighbours.
+    """
 
     width: int
     """Q: positions per chunk, padding included."""
     chunks: torch.Tensor | slice
-    """[g] which of the plan's chunks."""
+    """[g] numbers of the group's chunks in the plan."""
     rows: torch.Tensor | None
     """[g * Q] int64: row of each padded position (padding repeats the chunk's last row); None = identity."""
     padding: torch.Tensor | None
@@ -31,18 +34,18 @@ class ChunkGroup:
     unpadded: torch.Tensor | None
     """[t] int64: padded position of each row; None = identity."""
     targets: torch.Tensor | None
-    """[t] int64: where those rows lie among the plan's; None = they are all of them, in order."""
+    """[t] int64: row of the plan for each row; None = all rows of the plan, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """Those chunks of one rank that are in one group."""
+    """The chunks of one rank that belong to one group."""
 
     group: int
-    at: torch.Tensor | slice
-    """Their places in the group."""
-    of_rank: torch.Tensor | slice
-    """Their places among the chunks of the rank."""
+    in_group: torch.Tensor | slice
+    """Places of the chunks in the group."""
+    in_rank: torch.Tensor | slice
+    """Places of the chunks among those of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class PaddedChunks:
     rank_parts: list[list[RankPart]]
     """Per rank r: `rank_chunks[r]` by group."""
     rank_chunks: list[torch.Tensor | slice]
-    """Per rank r: the chunks that are the r-th of their piece, in order of pieces that have that many."""
+    """Per rank r: the chunks that are the r-th of their piece, in the order of the pieces."""
     rank_before: list[torch.Tensor | slice]
     """Per rank r: the chunks just before `rank_chunks[r]` (rank 0: unused)."""
     last: torch.Tensor
@@ -74,18 +77,20 @@ class PaddedChunks:
         chunk_size: int,
         device: torch.device,
     ) -> "PaddedChunks":
-        """Group the chunks. bounds: [n + 1] first row of each chunk; last: [m] last chunk of each piece;
-        rank, track: [n] place of the chunk in its piece, and slot of the checkpoint at its end, or -1.
+        """Group the chunks by padded width and by rank.
+
+        bounds: [n + 1] first row of each chunk; last: [m] last chunk of each piece; rank, track: [n] place of
+        the chunk in its piece, and slot of the checkpoint at its end, or -1.
         """
         length, tokens = np.diff(bounds), int(bounds[-1])
         width = np.where(length <= NARROW, min(NARROW, chunk_size), chunk_size)
-        members = [np.flatnonzero(width == each).astype(np.int32) for each in np.unique(width)]
-        order = [np.flatnonzero(rank == each).astype(np.int32) for each in range(int(rank.max()) + 1)]
+        members = [np.flatnonzero(width == extent).astype(np.int32) for extent in np.unique(width)]
+        order = [np.flatnonzero(rank == number).astype(np.int32) for number in range(int(rank.max()) + 1)]
         tracked = np.flatnonzero(track >= 0)
         return cls(
             groups=[
-                _group(each, int(width[each[0]]), bounds[each], length[each], tokens, device)
-                for each in members
+                _group(chunks, int(width[chunks[0]]), bounds[chunks], length[chunks], tokens, device)
+                for chunks in members
             ],
             rank_parts=[_rank_parts(chunks, members, device) for chunks in order],
             rank_chunks=[_slice_or_index(chunks, device) for chunks in order],
@@ -102,11 +107,11 @@ def _group(
     offsets = np.arange(width)
     inside = offsets < length[:, None]
     rows = start[:, None] + np.minimum(offsets, length[:, None] - 1)
-    everything = len(chunks) * width == tokens and bool(inside.all())
+    complete = len(chunks) * width == tokens and bool(inside.all())
     return ChunkGroup(
         width=width,
         chunks=_slice_or_index(chunks, device),
-        rows=None if everything else index_tensor(rows.ravel(), device),
+        rows=None if complete else index_tensor(rows.ravel(), device),
         padding=None if inside.all() else index_tensor(~inside, device).bool(),
         unpadded=None if inside.all() else index_tensor(np.flatnonzero(inside.ravel()), device),
         targets=None if int(inside.sum()) == tokens else index_tensor(rows[inside], device),
@@ -116,16 +121,16 @@ def _group(
 def _rank_parts(chunks: IntArray, members: list[IntArray], device: torch.device) -> list[RankPart]:
     out = []
     for number, group in enumerate(members):
-        there = np.isin(chunks, group)
-        if there.any():
-            at = np.searchsorted(group, chunks[there]).astype(np.int32)
-            of_rank = np.flatnonzero(there).astype(np.int32)
-            out.append(RankPart(number, _slice_or_index(at, device), _slice_or_index(of_rank, device)))
+        in_group = np.isin(chunks, group)
+        if in_group.any():
+            positions = np.searchsorted(group, chunks[in_group]).astype(np.int32)
+            in_rank = np.flatnonzero(in_group).astype(np.int32)
+            out.append(RankPart(number, _slice_or_index(positions, device), _slice_or_index(in_rank, device)))
     return out
 
 
 def _slice_or_index(chunks: IntArray, device: torch.device) -> torch.Tensor | slice:
-    """A slice where the chunks are neighbours (one sequence, or the last ranks): no copy is needed then."""
+    """Return a slice, which needs no copy, if the chunks are neighbours (one sequence, or the last ranks)."""
     first, last = int(chunks[0]), int(chunks[-1])
     if last - first == len(chunks) - 1:
         return slice(first, last + 1)

@@ -1,7 +1,7 @@
-"""Index arithmetic of the chunked scan and of the prefill convolution: built once per step for all layers.
+"""Index arithmetic of the chunked scan and of the prefill convolution, built once per step for all layers.
 
-A chunk is a run of rows of one sequence; chunks never cross sequences, and end wherever a checkpoint is
-wanted. Everything comes from host arrays, so building a plan never reads the device.
+A chunk is a run of rows of one sequence; chunks never cross sequences, and end at every checkpoint. All
+inputs are host arrays, so building a plan never reads the device.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from mamba_kernels.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class DeviceChunks:
-    """The plan as a kernel reads it: int32 on the device."""
+    """The chunks in the form that a kernel reads: int32 on the device."""
 
     piece_chunk: torch.Tensor
     """[m + 1] first chunk of each piece"""
@@ -29,45 +29,45 @@ class DeviceChunks:
     chunk_track: torch.Tensor
     """[n] slot of the checkpoint at the chunk's end, or -1"""
     chunk_piece: torch.Tensor
-    """[n] the piece it belongs to"""
+    """[n] piece of each chunk"""
     chunk_noise: torch.Tensor
-    """[n] the word that the state at the chunk's end is rounded by, if it is stored as float16"""
+    """[n] word by which the state at the chunk's end is rounded, if it is stored as float16"""
 
 
 @dataclass(frozen=True)
 class ChunkPlan:
     """Chunks of the prefill pieces of one batch: n chunks, m pieces, rows counted from the first piece.
 
-    A backend takes the chunks in the form that it reads, which is made when it is first asked for.
+    A backend takes the chunks in the form that it reads, which is computed at its first use.
     """
 
     tokens: int
     """Prefill rows: the pieces lie one after another in rows 0..tokens."""
     chunks: int
     longest_chunk: int
-    """Rows."""
+    """Number of rows of the longest chunk."""
     chunk_size: int
     device: torch.device
     slots: SlotPlan
-    """Where each piece starts from and where its final state goes; tracking is per chunk, below."""
+    """Source slot of each piece, and target slot of its final state; tracking is per chunk, below."""
     host_chunks: Mapping[str, IntArray]
     """The arrays of `DeviceChunks` on the host."""
     chunk_rank: IntArray
-    """[n] 0, 1, 2, … within the piece, on the host."""
+    """[n] number of the chunk within its piece, on the host."""
     piece_start: list[int]
     """[m + 1] first row of each piece."""
     host_noise: IntArray | None
     """[T] int32 of `noise_words`, for the state after each row; None = zeros."""
     device_noise: torch.Tensor | None = None
-    """[T] int32, the same where kernels run, if it is there already."""
+    """[T] int32: the noise on the device if it was sent already."""
     resident: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The part of `integers` that is where kernels run already."""
+    """The part of `integers` that was sent to the device already."""
     host_cuts: dict[int, SegmentCuts | None] = field(default_factory=dict)
-    """Cuts that `integers` and `segments` have found, on the host, by the most segments of a piece."""
+    """Segments on the host, computed by `integers` and `segments`, by the largest number per piece."""
     cuts: dict[int, Segments | None] = field(default_factory=dict)
-    """The same on the device, as `segments` has given them."""
+    """Segments on the device, computed by `segments`, by the largest number per piece."""
     parts: "dict[int, list[tuple[slice, ChunkPlan]]]" = field(default_factory=dict)
-    """Results of `split`, by the most chunks of a part."""
+    """Results of `split`, by the largest number of chunks of a part."""
 
     @classmethod
     def build(
@@ -85,10 +85,10 @@ class ChunkPlan:
         device: torch.device,
         noise: IntArray | None = None,
     ) -> "ChunkPlan":
-        """Plan for m pieces: slot_in, slot_out [m]; piece_start [m+1] row offsets, beginning with 0.
+        """Plan m pieces: slot_in, slot_out [m]; piece_start [m+1] row offsets, beginning with 0.
 
         chunk_* are [n], with `chunk_sequence` counted from the first piece and `chunk_start` from row 0.
-        noise: [T] as of `SlotPlan.build`, for the state after each row.
+        noise: [T] as for `SlotPlan.build`, for the state after each row.
         """
         tokens, chunks = int(piece_start[-1]), len(chunk_start)
         last = np.flatnonzero(np.diff(chunk_sequence, append=-1))
@@ -115,42 +115,41 @@ class ChunkPlan:
         )
 
     def integers(self, segments: Iterable[int] = ()) -> dict[str, HostIntegers]:
-        """Name the arrays that kernels read, to send them with others and give them back as `resident`.
+        """Return the arrays that kernels read by name, to be sent with others and passed to `with_resident`.
 
-        segments: what `segments` will be asked for.
+        segments: the arguments with which `segments` will be called.
         """
-        found = {**self.host_chunks, "routes": self.slots.host}
+        arrays = {**self.host_chunks, "routes": self.slots.host}
         for most in segments:
             if (cut := self._cut(most)) is not None:
-                found |= cut.named(most)
-        return found
+                arrays |= cut.arrays_by_name(most)
+        return arrays
 
     def with_resident(
         self, resident: Mapping[str, torch.Tensor], device_noise: torch.Tensor | None
     ) -> "ChunkPlan":
-        """Take what `integers` named from where it arrived; `device_noise` as the field."""
+        """Return this plan with the arrays of `integers` on the device, and with this `device_noise`."""
         slots = replace(self.slots, resident=resident["routes"])
         return replace(self, slots=slots, resident=resident, device_noise=device_noise)
 
     def segments(self, most: int) -> Segments | None:
-        """Cut the pieces into at most `most` segments each; found once for all layers."""
+        """Cut the pieces into at most `most` segments each, once for all layers."""
         if most not in self.cuts:
             cut = self._cut(most)
             self.cuts[most] = None
             if cut is not None:
-                names = cut.named(most)
-                there = (
-                    self.resident
-                    if names.keys() <= self.resident.keys()
-                    else send_together(names, self.device)
-                )
+                arrays = cut.arrays_by_name(most)
+                sent = arrays.keys() <= self.resident.keys()
+                tensors = self.resident if sent else send_together(arrays, self.device)
                 count = cut.routes.shape[1]
-                self.cuts[most] = Segments(count, *(there[name] for name in names))
+                self.cuts[most] = Segments(count, *(tensors[name] for name in arrays))
         return self.cuts[most]
 
     def split(self, most_chunks: int) -> "list[tuple[slice, ChunkPlan]]":
-        """Split into plans of at most `most_chunks` chunks each, or of one piece, beside the rows that they
-        are; once for all layers."""
+        """Split into plans of at most `most_chunks` chunks, or of one piece, each with its rows.
+
+        The result is computed once for all layers.
+        """
         if self.chunks <= most_chunks or len(self.host_chunks["piece_chunk"]) == 2:
             return [(slice(0, self.tokens), self)]
         if most_chunks not in self.parts:
@@ -158,12 +157,12 @@ class ChunkPlan:
         return self.parts[most_chunks]
 
     def checkpoints(self, piece: int) -> list[tuple[int, int]]:
-        """(rows of the piece up to the checkpoint, slot) of each checkpoint inside `piece`."""
+        """Return (rows of the piece up to the checkpoint, slot) for each checkpoint inside `piece`."""
         return self._checkpoints[piece]
 
     @cached_property
     def padded(self) -> PaddedChunks:
-        """The chunks as the reference computes them."""
+        """The chunks in the form that the reference reads."""
         return PaddedChunks.build(
             bounds=self.host_chunks["chunk_start"],
             last=self.host_chunks["piece_chunk"][1:] - 1,
@@ -175,13 +174,13 @@ class ChunkPlan:
 
     @cached_property
     def on_device(self) -> DeviceChunks:
-        """The chunks as kernels read them."""
-        there = self.resident or send_together(self.host_chunks, self.device)
-        return DeviceChunks(**{name: there[name] for name in self.host_chunks})
+        """The chunks in the form that kernels read."""
+        tensors = self.resident or send_together(self.host_chunks, self.device)
+        return DeviceChunks(**{name: tensors[name] for name in self.host_chunks})
 
     @cached_property
     def row_noise(self) -> torch.Tensor:
-        """[T] int32 on the device: `host_noise`."""
+        """[T] int32 on the device: the noise of `host_noise`."""
         if self.device_noise is not None:
             return self.device_noise
         if self.host_noise is None:
@@ -205,7 +204,7 @@ class ChunkPlan:
 
     @cached_property
     def chunk_noise(self) -> torch.Tensor:
-        """[n] int32 on the host: of `noise_words`, for the state at the chunk's end."""
+        """[n] int32 on the host: word of `noise_words` for the state at the chunk's end."""
         return torch.from_numpy(self.host_chunks["chunk_noise"])
 
     @cached_property
@@ -217,14 +216,14 @@ class ChunkPlan:
 
     @cached_property
     def _checkpoints(self) -> list[list[tuple[int, int]]]:
-        """By piece."""
-        found = [list[tuple[int, int]]() for _ in self.piece_start]
+        """Checkpoints of each piece, as (rows, slot)."""
+        checkpoints = [list[tuple[int, int]]() for _ in self.piece_start]
         tracked = np.flatnonzero(self.host_chunks["chunk_track"] >= 0)
         pieces = self.host_chunks["chunk_piece"][tracked].tolist()
         ends = self.host_chunks["chunk_start"][tracked + 1].tolist()
         for piece, end, slot in zip(pieces, ends, self.tracked_slot_list, strict=True):
-            found[piece].append((end - self.piece_start[piece], slot))
-        return found
+            checkpoints[piece].append((end - self.piece_start[piece], slot))
+        return checkpoints
 
     def _cut(self, most: int) -> SegmentCuts | None:
         if most not in self.host_cuts:
@@ -233,7 +232,7 @@ class ChunkPlan:
         return self.host_cuts[most]
 
     def _together(self, most_chunks: int) -> list[tuple[int, int]]:
-        """Find (first, end) of the pieces of each part."""
+        """Return the first piece and the end of each part."""
         groups, first, starts = list[tuple[int, int]](), 0, self.host_chunks["piece_chunk"].tolist()
         pieces = len(starts) - 1
         for piece in range(1, pieces):
@@ -243,17 +242,17 @@ class ChunkPlan:
         return [*groups, (first, pieces)]
 
     def _part(self, first: int, end: int) -> "tuple[slice, ChunkPlan]":
-        """Build the plan of some pieces, beside their rows."""
+        """Return the rows of pieces `first` to `end`, and the plan of these pieces."""
         rows = slice(self.piece_start[first], self.piece_start[end])
         starts, bounds = self.host_chunks["piece_chunk"], self.host_chunks["chunk_start"]
-        some = slice(int(starts[first]), int(starts[end]))
+        chunks = slice(int(starts[first]), int(starts[end]))
         sources, targets, _ = self.slots.host
         plan = ChunkPlan.build(
-            chunk_start=bounds[:-1][some] - rows.start,
-            chunk_len=np.diff(bounds)[some],
-            chunk_sequence=self.host_chunks["chunk_piece"][some] - first,
-            chunk_rank=self.chunk_rank[some],
-            chunk_track=self.host_chunks["chunk_track"][some],
+            chunk_start=bounds[:-1][chunks] - rows.start,
+            chunk_len=np.diff(bounds)[chunks],
+            chunk_sequence=self.host_chunks["chunk_piece"][chunks] - first,
+            chunk_rank=self.chunk_rank[chunks],
+            chunk_track=self.host_chunks["chunk_track"][chunks],
             slot_in=sources[first:end],
             slot_out=targets[first:end],
             piece_start=np.array(self.piece_start[first : end + 1]) - rows.start,

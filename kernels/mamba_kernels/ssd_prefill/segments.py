@@ -1,7 +1,7 @@
-"""Long pieces cut into segments of chunks that are scanned side by side, where heads alone are too few.
+"""Segments of long pieces that are scanned in parallel, where the heads alone are too few for a GPU.
 
-Each segment's own contribution to the state is found first, then what every segment starts from, then all of
-them are scanned at once: half as much work again, done by several times as many programs.
+The contribution of each segment to the state is computed first, then the state from which each segment
+starts, then all segments are scanned at once: 1.5 times the work, done by several times as many programs.
 """
 
 from dataclasses import dataclass, fields
@@ -12,12 +12,12 @@ import torch
 from mamba_kernels.slot_plan import HostIntegers
 
 LEAST_CHUNKS = 4
-"""Of a segment: what it begins with must be little beside what it does."""
+"""Smallest number of chunks of a segment: its initial state must cost little compared with its scan."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCuts:
-    """q segments of m pieces, on the host; the fields are those of `Segments`."""
+    """Segments of m pieces, q in all, on the host; the fields are those of `Segments`."""
 
     segment_chunk: HostIntegers
     routes: HostIntegers
@@ -25,10 +25,10 @@ class SegmentCuts:
 
     @classmethod
     def cut(cls, piece_chunk: HostIntegers, targets: HostIntegers, most: int) -> "SegmentCuts | None":
-        """Cut each piece into at most `most` segments of about equal numbers of chunks; None when no piece is
-        long enough. `piece_chunk` [m + 1] first chunk of each piece; `targets` [m] their slots.
+        """Cut each piece into at most `most` segments of similar length; return None if all are too short.
 
-        A piece's cuts follow from its own length alone.
+        piece_chunk: [m + 1] first chunk of each piece; targets: [m] target slots of the pieces. A piece's
+        cuts follow from its own length alone.
         """
         lengths = np.diff(piece_chunk)
         counts = np.clip(lengths // LEAST_CHUNKS, 1, max(1, most))
@@ -48,19 +48,20 @@ class SegmentCuts:
             piece_segment=np.append(0, last + 1),
         )
 
-    def named(self, most: int) -> dict[str, HostIntegers]:
-        """Name the arrays among others of a step; `most` as `cut` was given it."""
+    def arrays_by_name(self, most: int) -> dict[str, HostIntegers]:
+        """Return the arrays under names that are unique in a step; most: the argument of `cut`."""
         return {f"{most} segments {field.name}": getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """q segments of m pieces; int32 on the device."""
+    """Segments of m pieces, q in all; int32 on the device."""
 
     count: int
     segment_chunk: torch.Tensor
     """[q + 1] first chunk of each segment"""
     routes: torch.Tensor
-    """[2, q] the segment, where its first state lies; the piece's target slot for its last one, else -1"""
+    """[2, q] place of the segment's first state, which is its number; target slot if it is the piece's last
+    segment, otherwise -1"""
     piece_segment: torch.Tensor
     """[m + 1] first segment of each piece"""

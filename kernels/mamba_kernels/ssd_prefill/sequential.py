@@ -1,4 +1,4 @@
-"""The recurrence token by token, for one sequence: the truth that tests compare the chunked scan with."""
+"""The recurrence token by token for one sequence: the truth that tests compare the chunked scan with."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ def ssd_sequential(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     initial: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs and the state after every token.
+    """Compute the outputs and the state after every token.
 
     x: [T, H, P]; dt: [T, H]; A, D, dt_bias: [H]; B, C: [T, G, N]; initial: [H, P, N] or None for zeros.
     Returns y [T, H, P] and states [T, H, P, N], all in the type of x.

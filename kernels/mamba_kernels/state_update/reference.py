@@ -1,7 +1,7 @@
-"""Decode step of the Mamba2 recurrence in plain torch, any device, float64-capable.
+"""Decode step of the Mamba2 recurrence in plain torch on any device, float64 included.
 
-Called by the Mamba2 mixer for the rows that decode. Large states are updated where they lie, one sequence at
-a time; small ones are gathered, updated together and scattered. The choice depends on the size of one state
+Called by the Mamba2 mixer for the rows that decode. Large states are updated in place, one sequence at a
+time; small ones are gathered, updated together and scattered. The choice depends on the size of one state
 alone, so a row's result does not depend on the batch.
 """
 
@@ -14,15 +14,15 @@ from mamba_kernels.step_size import step_size
 from mamba_kernels.stochastic_rounding import round_to_float16_
 
 IN_PLACE_ELEMENTS = 1 << 17
-"""States of this many elements or more are updated in place: copying them costs more than separate calls."""
+"""Elements of a state from which on it is updated in place: a copy would cost more than separate calls."""
 GATHER_ELEMENTS = 1 << 23
-"""Bound on the states that are gathered at once (or one of them)."""
+"""Bound on the elements of states that are gathered at once; one state may exceed it."""
 CACHED_ELEMENTS = 1 << 17
-"""Elements of a state worked on at once; half a megabyte, so that it stays in a core's cache."""
+"""Elements of a state that are updated at once: half a megabyte, which stays in a core's cache."""
 
 
 def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-    """One step of the recurrence of `ScanInputs` for each row.
+    """Compute one step of the recurrence of `ScanInputs` for each row.
 
     state: [slabs, H, P, N], any strides, written at the plan's targets and tracking slots; out: [n, H, P],
     written.
@@ -37,15 +37,15 @@ def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: t
     inflow = (x * step[..., None]).view(n, G, -1, 1)  # [n, G, H/G*P, 1]
     dense = state.stride()[1:] == (P * N, N, 1)
     if dense and state.dtype == kind and H * P * N >= IN_PLACE_ELEMENTS:
-        y = _one_by_one(state, inflow, decay, B, C, plan)
+        y = _update_in_place(state, inflow, decay, B, C, plan)
     else:
         y = inflow.new_empty(n, H, P)
-        for some, part in plan.split(max(1, GATHER_ELEMENTS // (H * P * N))):
-            y[some] = _gathered(state, inflow[some], decay[some], B[some], C[some], part)
+        for rows, part in plan.split(max(1, GATHER_ELEMENTS // (H * P * N))):
+            y[rows] = _update_gathered(state, inflow[rows], decay[rows], B[rows], C[rows], part)
     out.copy_(torch.addcmul(y.view(n, H, P), x, inputs.D[:, None]))
 
 
-def _gathered(
+def _update_gathered(
     state: torch.Tensor,
     inflow: torch.Tensor,
     decay: torch.Tensor,
@@ -53,7 +53,7 @@ def _gathered(
     C: torch.Tensor,
     plan: SlotPlan,
 ) -> torch.Tensor:
-    """All rows of `plan` at once."""
+    """Gather, update and scatter the states of all rows of `plan` at once; return the outputs."""
     n, G, N = B.shape
     h = plan.read(state).to(inflow.dtype).mul_(decay[..., None, None])  # [n, H, P, N]
     rows = h.view(n, G, -1, N)
@@ -65,7 +65,7 @@ def _gathered(
     return y.view(h.shape[:3])
 
 
-def _one_by_one(
+def _update_in_place(
     state: torch.Tensor,
     inflow: torch.Tensor,
     decay: torch.Tensor,
@@ -73,7 +73,7 @@ def _one_by_one(
     C: torch.Tensor,
     plan: SlotPlan,
 ) -> torch.Tensor:
-    """Block by block of heads, so that decay, inflow and output of a block find it in the cache."""
+    """Update states in place, block by block of heads, so that a block stays in the cache."""
     n, G = inflow.shape[:2]
     H, P, N = state.shape[1:]
     block = max(1, min(H // G, CACHED_ELEMENTS // (P * N)))

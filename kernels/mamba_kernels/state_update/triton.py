@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Decode step of the Mamba2 recurrence on a GPU, in place: see README.md."""
+"""Decode step of the Mamba2 recurrence on a GPU, in place; see README.md."""
 
 import torch
 import triton
@@ -23,12 +23,12 @@ from mamba_kernels.triton_support import (
 )
 
 ELEMENTS = 2048
-"""Of a state, per program of four warps: four loads of 128 bits a thread are in flight, and `B` and `C` are
-read for so many of them once."""
+"""State elements of a program of four warps: each thread has four loads of 128 bits in flight, and the
+program reads `B` and `C` once for all its elements."""
 
 
 def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-    """As the reference: one step of the recurrence of `ScanInputs` for each row.
+    """Compute one step of the recurrence of `ScanInputs` for each row.
 
     state: [slabs, H, P, N], N dense, written at the plan's targets and tracking slots; out: [n, H, P], P
     dense, written. Raises WrongArgument.
@@ -39,8 +39,11 @@ def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: t
 def call(
     state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
-    """The launch; routes: [3, n] int32, source, target and tracking slot of each row (-1 = zero, none);
-    noise: [n] int32, the word that a float16 state is rounded by."""
+    """Check the arguments of `state_update` and return its launch.
+
+    routes: [3, n] int32, source (-1 = zero state), target and tracking slot (-1 = none) of each row; noise:
+    [n] int32, word by which a float16 state is rounded.
+    """
     n, H, P, G, N = check_scan(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
@@ -70,7 +73,7 @@ def _state_update(
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
-    # Blocks of one head, then heads of one group are neighbours: B and C are found in the caches.
+    # Blocks of one head, then heads of one group are neighbours, so B and C are in the caches.
     head = tl.program_id(0) // blocks
     group = head // HEADS_PER_GROUP
     row = tl.program_id(1).to(tl.int64)
@@ -81,12 +84,14 @@ def _state_update(
     p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     rows, columns = p < P, n < N
-    at = head * state_head + p[:, None] * state_row + n[None, :]
+    offsets = head * state_head + p[:, None] * state_row + n[None, :]
     # Nothing is read for a fresh state: the padding slot may hold NaN.
-    begun = rows[:, None] & (n < extent_at(source, N))[None, :]
-    written = rows[:, None] & (n < extent_at(target, N))[None, :]
-    tracked = rows[:, None] & (n < extent_at(track, N))[None, :]
-    h = tl.load(state + source * state_slab + at, mask=begun, other=0.0, eviction_policy="evict_first")
+    source_mask = rows[:, None] & (n < extent_at(source, N))[None, :]
+    target_mask = rows[:, None] & (n < extent_at(target, N))[None, :]
+    track_mask = rows[:, None] & (n < extent_at(track, N))[None, :]
+    h = tl.load(
+        state + source * state_slab + offsets, mask=source_mask, other=0.0, eviction_policy="evict_first"
+    )
     h = h.to(tl.float32)
 
     step = softplus(tl.load(dt + row * dt_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
@@ -100,6 +105,6 @@ def _state_update(
     tl.store(out + row * out_row + head * out_head + p, y.to(out.dtype.element_ty), mask=rows)
 
     stored = as_stored(h, state, head, p, n, noise + row, P, N)
-    tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
+    tl.store(state + target * state_slab + offsets, stored, mask=target_mask, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
-    tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")
+    tl.store(state + track * state_slab + offsets, stored, mask=track_mask, eviction_policy="evict_first")

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: argument checks, launches and their configurations, the interpreter."""
+"""Support code of the Triton kernels: argument checks, launches, their configurations, the interpreter."""
 
 from mamba_kernels.arguments import UnsupportedArgument, WrongArgument, check, check_plan
 from mamba_kernels.triton_support.arithmetic import (

@@ -6,7 +6,7 @@ import triton.language as tl
 
 LOG2_E = 1.4426950408889634
 LOG2_E_CONSTANT = tl.constexpr(LOG2_E)
-"""The same inside a kernel: decays are kept in powers of two, whose exponential is one instruction."""
+"""LOG2_E inside a kernel: decays are kept as powers of two, whose exponential is one instruction."""
 
 
 def ceil_div(extent: int, block: int) -> int:
@@ -14,27 +14,27 @@ def ceil_div(extent: int, block: int) -> int:
 
 
 def block_of(extent: int, *, least: int = 1, most: int | None = None) -> int:
-    """The smallest power of two that covers `extent`, within bounds that are powers of two themselves."""
+    """Return the smallest power of two that covers `extent`, within bounds that are powers of two."""
     block = max(least, 1 << max(0, extent - 1).bit_length())
     return block if most is None else min(block, most)
 
 
 @triton.jit
 def extent_at(slot, extent):
-    """`extent` of a slot that is named, 0 of slot -1: the bound of a mask that lets nothing of it be touched.
+    """Return `extent` for a slot, and 0 for slot -1: the bound of a mask that excludes absent slots.
 
-    A bound, since the interpreter cannot join a mask with a scalar condition.
+    It is a bound, since the interpreter cannot combine a mask with a scalar condition.
     """
     return tl.where(slot >= 0, extent, 0)
 
 
 @triton.jit
 def stochastic(x, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
-    """float32 numbers as ones that float16 has: see `stochastic_rounding`, operation by operation.
+    """Round float32 numbers to ones that float16 has, as `stochastic_rounding` does, operation by operation.
 
     x: rows `p` and columns `n` of a head's state; noise: the word of the state.
     """
-    # Rows and columns apart: their products stay in few registers where a loop is around this.
+    # Rows and columns are multiplied separately: their products stay in few registers inside a loop.
     row = ((head * P + p) * N).to(tl.uint32) * 0x9E3779B9
     column = n.to(tl.uint32) * 0x9E3779B9
     random = (row[:, None] + column[None, :]) ^ noise.to(tl.uint32, bitcast=True)
@@ -57,8 +57,10 @@ def stochastic(x, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def as_stored(s, state, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
-    """float32 registers in the type of the states: rows `p` and columns `n` of a head; float16 by stochastic
-    rounding with the word that `noise` points to."""
+    """Convert float32 registers (rows `p` and columns `n` of a head) to the type of the states.
+
+    float16 states are rounded stochastically with the word that `noise` points to.
+    """
     if state.dtype.element_ty == tl.float16:
         s = stochastic(s, head, p, n, tl.load(noise), P, N)
     return s.to(state.dtype.element_ty)
@@ -66,9 +68,9 @@ def as_stored(s, state, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)) of float32 without overflow: max(x, 0) + log(1 + exp(-|x|)).
+    """Compute log(1 + exp(x)) of float32 without overflow, as max(x, 0) + log(1 + exp(-|x|)).
 
-    A small exponential e would be rounded away in 1 + e: the series e - e^2/2 + e^3/3 takes its place.
+    A small exponential e would be rounded away in 1 + e, so the series e - e^2/2 + e^3/3 replaces it.
     """
     e = tl.exp(-tl.abs(x))
     small = e * (1.0 - e * (0.5 - e * (1.0 / 3.0)))

@@ -1,4 +1,4 @@
-"""Counts what Triton compiles in this process: while serving it should be nothing, since everybody waits."""
+"""Counter of Triton compilations in this process. There should be none while serving: all requests wait."""
 
 import logging
 from typing import Any
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class Compilations:
-    """`count` kernels since it was made; each is logged with its name. One per process."""
+    """Counts and logs the kernels compiled since its construction. One instance per process."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -18,7 +18,7 @@ class Compilations:
         def compiled(*arguments: Any, **named: Any) -> bool | None:
             self.count += 1
             kernel = getattr(named.get("fn"), "name", "a kernel")
-            log.warning("Triton compiled %s while serving: it was not prepared at the start", kernel)
+            log.warning("Triton compiled %s while serving: it was not compiled at the start", kernel)
             return before(*arguments, **named) if before is not None else None
 
         knobs.runtime.jit_post_compile_hook = compiled

@@ -1,8 +1,8 @@
-"""Whether kernels run in Triton's interpreter, and what has to be different there.
+"""Detection of Triton's interpreter, and the types that have to differ in it.
 
-`TRITON_INTERPRET=1` counts when a kernel is decorated, so it belongs to the environment of the process. Known
-limits of the interpreter: sums and products of bfloat16 are wrong without a word (so every load is widened to
-float32 at once), and stores narrow by truncation.
+Triton reads `TRITON_INTERPRET=1` when a kernel is decorated, so it belongs in the environment of the process.
+Known limits of the interpreter: sums and products of bfloat16 are silently wrong (so every load is widened
+to float32 at once), and stores convert to narrower types by truncation.
 """
 
 import torch
@@ -15,8 +15,10 @@ def interpreted() -> bool:
 
 
 def dot_dtype(dtype: torch.dtype) -> tl.dtype:
-    """The type of the operands of `tl.dot` for activations of `dtype`: tensor cores take 16 bits as they are;
-    float32 stays, as everything does in the interpreter."""
+    """Return the type of the operands of `tl.dot` for activations of `dtype`.
+
+    Tensor cores take 16-bit types unchanged. float32 stays float32, and the interpreter uses only float32.
+    """
     if interpreted() or dtype == torch.float32:
         return tl.float32
     return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]

@@ -1,4 +1,4 @@
-"""One launch of a Triton kernel as a value: run by the operator, compiled without a GPU by the tests."""
+"""One launch of a Triton kernel as a value: run by the operator, compiled without a GPU by tests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ class KernelCall:
     """A kernel, its grid and its arguments by name."""
 
     kernel: Any
-    """What `triton.jit` made."""
+    """The function that `triton.jit` returned."""
     grid: tuple[int, ...]
     arguments: Mapping[str, Any]
-    """Run-time ones: tensors, None, integers, floats."""
+    """Run-time arguments: tensors, None, integers, floats."""
     constants: Mapping[str, Any]
-    """`tl.constexpr` ones: a finite set for one model."""
+    """`tl.constexpr` arguments, of which one model has a finite set."""
     launch: Launch
 
     @property
     def options(self) -> dict[str, int | bool]:
-        """For the compiler. Products and sums may fuse, said here since Triton's default changes."""
+        """Compiler options. Products and sums may fuse; that is explicit since Triton's default changes."""
         return {
             "num_warps": self.launch.num_warps,
             "num_stages": self.launch.num_stages,
@@ -30,6 +30,6 @@ class KernelCall:
         }
 
     def run(self) -> None:
-        """Start it on the current stream; an empty grid starts nothing."""
+        """Launch the kernel on the current stream; an empty grid launches nothing."""
         if all(self.grid):
             self.kernel[self.grid](**self.arguments, **self.constants, **self.options)

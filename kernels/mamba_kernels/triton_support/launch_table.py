@@ -1,8 +1,8 @@
-"""Launch configurations: a closed-form default of the kernel, overruled by what was measured on a GPU.
+"""Launch configurations: a closed-form default of each kernel, overridden by measurements on a GPU.
 
 Nothing is tuned while serving. `launch_table.json` has
-`{kernel: {name of the GPU: {shape: {"num_warps": .., "num_stages": .., "blocks": {..}}}}}`; what an entry
-does not say stays as the default has it.
+`{kernel: {name of the GPU: {shape: {"num_warps": .., "num_stages": .., "blocks": {..}}}}}`; values that an
+entry lacks are those of the default.
 """
 
 import json
@@ -19,18 +19,18 @@ TABLE = Path(__file__).with_name("launch_table.json")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a kernel is cut and how many threads a program has."""
+    """Tile sizes of a kernel and threads of a program."""
 
     num_warps: int
     num_stages: int = 1
     blocks: Mapping[str, int] = field(default_factory=dict)
-    """Extents of a program's tile, by the kernel's names for them."""
+    """Extents of a program's tile, under the kernel's names."""
 
 
 def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -> Launch:
-    """The configuration of `kernel` for a bucket of shapes on that device."""
+    """Return the configuration of `kernel` for a bucket of shapes on this device."""
     if _trial is not None:
-        _trial.asked[kernel, shape] = default
+        _trial.defaults[kernel, shape] = default
         entry = _trial.entries.get((kernel, shape))
     else:
         entry = _table().get(kernel, {}).get(_gpu(device), {}).get(shape)
@@ -45,13 +45,13 @@ def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -
 
 
 class LaunchTrial:
-    """While it lasts `launch_for` answers with its entries alone: for finding what to write to the table."""
+    """Context in which `launch_for` uses these entries instead of the table, to find better ones."""
 
     def __init__(self, entries: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
         self.entries = entries
-        """By kernel and shape."""
-        self.asked: dict[tuple[str, str], Launch] = {}
-        """The defaults of those that were launched."""
+        """Entries of the trial by kernel and shape."""
+        self.defaults: dict[tuple[str, str], Launch] = {}
+        """Default of each kernel and shape that was launched during the trial."""
 
     def __enter__(self) -> Self:
         global _trial
@@ -74,5 +74,5 @@ def _table() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
 
 @cache
 def _gpu(device: torch.device) -> str:
-    """Its name; the type of a device that is none (the interpreter's)."""
+    """Return the name of a GPU, or the device type if it is none (in the interpreter)."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

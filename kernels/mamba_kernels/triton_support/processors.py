@@ -1,23 +1,25 @@
-"""What launches have to know of a device: its processors, and how they multiply."""
+"""Device properties that launches depend on: the number of processors, and how they multiply."""
 
 from functools import cache
 
 import torch
 
-WITHOUT_A_GPU = 64
-"""Processors that the interpreter, and a compilation without a device, counts with."""
+ASSUMED_PROCESSORS = 64
+"""Number of processors that the interpreter and compilations without a device assume."""
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """The multiprocessors of a CUDA device."""
+    """Return the number of multiprocessors of a CUDA device."""
     if device.type != "cuda":
-        return WITHOUT_A_GPU
+        return ASSUMED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @cache
 def warp_groups(device: torch.device) -> bool:
-    """Whether four warps multiply together, with operands in shared memory (sm_90, sm_100): tiles may be
-    larger where operands take no registers."""
+    """Return whether four warps multiply together, with operands in shared memory (sm_90, sm_100).
+
+    Tiles may be larger where operands take no registers.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)

@@ -1,11 +1,12 @@
-"""How many rows one program takes that loads a weight once for all of them."""
+"""Number of rows for a program that loads a weight once for all its rows."""
 
 PROGRAMS = 1024
-"""As many as keep a large GPU busy, eight on each of its processors."""
+"""Programs that keep a large GPU busy, eight on each of its processors."""
 MOST_ROWS = 8
-"""Of a program: a weight is then an eighth of a row's traffic, and a GPU's last programs do not take long."""
+"""Most rows of a program: the weight is then an eighth of a row's traffic, and the last programs are
+short."""
 
 
 def rows_of_a_program(rows: int, parts: int = 1) -> int:
-    """For `rows` rows of `parts` parts that are programs of their own: one where they are few."""
+    """Return the rows of a program for `rows` rows, each of `parts` programs: one where there are few."""
     return max(1, min(MOST_ROWS, rows * parts // PROGRAMS))

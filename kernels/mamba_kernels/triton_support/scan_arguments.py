@@ -1,4 +1,4 @@
-"""What the recurrence reads and writes, checked and named, the same for prefill and decode."""
+"""Checks and names of the recurrence's tensors, shared by the kernels of prefill and decode."""
 
 from typing import Any
 
@@ -11,7 +11,10 @@ STATE_TYPES = (torch.float32, torch.float16)
 
 
 def check_scan(state: torch.Tensor, inputs: ScanInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
-    """Raises WrongArgument; returns rows T, heads H, head size P, groups G, state size N."""
+    """Check the tensors and return rows T, heads H, head size P, groups G, state size N.
+
+    Raises WrongArgument.
+    """
     device = state.device
     check("state", state, (None, None, None, None), dtypes=STATE_TYPES)
     _, H, P, N = state.shape
@@ -32,7 +35,7 @@ def check_scan(state: torch.Tensor, inputs: ScanInputs, out: torch.Tensor) -> tu
 def scan_arguments(
     state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, out: torch.Tensor
 ) -> dict[str, Any]:
-    """Tensors and strides by the names that both kernels give them; routes: [3, n] int32, of a `SlotPlan`."""
+    """Return tensors and strides under the names of both kernels; routes: [3, n] int32 of a `SlotPlan`."""
     return {
         "state": state,
         "state_slab": state.stride(0),

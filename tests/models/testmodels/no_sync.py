@@ -1,6 +1,6 @@
-"""A guard for tests: inside it, anything that makes Python wait for a tensor's value is an error.
+"""A guard for tests: inside it, any operation that makes Python wait for a tensor's value is an error.
 
-On a GPU such a read stalls the host until the device has caught up, which undoes overlap scheduling; on a
+On a GPU such a read stalls the host until the device has caught up, which defeats overlap scheduling; on a
 CPU it would go unnoticed. Never used on the serving path.
 """
 
@@ -57,7 +57,7 @@ class _Operators(TorchDispatchMode):
         ):
             raise HostSync(f"{name}: its shape depends on values")
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            # Without autograd these arrive whole: look inside them too.
+            # Without autograd these arrive undecomposed: check the operators inside them too.
             with self:
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)

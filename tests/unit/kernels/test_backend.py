@@ -78,7 +78,7 @@ def test_what_a_kernel_cannot_take_the_reference_computes_with_one_warning(
         assert operator(torch.zeros(3)).tolist() == [-1] * 3
         assert operator(torch.zeros(4)).tolist() == [-1] * 4
     (record,) = caplog.records
-    assert "the Triton kernel grow cannot take this" in record.getMessage()
+    assert "the Triton kernel grow cannot take a call" in record.getMessage()
     assert "x has 3 rows" in record.getMessage()
 
 
@@ -198,10 +198,10 @@ def test_operators_that_the_variable_names_are_left_to_their_references() -> Non
     [
         (
             "triton,-mo",
-            r"no operator mo to leave out; there are activate, .*moe, paged_attention.*sample",
+            r"no operator mo to leave out; choose from activate, .*moe, paged_attention.*sample",
         ),
-        ("auto,-", "- stands behind a comma"),
-        ("triton,moe", r"moe stands behind a comma; write -OPERATOR .* as in triton,-moe"),
+        ("auto,-", "- follows a comma"),
+        ("triton,moe", r"moe follows a comma; write -OPERATOR .* as in triton,-moe"),
         ("torch,-moe", r"only Triton's kernels can be left out one by one; choose torch, or triton,-moe"),
         ("avx2,-moe", r"only Triton's kernels can be left out one by one; choose avx2, or triton,-moe"),
         ("-moe", r"choose auto, torch, triton"),
@@ -250,5 +250,5 @@ def test_on_a_cpu_the_delta_rule_is_cpps_and_what_that_cannot_take_is_torchs_wit
                 state.double(), rows.part(slice(1)).inputs, plan.slots, out[:1].double()
             )
     (record,) = caplog.records
-    told = "the C++ kernel gated_delta_update cannot take this, torch computes: state is float64"
+    told = "the C++ kernel gated_delta_update cannot take a call, torch computes: state is float64"
     assert record.getMessage().startswith(told)

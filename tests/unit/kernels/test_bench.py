@@ -26,7 +26,7 @@ OPERATORS = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODEL_SHAPES, "small", SMALL)
-    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "MEASUREMENT_SECONDS", 0.0)
 
 
 def test_every_operator_is_measured_and_told_in_json(
@@ -101,6 +101,6 @@ def test_a_peer_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
     def absent(_: object) -> None:
         raise ImportError("No module named 'mamba_ssm'")
 
-    told = measurement.measured(replace(case, peer=absent), REFERENCE, limits, CPU, peer=True)
+    told = measurement.measure_case(replace(case, peer=absent), REFERENCE, limits, CPU, peer=True)
     assert "mamba_ssm" in told["peer_error"]
     assert told["seconds"] > 0

@@ -59,7 +59,7 @@ def test_the_parts_of_a_rank_are_its_chunks(drawn: list[tuple[int, int, set[int]
         found = {}
         for part in parts:
             members = indices(plan.padded.groups[part.group].chunks)
-            for at, place in zip(indices(part.at), indices(part.of_rank), strict=True):
+            for at, place in zip(indices(part.in_group), indices(part.in_rank), strict=True):
                 found[place] = members[at]
         assert [found[place] for place in range(len(found))] == indices(chunks)
 

@@ -1,4 +1,4 @@
-// bfloat16 one at a time, for any x86-64.
+// Conversion of single bfloat16 numbers, for any x86-64.
 #pragma once
 #include <cstdint>
 #include <cstring>

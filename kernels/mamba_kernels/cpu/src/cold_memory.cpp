@@ -1,4 +1,4 @@
-// Memory that was written once and is hardly looked at again becomes a file's, page for page.
+// Replacement of memory that was written once and is rarely read by pages of a file.
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
@@ -10,16 +10,16 @@
 extern "C" {
 #pragma GCC visibility push(default)
 
-// Whether a file lies on a disk; those of tmpfs and ramfs are memory themselves.
+// Returns whether a file is on a disk; files of tmpfs and ramfs are memory themselves.
 bool mamba_is_on_disk(int file) {
   struct statfs of = {};
   return fstatfs(file, &of) == 0 && of.f_type != TMPFS_MAGIC && of.f_type != RAMFS_MAGIC;
 }
 
-// Copies the pages of [begin, end), private memory of no file, to `place` of the file and maps them from there, to be
-// written by this process alone. Returns how many bytes that did; the rest is as it was. Nobody may write to them
-// meanwhile: there is one thread, and this function writes to its stack alone. Where the thread's own variables
-// lie (`errno` is one of them), nothing is done, for the kernel writes there.
+// Copies the pages of [begin, end), private anonymous memory, to `place` in the file and maps them from there, with
+// private writes. Returns the number of bytes that were moved; the rest is unchanged. The pages must not be written
+// meanwhile: the process has one thread, and this function writes to its stack only. If the range contains the
+// thread's own variables, such as `errno`, nothing is done, since the kernel writes to them.
 int64_t mamba_put_aside(int file, int64_t place, uintptr_t begin, uintptr_t end) {
   const uintptr_t own = reinterpret_cast<uintptr_t>(&errno);
   if (begin <= own && own < end) return 0;

@@ -1,4 +1,4 @@
-// The causal convolution of each channel over its last inputs, which lie in a window of their sequence. Included
+// The causal convolution of each channel over its last inputs, which are kept in a window of the sequence. Included
 // after Lanes.
 #pragma once
 #include "elements.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// What rows are convolved with, and where their windows lie.
+// Weights of a convolution, and its windows.
 template <typename T>
 struct Convolution {
   const float* weight;  // [taps, channels]
@@ -19,7 +19,8 @@ struct Convolution {
 
   T* window(int64_t slot) const { return windows + slot * window_stride; }
 
-  // out = silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels, rounded to T; moves the window on.
+  // Computes out = silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels, rounded to T, and advances the
+  // window.
   template <typename Out>
   void move_on(const T* input, int64_t source, int64_t target, int64_t track, Out* out) const {
     const int past = taps - 1;
@@ -31,7 +32,7 @@ struct Convolution {
                         : source < 0 ? Lanes::zero()
                                      : load_some(window(source) + k * channels + c, count);
         sum = Lanes::fused(x, load_some(weight + k * channels + c, count), sum);
-        // The oldest falls out; in place, each is read before the one before it is written.
+        // The oldest input is dropped; in place, each input is read before the one before it is overwritten.
         if (k > 0) {
           store_some(window(target) + (k - 1) * channels + c, count, x);
           if (track >= 0) store_some(window(track) + (k - 1) * channels + c, count, x);
@@ -44,7 +45,7 @@ struct Convolution {
   }
 };
 
-// That of a mixer's call.
+// Returns the convolution of a mixer's call.
 template <typename T, typename Call>
 Convolution<T> convolution_of(const Call& call, const float* bias, int64_t channels) {
   return {call.mixer->conv_weight,      bias, channels, call.mixer->taps, static_cast<T*>(call.window),

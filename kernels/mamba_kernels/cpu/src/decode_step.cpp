@@ -8,12 +8,12 @@
 
 namespace {
 
-// Rows of `integers`.
+// Numbers of the rows of `integers`.
 enum Field { kSource, kTarget, kTrack, kNoise, kTableRow, kContextLen, kKeyRow, kSlots = kTrack + 1 };
 
 int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
-// The values of a step, in memory of the calling thread that the next step takes again.
+// The values of a step, in memory of the calling thread that the next step uses again.
 struct Values {
   Scratch hidden, normed, inner, gated, added, beside, slots, tokens, wide, scores, chosen, weights;
 };
@@ -97,7 +97,7 @@ class Step {
     kernels_.linear(layer, x, layer->inputs, step_.rows, out);
   }
 
-  // `call`: what stays of it from step to step.
+  // `call`: the fields that do not change from step to step.
   template <typename Call>
   void recurrent(const DecodeBlock& block, Call call, void (*kernel)(const Call*)) {
     product(block.in_proj, normed_, inner_);
@@ -132,7 +132,7 @@ class Step {
     product(block.attention_out_proj, gated_, out);
   }
 
-  // In their places; keys lie behind queries.
+  // Rotates queries and keys in place; keys follow queries.
   void norm_heads(const DecodeBlock& block) {
     const PagedDecode& at = block.attention;
     const int64_t queries = int64_t{at.heads} * at.head_dim;
@@ -151,7 +151,7 @@ class Step {
     kernels_.rms_norm(&call);
   }
 
-  // Of what was attended to; the gate is the end of each row.
+  // Gates the result of attention; the gate is the end of each row.
   void gate(const DecodeBlock& block) {
     const PagedDecode& at = block.attention;
     const int64_t width = int64_t{at.heads} * at.head_dim, stride = block.attention_in_proj->outputs;
@@ -159,7 +159,7 @@ class Step {
     kernels_.gate(&call);
   }
 
-  // Keys lie behind queries.
+  // Keys follow queries.
   void turn(const DecodeBlock& block) {
     const PagedDecode& at = block.attention;
     const Rope call{inner_, block.attention_in_proj->outputs, step_.cos, step_.sin, step_.rows, at.heads + at.kv_heads,
@@ -167,12 +167,12 @@ class Step {
     kernels_.rope(&call);
   }
 
-  // Each row has its keys and values behind its queries.
+  // Keys and values follow the queries of each row.
   void write_keys(const DecodeBlock& block) {
     const PagedDecode& call = block.attention;
     const int64_t bytes = bytes_of(call.kind);
     const int64_t queries = int64_t{call.heads} * call.head_dim, keys = int64_t{call.kv_heads} * call.head_dim;
-    // Pages are written before they are read: the caller owns them, as it owns states.
+    // Pages are written before they are read: the caller owns them, as it owns the states.
     char* pages = static_cast<char*>(const_cast<void*>(call.kv));
     for (int32_t row = 0; row < step_.rows; ++row) {
       const int32_t key_row = field(kKeyRow)[row];
@@ -210,7 +210,7 @@ class Step {
     kernels_.moe(&call);
   }
 
-  // Of the norm, in float32.
+  // Result of the norm in float32.
   const void* widened_rows() {
     if (step_.norm.kind == kFloat32) return normed_;
     const int64_t count = step_.rows * step_.norm.width;

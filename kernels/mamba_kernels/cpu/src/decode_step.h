@@ -1,7 +1,7 @@
-// A step of sequences that all decode, in one call: its kernels follow one another without a way back to Python, so
-// that no other thread of it waits for its lock and the workers stay awake between them.
+// A step in which all sequences decode, in one call: its kernels follow one another without a return to Python, so
+// that Python's other threads do not take its lock in between, and the workers stay awake.
 #pragma once
 #include "interface.h"
 
-// `out`: [rows, width], the normed hidden states.
+// Computes the step; `out`: [rows, width], the normed hidden states.
 void decode_step(const KernelTable& kernels, const DecodeStep& step, void* out);

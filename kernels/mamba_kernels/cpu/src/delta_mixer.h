@@ -1,8 +1,8 @@
 // A mixer of the gated delta rule between its two projections: convolution, recurrence, norm of each head and gate,
 // in one call; decoding rows, and pieces of prompts. Included once by each instruction set.
 //
-// The three parts follow one another over all rows. Work is cut by rows, and by heads of a sequence in the
-// recurrence, never inside a sum, so the bits of a row depend neither on the threads nor on the other rows.
+// The three parts follow one another over all rows. Work is divided by rows, and in the recurrence by heads of a
+// sequence, never within a sum, so the bits of a row depend neither on the threads nor on the other rows.
 #pragma once
 #include "convolution.h"
 #include "gated_delta_prefill.h"
@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int64_t kRowsOfAPart = 8;  // of a convolution or a norm of a prompt: tens of microseconds
+constexpr int64_t kRowsOfAPart = 8;  // rows of a job in a prompt's convolution or norm: tens of microseconds
 
 template <typename T, typename Call>
 class DeltaMixerCall {
@@ -35,7 +35,7 @@ class DeltaMixerCall {
   const T* inputs(int64_t row) const { return static_cast<const T*>(call_.projected) + row * call_.projected_stride; }
   T* mixed(int64_t row) const { return mixed_ + row * channels_; }
 
-  // What the rule reads behind the convolution, and where it leaves its outputs.
+  // Returns the inputs of the rule after the convolution, and the place of its outputs.
   DeltaRows rule() const {
     const int64_t K = mixer_.key_dim, V = mixer_.value_dim, state = V * K;
     const T* b = inputs(0) + channels_ + values_;
@@ -71,13 +71,13 @@ class DeltaMixerCall {
             call_.state_kind};
   }
 
-  // The outputs of the rule, normed and gated where they lie.
+  // Norms and gates the outputs of the rule in place.
   void norm_and_gate(int64_t row) const {
     norm_and_gate_heads(static_cast<T*>(call_.out) + row * values_, inputs(row) + channels_, mixer_.norm_weight,
                         mixer_.heads, mixer_.value_dim, mixer_.norm_eps);
   }
 
-  // body(row) of all rows from `first` to `end`, some of them a chunk.
+  // Calls body(row) for all rows from `first` to `end`, several of them per chunk.
   template <typename Body>
   static void for_each_part(int64_t first, int64_t end, const Body& body) {
     const int64_t parts = (end - first + kRowsOfAPart - 1) / kRowsOfAPart;

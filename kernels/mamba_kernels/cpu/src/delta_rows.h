@@ -1,4 +1,4 @@
-// What the gated delta rule reads of a row, and where its states lie: the same for decodes and prompts. Included
+// Inputs of the gated delta rule for a row, and places of its states, the same for decodes and prompts. Included
 // after Lanes.
 #pragma once
 #include "elements.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Types are asked for at each vector: what is read here is little beside what is computed of it, and prompts have one
+// The type is checked at each vector: these reads cost little compared with the computation, and prompts need one
 // function instead of six.
 class DeltaTensors {
  public:
@@ -15,7 +15,7 @@ class DeltaTensors {
 
   int key_head(int head) const { return head / heads_to_a_key_; }
 
-  // Sixteen elements of a row of V from `at` on, of which there may be fewer, or none: those are zero.
+  // Reads sixteen elements of a row of V from `at` on; elements beyond the end of the row are zero.
   Lanes v(int64_t row, int head, int64_t at) const {
     return load(rows_.kind, rows_.v, row * rows_.v_row + head * rows_.v_head + at, rows_.value_dim - at);
   }
@@ -28,7 +28,7 @@ class DeltaTensors {
     }
   }
 
-  // Sixteen elements of row `v` of a state from `k` on, in the same way.
+  // Reads sixteen elements of row `v` of a state from `k` on, in the same way.
   Lanes state(int64_t slot, int head, int64_t v, int64_t k) const {
     return load(rows_.state_kind, rows_.state, place(slot, head, v) + k, rows_.key_dim - k);
   }
@@ -43,16 +43,16 @@ class DeltaTensors {
       put(static_cast<float*>(rows_.state) + at, count, x);
     }
   }
-  // Where row `v` of a state lies among all of them, in elements.
+  // Returns the place of row `v` of a state among all states, in elements.
   int64_t place(int64_t slot, int head, int64_t v) const {
     return slot * rows_.state_slab + head * rows_.state_head + v * rows_.state_row;
   }
-  // Where a head begins among the elements of a dense state, by which float16 ones are rounded.
+  // Returns the first element of a head in a dense state; stochastic rounding of float16 depends on it.
   uint32_t first_element(int head) const {
     return static_cast<uint32_t>(int64_t{head} * rows_.value_dim * rows_.key_dim);
   }
 
-  // What `rate` is multiplied by in the logarithm of the decay; never negative.
+  // Returns the factor of `rate` in the logarithm of the decay, which is never negative.
   float step(int64_t row, int head) const {
     return softplus(load(rows_.kind, rows_.a, row * rows_.a_row + head, 1).sum() + rows_.step_bias[head]);
   }
@@ -60,7 +60,7 @@ class DeltaTensors {
     return 1.0f / (1.0f + std::exp(-load(rows_.kind, rows_.b, row * rows_.b_row + head, 1).sum()));
   }
 
-  // The key of length 1 and the query of length `scale`, with zeros up to a whole number of vectors.
+  // Normalises the key to length 1 and the query to length `scale`, with zeros up to a whole number of vectors.
   void key(int64_t row, int key_head, float* out) const {
     normalise(rows_.k, row * rows_.k_row + key_head * rows_.k_head, 1.0f, out);
   }

@@ -1,4 +1,4 @@
-// Elements of memory as float32 lanes: whole vectors, and the last few of a row. Included after Lanes.
+// Elements of memory as float32 lanes: whole vectors, and the last elements of a row. Included after Lanes.
 #pragma once
 #include <cstring>
 #include <type_traits>
@@ -10,15 +10,15 @@ namespace {
 
 constexpr int kLanes = 16;
 
-// Rounded up to whole vectors.
+// Rounds a number of elements up to whole vectors.
 inline int64_t whole_lanes(int64_t elements) { return (elements + kLanes - 1) / kLanes * kLanes; }
 
 struct Half {
   uint16_t bits;
 };
 
-// Asks for what lies kReadAhead bytes behind `at`, as many bytes as are read there now. Nothing is read, so an
-// address beside the array is no error; as a number, for a pointer may not leave its array.
+// Prefetches `bytes` bytes that lie kReadAhead bytes after `at`. Nothing is read, so an address outside the array is
+// no error; it is computed as a number, since a pointer must not leave its array.
 inline void ask_ahead(const void* at, size_t bytes) {
   const uintptr_t first = reinterpret_cast<uintptr_t>(at) + Lanes::kReadAhead;
   for (uintptr_t line = first; line < first + bytes; line += 64) {
@@ -33,7 +33,7 @@ inline void store(float* at, Lanes x) { x.store(at); }
 inline void store(uint16_t* at, Lanes x) { x.store_bfloat16(at); }
 inline void store(Half* at, Lanes x) { x.store_float16(&at->bits); }
 
-// The first `count` lanes; the others are zero.
+// Reads the first `count` lanes; the others are zero.
 template <typename T>
 inline Lanes load_some(const T* at, int count) {
   if (count >= kLanes) return load(at);
@@ -50,8 +50,8 @@ inline void store_some(T* at, int count, Lanes x) {
   std::memcpy(at, some, static_cast<size_t>(count) * sizeof(T));
 }
 
-// The same where it is known beforehand whether there are lanes enough: no call stands then between vectors of a
-// row, so that sums stay in registers.
+// The same if the compiler knows whether the vector is whole: there is no call between vectors of a row then, so sums
+// stay in registers.
 template <bool kWhole, typename T>
 inline Lanes load_part(const T* at, int count) {
   return kWhole ? load(at) : load_some(at, count);
@@ -62,7 +62,7 @@ inline void store_part(T* at, int count, Lanes x) {
   kWhole ? store(at, x) : store_some(at, count, x);
 }
 
-// body(whole, first element, elements left) for vectors of [from, to), the last of which may be a part.
+// Calls body(whole, first element, elements left) for the vectors of [from, to), of which the last may be partial.
 template <typename Body>
 inline void for_each_vector(int64_t from, int64_t to, const Body& body) {
   const int64_t whole = from + (to - from) / kLanes * kLanes;
@@ -70,8 +70,8 @@ inline void for_each_vector(int64_t from, int64_t to, const Body& body) {
   if (whole < to) body(std::false_type{}, whole, static_cast<int>(to - whole));
 }
 
-// What is stored of lanes of a state whose first one is `element` of it: float16 by stochastic rounding, as
-// stochastic_rounding.py has it. No instruction where states are of another type.
+// Rounds lanes of a state, the first of which is its element `element`, to the stored type: float16 stochastically,
+// as in stochastic_rounding.py. Compiles to nothing if states have another type.
 template <typename State>
 inline Lanes as_stored(Lanes x, uint32_t element, uint32_t noise) {
   if constexpr (std::is_same_v<State, Half>) return Lanes::rounded_stochastically(x, element, noise);

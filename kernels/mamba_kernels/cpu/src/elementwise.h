@@ -1,4 +1,4 @@
-// Element by element: an MLP's inner values times their gate, an embedding's rows times a factor, two mixers' sum.
+// Elementwise operations: an MLP's inner values times their gate, rows of an embedding times a factor, sums of mixers.
 #pragma once
 #include "elements.h"
 #include "worker_pool.h"
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kElementsAtOnce = 16384;
 
-// x_i = change(x_i, i): `change(whole, x, i, some)` of the vector that begins at i.
+// Replaces x_i by change(x_i, i): `change(whole, x, i, some)` returns the vector that begins at i.
 template <typename T, typename Change>
 void change_elements(T* x, int64_t count, Change change) {
   const int64_t chunks = (count + kElementsAtOnce - 1) / kElementsAtOnce;

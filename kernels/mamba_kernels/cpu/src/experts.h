@@ -1,7 +1,7 @@
 // A mixture of experts: each expert's products over the rows that chose it. Included after linear.h.
 //
-// Its products are `linear`, so a row has the same bits alone and among others, and on any number of threads; a
-// row's parts are added in the order of its experts.
+// The products are those of `linear`, so a row has the same bits alone and among others, and on any number of threads;
+// a row's parts are added in the order of its experts.
 #pragma once
 #include <cstring>
 
@@ -15,7 +15,7 @@ namespace {
 
 using Linear = void (*)(const LinearLayer*, const void* x, int64_t x_stride, int64_t rows, void* out);
 
-constexpr int64_t kRowBytesPerChunk = 64 << 10;  // of rows that are copied, gated or added up
+constexpr int64_t kRowBytesPerChunk = 64 << 10;  // bytes of rows that a job copies, gates or adds
 
 template <typename Body>
 void for_each_row(int64_t rows, int64_t row_bytes, const Body& body) {
@@ -64,7 +64,8 @@ class ExpertsCall {
   }
 
  private:
-  // Pairs by expert, inside one in their own order: first_[e] .. first_[e + 1] of order_; place_ is its inverse.
+  // Sorts pairs by expert, and within an expert by number: those of expert e are first_[e] .. first_[e + 1] of order_;
+  // place_ is the inverse of order_.
   void sort() {
     static thread_local Scratch kept;
     first_ = kept.get<int64_t>(call_.experts + 1 + 2 * pairs_);
@@ -109,7 +110,7 @@ class ExpertsCall {
     linear_(&down, inner, width, rows, out);
   }
 
-  // What the shared expert counts for.
+  // Returns the weight of the shared expert.
   float of_shared(int64_t row) const {
     const T* hidden = static_cast<const T*>(call_.hidden) + row * call_.hidden_stride;
     Lanes sum = Lanes::zero();
@@ -140,7 +141,7 @@ class ExpertsCall {
   const Experts& call_;
   Linear linear_;
   int64_t pairs_, inputs_, outputs_;
-  int64_t most_ = 0;  // rows of the expert that has most
+  int64_t most_ = 0;  // largest number of rows of an expert
   int64_t* first_ = nullptr;
   int64_t* order_ = nullptr;
   int64_t* place_ = nullptr;

@@ -6,9 +6,9 @@
 
 namespace {
 
-// e^x to about one unit in the last place (Cephes' polynomial); zero below float32's smallest normal number.
+// Computes e^x to about one unit in the last place (Cephes' polynomial); zero below the smallest normal float32.
 inline Lanes exponential(Lanes x) {
-  // Beyond these the result is no normal number; 127 is the largest exponent that power_of_two can make.
+  // Beyond these bounds the result is not a normal number; 127 is the largest exponent that power_of_two can create.
   const Lanes inside = Lanes::clamp(x, -87.33654f, 88.02f);
   const Lanes whole = Lanes::rounded(inside * Lanes::all(1.44269504f));
   Lanes rest = Lanes::fused(whole, Lanes::all(-0.693359375f), inside);
@@ -27,7 +27,7 @@ inline Lanes sigmoid(Lanes x) { return Lanes::all(1.0f) / (Lanes::all(1.0f) + ex
 inline Lanes silu(Lanes x) { return x / (Lanes::all(1.0f) + exponential(Lanes::zero() - x)); }
 
 inline Lanes activated(Lanes x, int32_t activation) {
-  // Of two that cannot be compared the second is taken: what is no number stays none.
+  // `larger` returns the second operand if the two cannot be compared, so NaN stays NaN.
   if (activation == kRelu) return Lanes::larger(Lanes::zero(), x);
   if (activation == kReluSquared) {
     const Lanes positive = Lanes::larger(Lanes::zero(), x);
@@ -36,7 +36,7 @@ inline Lanes activated(Lanes x, int32_t activation) {
   return activation == kSilu ? silu(x) : x;
 }
 
-// log(1 + e^x) without overflow
+// Computes log(1 + e^x) without overflow.
 inline float softplus(float x) { return std::log1p(std::exp(-std::fabs(x))) + (x > 0.0f ? x : 0.0f); }
 
 }  // namespace

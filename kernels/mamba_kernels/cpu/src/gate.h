@@ -1,4 +1,4 @@
-// A sigmoid gate on what attention gives.
+// A sigmoid gate on the result of attention.
 #pragma once
 #include "elements.h"
 #include "functions.h"

@@ -1,10 +1,10 @@
 // The pieces of prompts through the gated delta rule, in chunks (Yang et al. 2024). Included once by each
 // instruction set.
 //
-// One job is a piece and a head. Of some tokens the pairs of keys and of queries with keys come first; then, for
-// some columns of V at a time, what the tokens write (a triangular system, solved from its first row to its last),
-// their outputs, and the state behind them, all of it in the first cache. Columns of V are lanes: the state is
-// turned round where a piece begins, ends and leaves a checkpoint, and nothing else is.
+// One job is a piece and a head. For some tokens it first computes the products of pairs of keys, and of queries with
+// keys; then, for some columns of V at a time, the values that the tokens write (a triangular system, solved from its
+// first row to its last), their outputs, and the state after them, all in the first cache. Columns of V are lanes: the
+// state is transposed where a piece begins, ends and has a checkpoint, and nothing else is.
 #pragma once
 #include "delta_rows.h"
 #include "products.h"
@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t kSolvedTogether = 32;  // tokens at most: more have more pairs, fewer read the state more often
+constexpr int64_t kSolvedTogether = 32;  // most tokens: more have more pairs, fewer read the state more often
 
 class DeltaPiece {
  public:
@@ -63,7 +63,7 @@ class DeltaPiece {
   }
 
  private:
-  // Rows an odd number of cache lines apart: a column of them does not fall into a few sets of the cache.
+  // Rows are an odd number of cache lines apart, so that a column of them does not map to a few sets of the cache.
   static int64_t odd_lines(int64_t elements) { return (whole_lanes(elements) / kLanes | 1) * kLanes; }
 
   void go_on(int64_t row, int64_t count) {
@@ -86,7 +86,7 @@ class DeltaPiece {
       logs_[i] = log = std::fma(call_.delta.rate[head_], tensors_.step(row + i, head_), log);
       betas_[i] = tensors_.beta(row + i, head_);
     }
-    // What lies behind the last token is multiplied, too, and not used.
+    // Numbers after the last token are multiplied, too, but not used.
     for (int64_t i = count; i < whole_lanes(count); ++i) logs_[i] = log;
     for (int64_t i = 0; i < count; i += kLanes) exponential(Lanes::load(logs_ + i)).store(decays_ + i);
     float block[kLanes * kLanes];
@@ -100,7 +100,7 @@ class DeltaPiece {
     }
   }
 
-  // For j <= i: weights[i][j] = exp(l_i - l_j) q_i . k_j, against[i][j] = -beta_i exp(l_i - l_j) k_i . k_j
+  // Computes, for j <= i, weights[i][j] = exp(l_i - l_j) q_i . k_j, against[i][j] = -beta_i exp(l_i - l_j) k_i . k_j.
   void multiply_pairs(int64_t count) const {
     for_each_row_tile(count, [&](auto kRows, int64_t i) {
       for (int64_t j = 0; j < i + kRows.value; j += kTileColumns) {
@@ -122,7 +122,7 @@ class DeltaPiece {
     });
   }
 
-  // Of kTileColumns columns of V from `column` on: what each token writes, and its outputs.
+  // Computes, for kTileColumns columns of V from `column` on, the values that each token writes, and its outputs.
   //   u_i = beta_i (v_i - exp(l_i) S k_i) + sum_{j < i} against[i][j] u_j
   //   o_i = exp(l_i) S q_i + sum_{j <= i} weights[i][j] u_j
   void solve(int64_t row, int64_t count, int64_t column, const float* state) const {
@@ -160,8 +160,8 @@ class DeltaPiece {
     });
   }
 
-  // Row `r` of `tile` += sum_{s < count} factors[s] rows[s]: not as a product of tiles, for what a later token
-  // holds, which may be no number, must not come into it.
+  // Adds sum_{s < count} factors[s] rows[s] to row `r` of `tile`. A product of tiles would include the numbers of later
+  // tokens, which may be NaN.
   template <int kRows>
   static void add_row(Tile<kRows>& tile, int r, const float* factors, const Tile<kRows>& rows, int count) {
     for (int s = 0; s < count; ++s) {
@@ -171,7 +171,7 @@ class DeltaPiece {
     }
   }
 
-  // S = exp(l_end) S + sum_j exp(l_end - l_j) u_j k_j^T, of the columns that were solved for.
+  // Computes S = exp(l_end) S + sum_j exp(l_end - l_j) u_j k_j^T for the columns that were solved for.
   void move_on(int64_t count, float* state) const {
     const Lanes last = Lanes::all(logs_[count - 1]);
     for (int64_t j = 0; j < count; j += kLanes) {
@@ -196,7 +196,7 @@ class DeltaPiece {
     });
   }
 
-  // Sixteen columns of V from `v` on, at the first column of K; the next one lies kTileColumns behind.
+  // Returns sixteen columns of V from `v` on, at the first column of K; the next one of K is kTileColumns further on.
   float* columns_of(int64_t v) const { return state_ + v / kTileColumns * kTileColumns * K_ + v % kTileColumns; }
 
   void take_state(int64_t slot) const {
@@ -232,18 +232,18 @@ class DeltaPiece {
   DeltaTensors tensors_;
   int piece_, head_;
   int64_t V_, K_;
-  int64_t key_row_, pair_row_;  // from a row to the next, of keys and of pairs
-  bool empty_ = false;          // the state is zero yet
+  int64_t key_row_, pair_row_;  // distance of rows of keys and of pairs
+  bool empty_ = false;          // whether the state is still zero
   float* keys_;      // [tokens, key_row_]
   float* queries_;   // [tokens, key_row_]
-  float* turned_;    // [K, pair_row_] keys with tokens in lanes
+  float* turned_;    // [K, pair_row_] transposed keys, with tokens in lanes
   float* against_;   // [tokens, pair_row_]
   float* weights_;   // [tokens, pair_row_]
-  float* logs_;      // [tokens] of the decay since the first of them
+  float* logs_;      // [tokens] logarithms of the decay since the first of them
   float* decays_;    // [tokens]
   float* betas_;     // [tokens]
   float* state_;     // [columns of V / kTileColumns, K, kTileColumns]
-  float* written_;   // [tokens, kTileColumns] of the columns that are at work
+  float* written_;   // [tokens, kTileColumns] written values of the current columns
 };
 
 void gated_delta_prefill(const GatedDeltaPrefill* call) {

@@ -3,8 +3,8 @@
 //
 //   u = beta (v - g S k)    S' = g S + u k^T    o = S' q = g S q + u (k . q)
 //
-// Work is cut by sequence and by heads of a sequence. Some rows of a state are read, give their sums with k and
-// q, and are written while the first cache still holds them: memory sees a state once in each direction.
+// Work is divided by sequence and by heads of a sequence. Some rows of a state are read, multiplied by k and q, and
+// written while the first cache still holds them: a state moves once in each direction through memory.
 #pragma once
 #include "delta_rows.h"
 #include "scratch.h"
@@ -12,8 +12,8 @@
 
 namespace {
 
-constexpr int64_t kDeltaElements = 1 << 15;  // of a chunk's states: 128 KB, tens of microseconds
-constexpr int kDeltaRows = 4;                // of a state at once: eight chains, k and q loaded once
+constexpr int64_t kDeltaElements = 1 << 15;  // state elements of a chunk: 128 KB, tens of microseconds
+constexpr int kDeltaRows = 4;                // rows of a state at once: eight chains, k and q loaded once
 
 template <typename State>
 class GatedDeltaUpdateCall {
@@ -32,7 +32,7 @@ class GatedDeltaUpdateCall {
   }
 
  private:
-  // A state's rows before and after, none where there are none.
+  // Rows of a state before and after the step; null if there are none.
   struct Places {
     const State* before;
     State* after;
@@ -62,7 +62,7 @@ class GatedDeltaUpdateCall {
     return slot < 0 ? nullptr : static_cast<State*>(delta_.state) + tensors_.place(slot, head, 0);
   }
 
-  // y: what a row of V gets, v at first.
+  // Advances the state of a head; y: [V], which holds v at first and then the outputs.
   void update(int row, int head, const float* k, const float* q, float* y) const {
     const int64_t source = call_.source[row], target = call_.target[row], track = call_.track[row];
     const Places places = {state(source, head), state(target, head), state(track, head),
@@ -87,7 +87,7 @@ class GatedDeltaUpdateCall {
   template <int kRows>
   void update_rows(const Places& places, int p, float decay, float beta, float kq, const float* k, const float* q,
                    float* y) const {
-    // Whole vectors by themselves: no call stands between them, so that sums stay in registers.
+    // Whole vectors have their own loop without calls between them, so that sums stay in registers.
     const int whole = K_ / kLanes * kLanes;
     Lanes sk[kRows], sq[kRows], inflow[kRows];
     for (int r = 0; r < kRows; ++r) sk[r] = sq[r] = Lanes::zero();
@@ -105,7 +105,7 @@ class GatedDeltaUpdateCall {
     if (whole < K_) write<kRows, false>(places, p, whole, decay, k, inflow);
   }
 
-  // sk[r] += S[p + r] k and sq[r] += S[p + r] q, of the columns from `n` on: sixteen, or as many as are left.
+  // Computes sk[r] += S[p + r] k and sq[r] += S[p + r] q for sixteen columns from `n` on, or as many as are left.
   template <int kRows, bool kWhole>
   void add_sums(const State* before, int p, int n, const float* k, const float* q, Lanes (&sk)[kRows],
                 Lanes (&sq)[kRows]) const {
@@ -119,7 +119,7 @@ class GatedDeltaUpdateCall {
     }
   }
 
-  // S'[p + r] = g S[p + r] + inflow[r] k, of the same columns.
+  // Computes S'[p + r] = g S[p + r] + inflow[r] k for the same columns.
   template <int kRows, bool kWhole>
   void write(const Places& places, int p, int n, float decay, const float* k, const Lanes (&inflow)[kRows]) const {
     const Lanes key = Lanes::load(k + n), kept = Lanes::all(decay);

@@ -1,5 +1,5 @@
-// Blocks of 32 inputs as int8 that share a scale: those of sixteen outputs of a matrix, and those of a row that it
-// multiplies. Included after Lanes.
+// Blocks of 32 inputs as int8 that share a scale: of sixteen outputs of a matrix, and of a row that it multiplies.
+// Included after Lanes.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -11,23 +11,23 @@ namespace {
 constexpr int kScaled = 32;          // inputs that share a scale
 constexpr int kQuads = kScaled / 4;  // four inputs of an output are one lane
 
-// scale * number, numbers in -127..127.
+// A block of a matrix: scale * number, with numbers in -127..127.
 struct Int8Block {
   uint16_t scales[kLanes];  // float16
   int8_t numbers[kQuads][kLanes * 4];
 };
 
-// The same of a row.
+// A block of a row.
 struct Int8Inputs {
   int8_t numbers[kScaled];
   float scale;
   uint32_t start;  // -128 times the sum of the numbers, modulo 2^32: see WholeLanes::start
 };
 
-// Below it a block's scale would be no normal number: what is smaller counts as zero.
+// A block whose largest number is below this limit becomes zero, since its scale would not be a normal number.
 constexpr float kLeastOfBlock = 1.5e-36f;
 
-// The first `count` of a block's inputs; the others are zero. A block in which one is no number has no scale either.
+// Converts the first `count` inputs of a block; the others are zero. The scale of a block with NaN is NaN.
 template <typename T>
 inline Int8Inputs as_int8(const T* x, int count) {
   const Lanes low = load_some(x, count), high = count > kLanes ? load_some(x + kLanes, count - kLanes) : Lanes::zero();

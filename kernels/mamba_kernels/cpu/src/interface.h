@@ -1,32 +1,32 @@
-// The plain C interface between Python (ctypes) and the kernels. Pointers are to memory that the caller owns
-// and keeps for the time of the call; strides are in elements. Keep in step with ../structures.py.
+// The plain C interface between Python (ctypes) and the kernels. Pointers refer to memory that the caller owns
+// and keeps during the call; strides are in elements. A test compares these structures with ../structures.py.
 #pragma once
 #include <cstdint>
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
-// How a layer's weights are stored: as `kind`, or as int8 with one float16 scale for 32 inputs of an output.
+// Storage of a layer's weights: as `kind`, or as int8 with one float16 scale for 32 inputs of an output.
 enum Packing : int32_t { kWhole = 0, kInt8 = 1 };
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kReluSquared = 2, kSilu = 3 };
 
-// y = activation(x W^T + b) with weights packed by pack_linear.
+// The product y = activation(x W^T + b) with packed weights.
 struct LinearLayer {
   const void* packed;
   const void* bias;  // [outputs] of `kind`, or null
   int64_t inputs;
   int64_t outputs;
-  int32_t kind;  // of whole weights, bias, x and y
+  int32_t kind;  // type of whole weights, bias, x and y
   int32_t packing;
   int32_t activation;
 };
 
-// What a Mamba2 mixer has between its projections.
+// Weights and shape of a Mamba2 mixer between its projections.
 struct Mixer {
   const float* conv_weight;  // [taps, channels]
   const float* conv_bias;    // [channels] or null
   const float* rate;         // [heads] A, negative
   const float* skip;         // [heads] D
   const float* step_bias;    // [heads]
-  const void* norm_weight;   // [inner] of the rows' kind, or null: the gate alone
+  const void* norm_weight;   // [inner] of the rows' kind; null = only the gate
   float step_min;
   float step_max;
   float norm_eps;
@@ -50,7 +50,7 @@ struct MambaDecode {
   const int64_t* source;  // [rows] slot read from; -1 = the zero state
   const int64_t* target;  // [rows] slot written to
   const int64_t* track;   // [rows] second slot written to, or -1
-  const uint32_t* noise;  // [rows] what a float16 state is rounded by
+  const uint32_t* noise;  // [rows] word by which a float16 state is rounded
   void* out;              // [rows, inner] of `kind`
   int32_t rows;
   int32_t kind;
@@ -60,7 +60,7 @@ struct MambaDecode {
 // The same for the pieces of prompts, one after another in the rows, cut into chunks.
 struct MambaPrefill {
   const Mixer* mixer;
-  const void* projected;  // as of MambaDecode
+  const void* projected;  // as in MambaDecode
   int64_t projected_stride;
   void* window;
   int64_t window_stride;
@@ -68,25 +68,25 @@ struct MambaPrefill {
   int64_t state_stride;
   const int64_t* source;  // [pieces] slot read from; -1 = the zero state
   const int64_t* target;  // [pieces] slot written to
-  const int32_t* piece_chunk;  // [pieces + 1] first chunk of each piece, and their number
+  const int32_t* piece_chunk;  // [pieces + 1] first chunk of each piece, and the number of chunks
   const int32_t* chunk_start;  // [chunks + 1] first row of each chunk, and the number of rows
-  const int32_t* chunk_track;  // [chunks] slot that gets the state at the chunk's end too, or -1
-  const uint32_t* chunk_noise; // [chunks] what a float16 state at the chunk's end is rounded by
+  const int32_t* chunk_track;  // [chunks] slot of the checkpoint at the chunk's end, or -1
+  const uint32_t* chunk_noise; // [chunks] word by which a float16 state at the chunk's end is rounded
   void* out;                   // [rows, inner] of `kind`
   int32_t pieces;
   int32_t kind;
   int32_t state_kind;
 };
 
-// What a mixer of the gated delta rule has between its projections: convolution of q | k | v, the rule, and a norm of
-// each head in front of its gate.
+// Weights and shape of a mixer of the gated delta rule between its projections: convolution of q | k | v, the rule,
+// and a norm of each head before its gate.
 struct DeltaMixer {
   const float* conv_weight;  // [taps, channels]
   const float* rate;         // [heads] A, negative
   const float* step_bias;    // [heads]
   const float* norm_weight;  // [value_dim]
   float norm_eps;
-  float least_square;  // as of DeltaRows
+  float least_square;  // as in DeltaRows
   float scale;
   int32_t heads;
   int32_t key_heads;
@@ -95,12 +95,12 @@ struct DeltaMixer {
   int32_t taps;
 };
 
-// One token for each of `rows` sequences.
+// One token of such a mixer for each of `rows` sequences.
 struct DeltaDecode {
   const DeltaMixer* mixer;
   const void* projected;  // [rows, channels | heads * value_dim of the gate | heads of b | heads of a] of `kind`
   int64_t projected_stride;
-  void* window;  // as of MambaDecode, as is what follows
+  void* window;  // as in MambaDecode, like the fields that follow
   int64_t window_stride;
   void* state;  // [slabs, heads, value_dim, key_dim] of `state_kind`
   int64_t state_stride;
@@ -114,7 +114,7 @@ struct DeltaDecode {
   int32_t state_kind;
 };
 
-// The same for the pieces of prompts.
+// The same for pieces of prompts.
 struct DeltaPrefill {
   const DeltaMixer* mixer;
   const void* projected;
@@ -123,7 +123,7 @@ struct DeltaPrefill {
   int64_t window_stride;
   void* state;
   int64_t state_stride;
-  const int64_t* source;  // as of MambaPrefill, as is what follows
+  const int64_t* source;  // as in MambaPrefill, like the fields that follow
   const int64_t* target;
   const int32_t* piece_chunk;
   const int32_t* chunk_start;
@@ -135,11 +135,11 @@ struct DeltaPrefill {
   int32_t state_kind;
 };
 
-// x = x + added;  y = x / sqrt(mean(x^2) + eps) * weight
+// The norm x = x + added;  y = x / sqrt(mean(x^2) + eps) * weight.
 struct RmsNorm {
   void* x;  // [rows, width] of `x_kind`
   int64_t x_stride;
-  const void* added;  // [rows, width] of `kind`, or null: x stays as it is
+  const void* added;  // [rows, width] of `kind`; null = x is unchanged
   const void* weight;  // [width] of `weight_kind`
   void* out;           // [rows, width] of `kind`
   int64_t rows;
@@ -156,7 +156,7 @@ struct PagedDecode {
   int64_t query_stride;
   const void* kv;
   int64_t page_stride;
-  int64_t value_offset;       // from a page's keys to its values
+  int64_t value_offset;       // distance of a page's values from its keys
   const int32_t* page_table;  // [any, pages]
   int64_t page_table_stride;
   const int32_t* table_row;    // [rows] the row of the table for each
@@ -171,7 +171,7 @@ struct PagedDecode {
   int32_t kind;
 };
 
-// Attention of the new tokens of `pieces` sequences, the last ones of their contexts, over the same pages.
+// Attention of the new tokens of `pieces` sequences, which are the last ones of their contexts, over such pages.
 struct PagedExtend {
   const void* query;  // [rows, heads, head_dim] of `kind`, piece after piece
   int64_t query_stride;
@@ -182,7 +182,7 @@ struct PagedExtend {
   int64_t page_table_stride;
   const int32_t* table_row;    // [pieces] the row of the table for each
   const int32_t* context_len;  // [pieces] positions with keys, the new ones included
-  const int32_t* piece_start;  // [pieces + 1] where the rows of each begin, counted from any row
+  const int32_t* piece_start;  // [pieces + 1] first row of each piece, counted from an arbitrary row
   void* out;                   // [rows, heads, head_dim] of `kind`
   float scale;
   int32_t pieces;
@@ -193,7 +193,7 @@ struct PagedExtend {
   int32_t kind;
 };
 
-// Rows through the experts that each has chosen, and one that all go to.
+// A mixture of experts: each row with its chosen experts, and a shared one.
 struct Experts {
   const LinearLayer* gate_up;  // [experts], with outputs [2 f], the gate first, or [f] where not `gated`
   const LinearLayer* down;     // [experts], with inputs [f]
@@ -203,7 +203,7 @@ struct Experts {
   int64_t hidden_stride;
   const int32_t* chosen;       // [rows, top_k], -1 = none
   const float* weights;        // [rows, top_k]
-  const float* shared_gate;    // [inputs], to what the shared one counts for, before the sigmoid; or null: one
+  const float* shared_gate;    // [inputs], gives the logit of the shared expert's weight; null = weight 1
   void* out;                   // [rows, outputs] of `kind`
   int64_t rows;
   int32_t top_k;
@@ -212,20 +212,20 @@ struct Experts {
   int32_t kind;
 };
 
-// How a row's experts follow from its scores: the rule of one model.
+// The rule of one model by which a row's experts follow from its scores.
 struct Router {
-  const LinearLayer* linear;  // float32, to the logits of all experts
+  const LinearLayer* linear;  // float32, gives the logits of all experts
   const float* correction;    // [experts], added to scores for the choice alone; or null
   int32_t experts;
   int32_t top_k;
-  int32_t groups;       // of neighbours
-  int32_t kept_groups;  // that may be chosen from
-  int32_t sigmoid;      // of each logit; otherwise a softmax
-  int32_t renormalise;  // by the sum of the chosen
-  float scale;          // of weights
+  int32_t groups;       // groups of neighbouring experts
+  int32_t kept_groups;  // groups that remain for the choice
+  int32_t sigmoid;      // whether scores are sigmoids of logits; otherwise a softmax
+  int32_t renormalise;  // whether weights are divided by the sum of the chosen scores
+  float scale;          // factor of the weights
 };
 
-// The first 2 `half` elements of each head of each row, turned by its angles.
+// Rotation of the first 2 `half` elements of each head of each row by the row's angles.
 struct Rope {
   void* x;  // [rows, heads, head_dim] of `kind`, written
   int64_t x_stride;
@@ -238,8 +238,8 @@ struct Rope {
   int32_t kind;
 };
 
-// A residual block of a decode step: x + mixer(norm(x)). What differs from step to step (rows, where values lie) is
-// not read here.
+// A residual block of a decode step: x + mixer(norm(x)). Fields that differ from step to step (rows, addresses of
+// values) are not read here.
 enum BlockKind : int32_t {
   kMambaBlock = 0,
   kAttentionBlock = 1,
@@ -250,43 +250,43 @@ enum BlockKind : int32_t {
 };
 struct DecodeBlock {
   RmsNorm norm;
-  MambaDecode mamba;      // of a mamba block and of a parallel one, which has attention too
-  DeltaDecode delta;      // of a block of the gated delta rule
-  Router router;          // of a moe block, as are its experts
+  MambaDecode mamba;      // in a mamba block, and in a parallel block, which has attention too
+  DeltaDecode delta;      // in a block of the gated delta rule
+  Router router;          // in a moe block, like its experts
   Experts experts;
-  PagedDecode attention;  // of an attention block: of the rows' kind, as its queries, keys and values
-  RmsNorm query_norm;     // of each head of queries, in front of their rotation; none where it has no weight
+  PagedDecode attention;  // in an attention block; queries, keys and values have the rows' kind
+  RmsNorm query_norm;     // norm of each head of queries before their rotation; without a weight there is none
   RmsNorm key_norm;
-  const LinearLayer* in_proj;    // to gate, x, B, C and dt; to an MLP's inner width
-  const LinearLayer* gate_proj;  // of an MLP with a gate: what in_proj gives is multiplied by it; or null
+  const LinearLayer* in_proj;    // gives gate, x, B, C and dt, or an MLP's inner values
+  const LinearLayer* gate_proj;  // gives the factor of an MLP's inner values; null = no gate
   const LinearLayer* out_proj;
-  const LinearLayer* attention_in_proj;  // of an attention block, and of one beside a mixer, whose results are added
+  const LinearLayer* attention_in_proj;  // in an attention block, and in a parallel block, which adds both results
   const LinearLayer* attention_out_proj;
-  int32_t output_gate;  // of an attention block: its in_proj gives, behind values, the gate of what it attended to
+  int32_t output_gate;  // whether attention_in_proj also gives, after the values, the gate of attention's result
   int32_t kind;         // one of BlockKind
 };
 
-// A step of sequences that all decode, from their last tokens to the normed hidden states.
+// A step in which all sequences decode, from their last tokens to the normed hidden states.
 struct DecodeStep {
   const DecodeBlock* blocks;
-  const LinearLayer* embedding;  // whose rows are those of tokens
-  RmsNorm norm;                  // the last one; its kinds and its width are those of all blocks
+  const LinearLayer* embedding;  // its rows are those of tokens
+  RmsNorm norm;                  // the last norm; all blocks have its kinds and its width
   const int32_t* last_token;     // by row of the table of pages
-  // [7, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, what a float16 state is
-  // rounded by, row of the table of pages, positions with keys, page * page_size + offset of the new key
+  // [7, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which a float16 state
+  // is rounded, row of the table of pages, positions with keys, page * page_size + offset of the new key
   const int32_t* integers;
   int64_t integers_stride;
   const int32_t* page_table;  // [any, pages]
   int64_t page_table_stride;
-  const float* cos;  // [rows, rope_half], what queries and keys are turned by
+  const float* cos;  // [rows, rope_half] angles by which queries and keys are rotated
   const float* sin;
-  float embedding_scale;  // of the embedding's rows
-  int32_t rope_half;      // 0 = they are not
+  float embedding_scale;  // factor of the embedding's rows
+  int32_t rope_half;      // pairs that are rotated; 0 = no rotation
   int32_t block_count;
   int32_t rows;
 };
 
-// Rows of the gated delta rule and the states that they move on. A row of q, k, v, a, b, out and of a state is dense.
+// Rows of the gated delta rule and the states that they advance. A row of q, k, v, a, b, out and of a state is dense.
 struct DeltaRows {
   const void* q;  // [rows, key_heads, key_dim] of `kind`
   int64_t q_row;
@@ -311,7 +311,7 @@ struct DeltaRows {
   int64_t out_row;
   int64_t out_head;
   float least_square;  // added to the sum of squares of queries and keys
-  float scale;         // of queries
+  float scale;         // factor of queries
   int32_t heads;
   int32_t key_heads;
   int32_t value_dim;
@@ -320,13 +320,13 @@ struct DeltaRows {
   int32_t state_kind;
 };
 
-// One token for each of `rows` sequences.
+// One token of the gated delta rule for each of `rows` sequences.
 struct GatedDeltaUpdate {
   DeltaRows delta;
   const int64_t* source;  // [rows] slot read from; -1 = the zero state
-  const int64_t* target;  // [rows] slot written to; -1 = padding, of which no state is kept
+  const int64_t* target;  // [rows] slot written to; -1 = padding, whose state is not stored
   const int64_t* track;   // [rows] second slot written to, or -1
-  const uint32_t* noise;  // [rows] what a float16 state is rounded by
+  const uint32_t* noise;  // [rows] word by which a float16 state is rounded
   int32_t rows;
 };
 
@@ -334,15 +334,15 @@ struct GatedDeltaUpdate {
 struct GatedDeltaPrefill {
   DeltaRows delta;
   const int64_t* source;  // [pieces] slot read from; -1 = the zero state
-  const int64_t* target;  // [pieces] slot written to; -1 = the state is not kept
-  const int32_t* piece_chunk;  // as of MambaPrefill
+  const int64_t* target;  // [pieces] slot written to; -1 = the state is not stored
+  const int32_t* piece_chunk;  // as in MambaPrefill
   const int32_t* chunk_start;
   const int32_t* chunk_track;
   const uint32_t* chunk_noise;
   int32_t pieces;
 };
 
-// x = x * sigmoid(gate)
+// The gate x = x * sigmoid(gate).
 struct SigmoidGate {
   void* x;  // [rows, width] of `kind`
   const void* gate;
@@ -352,7 +352,7 @@ struct SigmoidGate {
   int32_t kind;
 };
 
-// What one instruction set implements.
+// The functions that one instruction set implements.
 struct KernelTable {
   const char* name;
   void (*linear)(const LinearLayer*, const void* x, int64_t x_stride, int64_t rows, void* out);

@@ -1,4 +1,4 @@
-// Sixteen float32 lanes as two registers of AVX2. Every instruction set has sixteen, and reduces them in the
+// Sixteen float32 lanes as two registers of AVX2. Every instruction set has sixteen lanes and reduces them in the
 // same order, so that results do not depend on the width of its registers.
 #pragma once
 #include <immintrin.h>
@@ -44,7 +44,7 @@ struct Lanes {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }
   static Lanes larger(Lanes a, Lanes b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-  // NaN in `x` stays: the second operand wins where they cannot be compared.
+  // Keeps NaN in `x`: the second operand is returned if the two cannot be compared.
   static Lanes clamp(Lanes x, float low, float high) {
     const __m256 l = _mm256_set1_ps(low), h = _mm256_set1_ps(high);
     return {_mm256_min_ps(h, _mm256_max_ps(l, x.lo)), _mm256_min_ps(h, _mm256_max_ps(l, x.hi))};
@@ -53,11 +53,11 @@ struct Lanes {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.lo, nearest), _mm256_round_ps(x.hi, nearest)};
   }
-  // A number that float16 has: see stochastic_rounding.py, operation by operation.
+  // Rounds to numbers that float16 has, as stochastic_rounding.py does, operation by operation.
   static Lanes rounded_stochastically(Lanes x, uint32_t element, uint32_t noise) {
     return {rounded_stochastically(x.lo, element, noise), rounded_stochastically(x.hi, element + 8, noise)};
   }
-  // 2^x for whole x within the exponents of float32
+  // Computes 2^x for integers x within the exponents of float32.
   static Lanes power_of_two(Lanes x) { return {power_of_two(x.lo), power_of_two(x.hi)}; }
 
   float sum() const {
@@ -67,8 +67,8 @@ struct Lanes {
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
   }
 
-  // Products of pairs of bfloat16: lane i of `weights` holds inputs 2k (low half) and 2k+1 of output i. The
-  // odd one is added first, as the instruction for pairs does it.
+  // Adds products of pairs of bfloat16: lane i of `weights` holds inputs 2k (low half) and 2k+1 of output i. The
+  // odd input is added first, as the instruction for pairs does.
   using Activation = float;
   static constexpr int kActivationsPerPair = 2;
   static void keep_pair(Activation* at, int rows, float even, float odd) {
@@ -89,15 +89,15 @@ struct Lanes {
       for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
     }
   }
-  // Panels of a tile that has many rows: as many accumulators as there are registers for.
+  // Panels of a tile with many rows: as many accumulators as fit the registers.
   static constexpr int kPanelsPerTile = 1;
-  // The same of products of cached matrices, whose tiles have four rows: eight accumulators hide their latency.
+  // Vectors of a tile of cached matrices, which has four rows: eight accumulators hide the latency.
   static constexpr int kVectorsPerTile = 1;
-  // Bytes before their use at which weights and states are asked for. Cores of Intel, which take AVX-512 without
-  // bfloat16, read quicker so; on those of AMD it is in the way.
+  // Distance in bytes at which weights and states are prefetched. Intel cores, which use AVX-512 without bfloat16, read
+  // faster with it; on AMD cores it is slower.
   static constexpr int kReadAhead = 0;
 
-  // The largest of their sizes, as a number; one that is no number is larger than all others.
+  // Returns the largest absolute value; NaN counts as larger than all numbers.
   static float largest_size(Lanes a, Lanes b) {
     const auto size = [](__m256 each) {
       return _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), each));
@@ -158,12 +158,12 @@ struct Lanes {
   }
 };
 
-// Sixteen int32 lanes: sums of products of int8, which are exact in any order.
+// Sixteen int32 lanes for sums of products of int8, which are exact in any order.
 struct WholeLanes {
   __m256i lo, hi;
 
   Lanes as_floats() const { return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}; }
-  // Both rounded to nearest, 32 numbers; returns their sum.
+  // Rounds both to nearest and stores 32 numbers; returns their sum.
   static int32_t store_int8(int8_t* at, Lanes low, Lanes high) {
     const __m256i whole[4] = {_mm256_cvtps_epi32(low.lo), _mm256_cvtps_epi32(low.hi), _mm256_cvtps_epi32(high.lo),
                               _mm256_cvtps_epi32(high.hi)};
@@ -177,11 +177,11 @@ struct WholeLanes {
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
   }
-  // What the sums of a block begin with: `start`, -128 times the sum of its inputs, where the instruction takes weights
-  // as 128 more than they are.
+  // Initial sums of a block: `start`, -128 times the sum of its inputs, if the instruction takes weights plus 128;
+  // otherwise zero.
   static WholeLanes start(uint32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  // Products of four inputs: a lane of `weights` holds those of an output. Pairs of products of sizes up to 127 fit
-  // 16 bits.
+  // Adds products of four inputs: a lane of `weights` holds those of an output. Pairs of products of absolute values up
+  // to 127 fit 16 bits.
   template <int kRows, int kPanels>
   static void add_quads(WholeLanes (&sums)[kPanels][kRows], const int8_t* const (&weights)[kPanels],
                         const uint32_t* quad) {
@@ -200,7 +200,7 @@ struct WholeLanes {
       }
     }
   }
-  // Panels and rows of a tile.
+  // Numbers of panels and of rows of a tile.
   static constexpr int kPanelsPerTile = 1;
   static constexpr int kRowsPerTile = 4;
 };

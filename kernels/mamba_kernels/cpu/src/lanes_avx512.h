@@ -88,7 +88,7 @@ struct Lanes {
   }
 
 #ifdef __AVX512BF16__
-  // A pair of bfloat16 activations, as they lie in memory.
+  // A pair of bfloat16 activations in the layout of memory.
   using Activation = uint32_t;
   static constexpr int kActivationsPerPair = 1;
   static void keep_pair(Activation* at, int, float even, float odd) {
@@ -153,7 +153,7 @@ struct WholeLanes {
     return _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
   }
 #ifdef __AVX512VNNI__
-  // The instruction takes numbers without a sign, so weights are 128 more than they are: one bit of each.
+  // The instruction takes unsigned numbers, so 128 is added to the weights by flipping one bit of each.
   static WholeLanes start(uint32_t start) { return {_mm512_set1_epi32(static_cast<int>(start))}; }
   template <int kRows, int kPanels>
   static void add_quads(WholeLanes (&sums)[kPanels][kRows], const int8_t* const (&weights)[kPanels],

@@ -1,4 +1,4 @@
-// The largest number of each row and where it is first: a token that is not drawn.
+// The first place of the largest number of each row: a greedy token.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -10,15 +10,15 @@
 namespace {
 
 constexpr int64_t kSearchedPerChunk = 16384;
-constexpr int64_t kSegment = 512;  // is looked through once more, number by number, if it has the largest one
+constexpr int64_t kSegment = 512;  // numbers of a segment; the one with the largest number is searched once more
 
 inline float element(const float* at) { return *at; }
 inline float element(const uint16_t* at) { return widened(*at); }
 
 struct Found {
   float largest = -std::numeric_limits<float>::infinity();
-  int64_t segment = 0;  // where the first one that has it begins
-  float spoilt = 0.0f;  // no number, if one of the row is none or is infinity
+  int64_t segment = 0;  // start of the first segment that contains it
+  float spoilt = 0.0f;  // NaN if the row contains NaN or infinity
 };
 
 template <typename T>
@@ -31,9 +31,9 @@ Found search(const T* x, int64_t begin, int64_t end) {
     Lanes lanes = Lanes::all(-std::numeric_limits<float>::infinity());
     for (int64_t i = first; i < whole; i += kLanes) {
       const Lanes part = load(x + i);
-      // Of two that cannot be compared the second is taken: what is no number is passed over here ...
+      // `larger` returns the second operand if the two cannot be compared, so NaN is skipped here ...
       lanes = Lanes::larger(part, lanes);
-      // ... and stays here, where zero times infinity becomes none as well.
+      // ... and kept here, where zero times infinity becomes NaN as well.
       spoilt = Lanes::fused(Lanes::larger(Lanes::zero(), part), Lanes::zero(), spoilt);
     }
     float each[kLanes], largest = -std::numeric_limits<float>::infinity();
@@ -81,7 +81,7 @@ void largest_of_rows(const T* x, int64_t rows, int64_t columns, int64_t* where, 
   }
 }
 
-// x: [rows, columns] of `kind`; where: [rows]; finite: [rows], 0 where one is no number, or the largest is infinite.
+// x: [rows, columns] of `kind`; where: [rows]; finite: [rows], 0 if the row has NaN or its largest number is infinite.
 void largest(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite) {
   if (kind == kFloat32) {
     largest_of_rows(static_cast<const float*>(x), rows, columns, where, finite);

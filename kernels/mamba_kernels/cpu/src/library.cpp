@@ -1,4 +1,4 @@
-// What Python sees. Compiled without flags of any instruction set: it runs before we know what there is.
+// The functions that Python calls. Compiled without flags of any instruction set: it runs before one is chosen.
 #include <chrono>
 #include <cstring>
 
@@ -22,7 +22,7 @@ struct Candidate {
 
 constexpr int kCandidates = 4;
 
-// The widest first. The built-in also asks whether the operating system keeps the registers.
+// Lists the widest first. The built-in also checks whether the operating system saves the registers.
 void list_candidates(Candidate (&out)[kCandidates]) {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -35,8 +35,8 @@ void list_candidates(Candidate (&out)[kCandidates]) {
   out[2] = {&kernels_avx512, avx512};
 }
 
-// Seconds of a product of some rows. So many outputs that to put the rows side by side, which is no multiplication
-// and takes longer for pairs, is little beside it.
+// Measures the seconds of a product of some rows. It has enough outputs that copying the rows side by side, which
+// takes longer for pairs, costs little in comparison.
 double seconds_of_product(const KernelTable& kernels) {
   constexpr int64_t kInputs = 256, kOutputs = 512, kRows = 20;
   alignas(64) static uint16_t weights[kInputs * kOutputs], x[kRows * kInputs], out[kRows * kOutputs];
@@ -50,8 +50,9 @@ double seconds_of_product(const KernelTable& kernels) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Whether pairs of bfloat16 are multiplied quicker by their own instruction than as float32. Some cores begin
-// two of them in a cycle, others half of one. The least of some times, for others compute beside us.
+// Returns whether pairs of bfloat16 are multiplied faster by their own instruction than as float32. Some cores start
+// two of these instructions per cycle, others one in two cycles. The smallest of several times is used, since other
+// programs may run on the machine.
 bool pairs_are_quick() {
   double wide = 1, pairs = 1;
   for (int turn = 0; turn < 32; ++turn) {
@@ -69,8 +70,8 @@ const KernelTable* table = nullptr;
 extern "C" {
 #pragma GCC visibility push(default)
 
-// Takes the instruction set `wanted`, or the quickest one where it is empty: all lanes give the same bits. Returns
-// its name; null where this machine does not have it.
+// Selects the instruction set `wanted`, or the fastest one if it is empty: all lanes give the same bits. Returns its
+// name, or null if this machine does not have it.
 const char* mamba_use(const char* wanted) {
   Candidate candidates[kCandidates] = {};
   list_candidates(candidates);

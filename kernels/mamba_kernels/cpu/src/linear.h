@@ -1,10 +1,10 @@
-// y = activation(x W^T + b). Included once by each instruction set, after its Lanes.
+// The product y = activation(x W^T + b). Included once by each instruction set, after its Lanes.
 //
-// Weights lie in panels of sixteen outputs, one output a lane; of bfloat16 the inputs are in pairs, 32 bits a
-// lane, so that a load, a mask and a shift make two float32 operands. Of int8 four inputs are a lane, and blocks of
-// 32 inputs follow one another, each with its scales before it: one stream to read. Every output has one accumulator
-// (int8: and one of its block) and adds its inputs in ascending order, whatever the number of rows, panels and
-// threads: a row has the same bits alone and among others.
+// Weights are stored in panels of sixteen outputs, one output per lane. bfloat16 inputs are in pairs, 32 bits per
+// lane, so that a load, a mask and a shift give two float32 operands. With int8 a lane holds four inputs, and blocks
+// of 32 inputs follow one another, each after its scales, as one stream. Every output has one accumulator (with int8
+// one more for its block) and adds its inputs in ascending order, whatever the number of rows, panels and threads: a
+// row has the same bits alone and among others.
 #pragma once
 #include "elements.h"
 #include "functions.h"
@@ -20,14 +20,14 @@ constexpr int kRowsPerTile = 5;   // ten accumulators; with twelve, compilers sp
 constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains hide the latency of a sum
 constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
 constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
-constexpr int64_t kPackedByCaller = 16;      // rows which another thread would be woken for in vain
+constexpr int64_t kPackedByCaller = 16;      // rows up to which waking another thread does not pay
 constexpr int64_t kChunkBytes = 96 << 10;    // weights of a chunk: microseconds, so that threads end together
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : least(x, high); }
 
-// How weights of one type are stored and multiplied. A `Weight` is a block of `kInputs` inputs of a panel's outputs;
-// of one row such a block of inputs is kept as `kActivations` activations, `rows` apart.
+// Storage and multiplication of weights of one type. A `Weight` is a block of `kInputs` inputs of a panel's outputs;
+// such a block of inputs of a row is kept as `kActivations` activations, `rows` apart.
 struct BfloatPairs {
   using Element = uint16_t;
   struct Weight {
@@ -39,7 +39,7 @@ struct BfloatPairs {
   static constexpr int kPanels = Lanes::kPanelsPerTile;
   static constexpr int kMostRows = kRowsPerTile;
   static void keep(Activation* at, int rows, const Element* x, int64_t left) {
-    if constexpr (kActivations == 1) {  // as they lie in memory
+    if constexpr (kActivations == 1) {  // in the layout of memory
       if (left > 1) {
         std::memcpy(at, x, sizeof(Activation));
         return;
@@ -75,8 +75,8 @@ struct SingleFloats {
   }
 };
 
-// Weights of int8 by rows that are made int8 as well, each block of inputs with a scale of its own. Sums of a block are
-// whole numbers, so they are exact; they are scaled and added to those of the output as float32.
+// int8 weights times rows that are converted to int8 as well, each block of inputs with its own scale. Sums of a block
+// are integers, so they are exact; they are scaled and added to those of the output as float32.
 template <typename T>
 struct ScaledInt8 {
   using Element = T;
@@ -118,7 +118,7 @@ struct ScaledInt8 {
   }
 };
 
-// What becomes of the sums of a panel's outputs: bias, activation and rounding.
+// Final steps for the sums of a panel's outputs: bias, activation and rounding.
 template <typename T>
 class PanelOutputs {
  public:
@@ -138,8 +138,8 @@ class PanelOutputs {
   Lanes added_;
 };
 
-// Calls multiply(panel, end of panels, row tile, end of them) for blocks of so many row tiles, whose inputs stay cached
-// while a group of panels passes by.
+// Calls multiply(panel, end of panels, row tile, end of row tiles) for blocks of row tiles whose inputs stay cached
+// while a group of panels is multiplied.
 template <typename Multiply>
 void for_each_tile_block(int64_t tiles, int64_t tiles_per_block, int64_t panels, int64_t panel_bytes,
                          const Multiply& multiply) {
@@ -154,7 +154,7 @@ void for_each_tile_block(int64_t tiles, int64_t tiles_per_block, int64_t panels,
   });
 }
 
-// The whole product, so many rows at a time as the packed inputs are to take memory for.
+// The whole product, computed in blocks of rows that bound the memory of the packed inputs.
 template <typename Call, int64_t kAtOnce>
 void run_rows(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
   using Element = typename Call::Element;
@@ -201,7 +201,7 @@ class LinearCall {
     } else {
       for_each_chunk(tiles, [this](int tile) { pack(tile); });
     }
-    // Blocks of rows whose activations stay cached while the panels pass by.
+    // Blocks of rows whose activations stay cached during the loop over panels.
     const int64_t row_bytes = blocks_ * Format::kActivations * static_cast<int64_t>(sizeof(Activation));
     const int64_t tiles_per_block = clamp(kCachedBytes / (row_bytes * kMostRows), 1, tiles_);
     const int64_t panel_bytes = blocks_ * static_cast<int64_t>(sizeof(Weight));
@@ -213,10 +213,10 @@ class LinearCall {
  private:
   static int64_t blocks_of(const LinearLayer& layer) { return (layer.inputs + Format::kInputs - 1) / Format::kInputs; }
 
-  // Tiles share the rows evenly: six are three and three, not five and one.
+  // Tiles share the rows evenly: six rows are three and three, not five and one.
   int64_t first_row(int64_t tile) const { return rows_ * tile / tiles_; }
 
-  // Activations of a tile's rows side by side: rows a power of two apart would fall into one set of the cache.
+  // Copies activations of a tile's rows side by side: rows a power of two apart would map to one set of the cache.
   void pack(int64_t tile) const {
     const int64_t first = first_row(tile), end = first_row(tile + 1);
     const int rows = static_cast<int>(end - first);
@@ -240,7 +240,7 @@ class LinearCall {
     }
   }
 
-  // Four blocks of four rows, where an activation is 32 bits as they lie in memory: 16 bytes at once, not four.
+  // Copies four blocks of four rows whose activations are 32 bits in memory: 16 bytes at once, not four.
   void turn(Activation* at, int rows, int64_t row, int64_t block) const {
     __m128 part[4];
     for (int i = 0; i < 4; ++i) {
@@ -256,7 +256,7 @@ class LinearCall {
   void multiply(int64_t panel, int64_t end, int64_t first_tile, int64_t end_tile) const {
     static thread_local Scratch kept;
     const bool one_row = rows_ == 1;
-    // Sums wait in memory, unrounded, while the other tiles pass by the same part of a panel.
+    // Sums are kept in memory, unrounded, while the other tiles use the same part of a panel.
     const int64_t at_once = end_tile - first_tile > 1 ? kBlocksAtOnce : blocks_;
     constexpr int64_t kPerTile = kMostRows * kPanel * Format::kPanels;
     float* sums = kept.get<float>((end_tile - first_tile) * kPerTile);
@@ -283,7 +283,7 @@ class LinearCall {
     }
   }
 
-  // Blocks [block, end) of a panel and those after it.
+  // Blocks [block, end) of a panel and of the panels after it.
   struct Part {
     int64_t panel, block, end;
     bool from_memory;  // no tile has read them yet
@@ -311,7 +311,7 @@ class LinearCall {
     const Weight* panels[kPanels];
     for (int p = 0; p < kPanels; ++p) panels[p] = stored(part.panel + p) + part.block;
     for (int64_t block = 0; block < part.end - part.block; ++block) {
-      // One index for all panels: pointers that move become a vector, which takes the units of the products.
+      // One index for all panels: compilers keep moving pointers in a vector, which takes the units of the products.
       const Weight* weights[kPanels];
       for (int p = 0; p < kPanels; ++p) weights[p] = panels[p] + block;
       if (Lanes::kReadAhead > 0 && part.from_memory) {
@@ -334,7 +334,7 @@ class LinearCall {
 
   static constexpr bool kTurned =
       Format::kActivations == 1 && sizeof(Activation) == 4 && sizeof(Element) * Format::kInputs == 4;
-  // Blocks of a tile's panels that stay in the first cache while tiles pass by.
+  // Number of blocks of a tile's panels that stay in the first cache during the loop over tiles.
   static constexpr int64_t kBlocksAtOnce =
       (Format::kPanels > 2 ? 8 << 10 : 12 << 10) / static_cast<int64_t>(sizeof(Weight));
 

@@ -1,17 +1,17 @@
-// y = activation(x W^T + b) of bfloat16 by the matrix unit (AMX). Included after Lanes and linear.h.
+// The bfloat16 product y = activation(x W^T + b) by the matrix unit (AMX). Included after Lanes and linear.h.
 //
-// A panel of packed weights holds, step after step, what a tile of the unit wants: sixteen pairs of inputs, each
-// of sixteen outputs, are 1 KB in one piece. Rows are copied into tiles of [16, 32] before. One instruction adds
-// 32 inputs to each sum: even and odd ones apart from zero, then both together, then to the sum. That order is
-// the unit's, so the bits differ from those of the other instruction sets; but it is the same for one row and for
-// many, since one row goes through the unit as well.
+// A panel of packed weights has the layout of the unit's tiles: sixteen pairs of inputs of sixteen outputs are 1 KB in
+// one piece. Rows are copied into tiles of [16, 32] first. One instruction adds 32 inputs to each sum: it adds even and
+// odd inputs separately, starting from zero, then both together, then to the sum. That order is the unit's own, so the
+// bits differ from those of the other instruction sets; but it is the same for one row and for many, since a single row
+// goes through the unit as well.
 #pragma once
 #include "linear_amx_int8.h"
 
 namespace {
 
 constexpr int kTileInputs = 32;                       // inputs that one instruction adds
-constexpr int kTileSteps = kTileInputs / 2;           // pairs of them
+constexpr int kTileSteps = kTileInputs / 2;           // pairs of inputs
 constexpr int64_t kWeightTile = kTileSteps * kPanel;  // pairs
 
 class TileLinear {
@@ -56,7 +56,7 @@ class TileLinear {
     return tiles_ + (row_tile * across_ + k) * height_ * kTileInputs;
   }
 
-  // The inputs of sixteen rows, tile after tile; zero where there are none.
+  // Copies the inputs of sixteen rows, tile after tile, with zeros for missing ones.
   void fill(int64_t row_tile) const {
     const int64_t first = row_tile * kSide;
     for (int r = 0; r < height_; ++r) {
@@ -93,7 +93,7 @@ class TileLinear {
     _tile_release();
   }
 
-  // A panel's tiles of weights; the last one, where it is not whole, is copied and filled up with zeros.
+  // Returns a panel's tiles of weights; a partial last tile is copied and padded with zeros.
   struct Panel {
     const uint32_t* weights;
     alignas(64) uint32_t last[kWeightTile];

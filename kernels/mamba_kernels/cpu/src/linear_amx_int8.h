@@ -1,15 +1,15 @@
-// y = activation(x W^T + b) of int8 weights by the matrix unit (AMX). Included after Lanes.
+// The product y = activation(x W^T + b) of int8 weights by the matrix unit (AMX). Included after Lanes.
 //
-// The numbers of a block of sixteen outputs are what a tile of the unit wants, and those of sixteen rows are its other
-// side: one instruction makes a block's sums of whole numbers, which lanes scale and add to those of the outputs in the
-// same order as without the unit. So a row has the bits that every instruction set gives it, and few rows, of which
-// most of a tile would be empty, are left to lanes.
+// The numbers of a block of sixteen outputs have the layout of one operand of the unit, those of sixteen rows that of
+// the other. One instruction computes the integer sums of a block, which lanes scale and add to those of the outputs in
+// the same order as without the unit. So a row has the same bits with every instruction set, and a few rows, which
+// would leave most of a tile empty, are multiplied by lanes.
 #pragma once
 #include "tiles_amx.h"
 
 namespace {
 
-constexpr int64_t kLeftToLanes = 4;  // rows
+constexpr int64_t kLeftToLanes = 4;  // rows up to which lanes multiply
 
 // A block of inputs of sixteen rows.
 struct alignas(64) Int8TileInputs {
@@ -82,7 +82,7 @@ class Int8TileLinear {
     _tile_release();
   }
 
-  // kRows: at least as many as there are; those beyond are never looked at.
+  // kRows: at least the number of rows; results beyond it are not used.
   template <int kRows>
   void add_blocks(int64_t panel, int64_t row_tile) const {
     const auto* weights = static_cast<const Int8Block*>(layer_.packed) + panel * blocks_;
@@ -99,7 +99,7 @@ class Int8TileLinear {
       }
     };
     int64_t k = 0;
-    for (; k + kWide <= blocks_; k += kWide) {  // four under way hide the time that each takes
+    for (; k + kWide <= blocks_; k += kWide) {  // four products in flight hide the latency of each
       clear_sums();
       _tile_loadd(4, inputs[k].numbers, kScaled);
       _tile_loadd(6, weights[k].numbers, kTilePitch);

@@ -1,9 +1,9 @@
 // One token of a Mamba2 mixer between its two projections: convolution window, step size, recurrence, gate and
 // norm, in one call. Included once by each instruction set.
 //
-// Work is cut by sequence and by heads of a sequence, never inside a sum, so the bits of a row depend neither on
-// the threads nor on the other rows. The state is read once and written once; a tracked one is written to its
-// second slot from the same registers.
+// Work is divided by sequence and by heads of a sequence, never within a sum, so the bits of a row depend neither on
+// the threads nor on the other rows. A state is read once and written once; a tracked state is written to its second
+// slot from the same registers.
 #pragma once
 #include <type_traits>
 
@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t kStateChunk = 1 << 15;  // elements of state of a chunk: 128 KB, tens of microseconds
+constexpr int64_t kStateChunk = 1 << 15;  // state elements of a chunk: 128 KB, tens of microseconds
 constexpr int kRowsOfState = 4;           // rows of a head's state at once: four chains, B and C loaded once
 
 template <typename T, typename State>
@@ -60,13 +60,13 @@ class MambaDecodeCall {
            int64_t{head} * mixer_.head_dim * mixer_.state_size;
   }
 
-  // Of all channels, rounded to T; moves the window on.
+  // Convolves all channels, rounded to T, and advances the window.
   void convolve(int row) const {
     convolution_.move_on(projected(row) + inner_, call_.source[row], call_.target[row], call_.track[row],
                          mixed_ + row * channels_);
   }
 
-  // h = exp(dt A) h + dt x B;  y = C h + D x
+  // Computes h = exp(dt A) h + dt x B and y = C h + D x.
   void update(int row, int head) const {
     const int64_t source = call_.source[row], track = call_.track[row];
     const int N = mixer_.state_size, P = mixer_.head_dim;

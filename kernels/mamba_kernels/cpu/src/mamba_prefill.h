@@ -1,9 +1,9 @@
 // The pieces of prompts in a Mamba2 mixer between its two projections: convolution windows, step sizes, chunked
 // scan (Dao and Gu 2024, section 6), gate and norm, in one call. Included once by each instruction set.
 //
-// A piece is walked in blocks of some chunks; within a block the work is cut by rows (convolution, norm), by
+// A piece is processed in blocks of some chunks; within a block the work is divided by rows (convolution, norm), by
 // chunks and groups (products of B and C) and by heads, which carry their state from chunk to chunk in the
-// cache. No sum is cut, and a chunk's sums do not depend on the block or the piece that it is in.
+// cache. No sum is divided, and a chunk's sums do not depend on its block or its piece.
 #pragma once
 #include "convolution.h"
 #include "norms.h"
@@ -13,8 +13,8 @@
 
 namespace {
 
-constexpr int kChunksAtOnce = 4;     // bounds what lies between the passes
-constexpr int kRowsOfAPass = 8;      // of a convolution or norm: tens of microseconds
+constexpr int kChunksAtOnce = 4;     // chunks of a block; bounds the memory between the passes
+constexpr int kRowsOfAPass = 8;      // rows of a job in a convolution or norm: tens of microseconds
 
 template <typename T, typename State>
 class MambaPrefillCall {
@@ -98,7 +98,7 @@ class MambaPrefillCall {
     });
   }
 
-  // Of a chunk and group: B as float32, C with positions in lanes, and pairs[j][i] = C_i . B_j for i >= j.
+  // Computes, for a chunk and a group, B as float32, C with positions in lanes, and pairs[j][i] = C_i . B_j for i >= j.
   void multiply_shared(int chunk, int place, int group) const {
     const int64_t part = int64_t{place} * mixer_.groups + group, Q = length(chunk), N = mixer_.state_size;
     const int64_t row = call_.chunk_start[chunk] - call_.chunk_start[chunk - place];
@@ -127,12 +127,12 @@ class MambaPrefillCall {
     });
   }
 
-  // Sixteen elements from `at` on of a row of `size`, zeros beyond its end.
+  // Converts sixteen elements from `at` on of a row of `size` elements, with zeros beyond its end.
   static void widen(const T* row, int64_t at, int64_t size, float* out) {
     (at < size ? load_some(row + at, static_cast<int>(size - at)) : Lanes::zero()).store(out + at);
   }
 
-  // One chunk of one head: outputs of its positions, and the state moved on to its end.
+  // Computes the outputs of one chunk of one head, and advances the state to its end.
   void scan(int piece, int chunk, int place, int head) const {
     static thread_local Scratch kept;
     const int64_t Q = length(chunk), P = mixer_.head_dim, N = mixer_.state_size;
@@ -144,7 +144,7 @@ class MambaPrefillCall {
     float* weights = x + Q * P_wide;                                      // [Q, width_tiled_]
     float* y = weights + Q * width_tiled_;                                // [P, width_tiled_]
     float* steps = y + P * width_tiled_;
-    float* logs = steps + width_tiled_;  // of the decay since the chunk's start
+    float* logs = steps + width_tiled_;  // logarithms of the decay since the chunk's start
     float* decays = logs + width_tiled_;
     float* h = carried_ + head * P * state_tiled_;
     const bool first = chunk == call_.piece_chunk[piece];
@@ -218,7 +218,7 @@ class MambaPrefillCall {
     return step < mixer_.step_min ? mixer_.step_min : step > mixer_.step_max ? mixer_.step_max : step;
   }
 
-  // weights[j][i] = exp(l_i - l_j) dt_j pairs[j][i], zero for i < j, and the skip on the diagonal.
+  // Computes weights[j][i] = exp(l_i - l_j) dt_j pairs[j][i], zero for i < j, plus the skip on the diagonal.
   void weigh_pairs(const float* pairs, const float* steps, const float* logs, float skip, int64_t Q,
                    float* weights) const {
     for (int64_t j = 0; j < Q; ++j) {
@@ -261,13 +261,13 @@ class MambaPrefillCall {
   const Mixer& mixer_;
   int64_t inner_, shared_, channels_;
   Convolution<T> convolution_;
-  int64_t width_, width_tiled_, state_tiled_;  // of the longest chunk; rounded up to tiles
+  int64_t width_, width_tiled_, state_tiled_;  // length of the longest chunk; it and state_size rounded up to tiles
   T* mixed_;         // [rows of a block, channels] x | B | C after the convolution
   float* y_;         // [rows of a block, inner]
   float* wide_B_;    // [chunks of a block, groups, width_, state_tiled_]
   float* turned_C_;  // [chunks of a block, groups, state_size, width_tiled_]
   float* pairs_;     // [chunks of a block, groups, width_, width_tiled_]
-  float* carried_;   // [heads, head_dim, state_tiled_] states where the next chunk begins
+  float* carried_;   // [heads, head_dim, state_tiled_] states at the start of the next chunk
 };
 
 void mamba_prefill(const MambaPrefill* call) {

@@ -1,12 +1,12 @@
-// Whether there is a matrix unit. Compiled without flags of any instruction set.
+// Detection of the matrix unit. Compiled without flags of any instruction set.
 #include "matrix_unit.h"
 
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Compilers of some years cannot be asked for it. The registers are large, so Linux keeps them only for those who
-// ask, once for all threads of the process.
+// Older compilers have no built-in for it. The registers are large, so Linux saves them only after a process requests
+// that, once for all its threads.
 bool matrix_unit() {
   constexpr unsigned kAll = 1u << 22 | 1u << 24 | 1u << 25;  // bfloat16, tiles, int8
   constexpr long kAskPermission = 0x1023, kTileData = 18;    // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

@@ -1,4 +1,4 @@
-// Root mean square norms: of the residual stream, and of a mixer's output behind its gate.
+// Root mean square norms of the residual stream, and of a mixer's output after its gate.
 #pragma once
 #include "elements.h"
 #include "functions.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-// The factor that makes the mean square one.
+// Returns the factor with which the mean square becomes one.
 inline float inverse_root_mean_square(Lanes squares, int64_t width, float eps) {
   return 1.0f / std::sqrt(squares.sum() / static_cast<float>(width) + eps);
 }
@@ -18,7 +18,7 @@ void rms_norm_row(In* x, const T* added, const W* weight, T* out, int64_t width,
     Lanes part = load_part<kWhole>(x + i, count);
     if (added != nullptr) {
       store_part<kWhole>(x + i, count, part + load_part<kWhole>(added + i, count));
-      part = load_part<kWhole>(x + i, count);  // as it was rounded
+      part = load_part<kWhole>(x + i, count);  // read again, rounded
     }
     squares = Lanes::fused(part, part, squares);
   });
@@ -56,7 +56,7 @@ void rms_norm(const RmsNorm* call) {
   }
 }
 
-// norm(y * silu(gate)) * weight over each of `groups` parts; y [width] is overwritten.
+// Computes norm(y * silu(gate)) * weight over each of `groups` parts; y [width] is overwritten.
 template <typename T>
 void gated_norm_row(float* y, const T* gate, const T* weight, T* out, int64_t width, int groups, float eps) {
   const int64_t part = width / groups;
@@ -76,7 +76,7 @@ void gated_norm_row(float* y, const T* gate, const T* weight, T* out, int64_t wi
   }
 }
 
-// y = norm(y) * weight * silu(gate) of each head, the norm in front of the gate.
+// Computes y = norm(y) * weight * silu(gate) for each head, with the norm before the gate.
 template <typename T>
 void norm_and_gate_heads(T* y, const T* gate, const float* weight, int heads, int64_t width, float eps) {
   for (int64_t first = 0; first < heads * width; first += width) {

@@ -1,11 +1,11 @@
-// Rows of a packed matrix, as its products multiply them: what an embedding looks up. Included after linear.h, which
-// says how panels are laid out.
+// Rows of a packed matrix with the values that products use, as an embedding looks them up. Included after linear.h,
+// which describes the layout of panels.
 #pragma once
 #include "linear.h"
 
 namespace {
 
-// The row `output` of weights in panels of `Pair` inputs of sixteen outputs side by side.
+// Reads row `output` of weights in panels of `Pair` inputs of sixteen outputs side by side.
 template <typename T, int kPair>
 void whole_row(const LinearLayer& layer, int64_t output, T* out) {
   const int64_t steps = (layer.inputs + kPair - 1) / kPair;
@@ -14,7 +14,7 @@ void whole_row(const LinearLayer& layer, int64_t output, T* out) {
   for (int64_t i = 0; i < layer.inputs; ++i) out[i] = lane[i / kPair * kPanel * kPair + i % kPair];
 }
 
-// The same of int8 in blocks of inputs, each behind its scales.
+// The same for int8 in blocks of inputs, each after its scales.
 template <typename T>
 void int8_row(const LinearLayer& layer, int64_t output, T* out) {
   const int64_t blocks = (layer.inputs + kScaled - 1) / kScaled, lane = output % kPanel;
@@ -39,7 +39,7 @@ void packed_row(const LinearLayer& layer, int64_t output, T* out) {
   }
 }
 
-// out: [rows, inputs] of `out_kind`, which is the layer's kind or float32.
+// Writes out: [rows, inputs] of `out_kind`, which is the layer's kind or float32.
 void packed_rows(const LinearLayer* layer, const int32_t* outputs, int64_t rows, void* out, int32_t out_kind) {
   const int64_t width = layer->inputs;
   Scratch narrow;

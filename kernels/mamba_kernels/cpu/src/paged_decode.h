@@ -1,8 +1,8 @@
 // Attention of one new token for each of some sequences over paged keys and values, in one call. Included once
 // by each instruction set.
 //
-// A chunk is one sequence and one KV head, whose query heads take block after block of it together. The context is
-// walked in its own order, so a row's bits depend on its own context alone.
+// A chunk is one sequence and one KV head, whose query heads process block after block together. The context is
+// processed in its own order, so a row's bits depend on its own context alone.
 #pragma once
 #include "elements.h"
 #include "functions.h"
@@ -11,11 +11,11 @@
 
 namespace {
 
-constexpr int kMostVectors = 16;     // of a head: MOST_HEAD_DIM of ../paged_decode.py
-constexpr int32_t kPositions = 64;  // of a block: tens of kilobytes of keys, in the first or second cache
+constexpr int kMostVectors = 16;     // vectors of a head: MOST_HEAD_DIM of ../paged_decode.py
+constexpr int32_t kPositions = 64;  // positions of a block: tens of kilobytes of keys, in the first or second cache
 
-// kVectors: those of a head, all of them whole; 0 = any number, and the last may be a part. Where it is known, sums
-// and queries stay in registers.
+// kVectors: vectors of a head, all of them whole; 0 = any number, of which the last may be partial. If the number is
+// known, sums and queries stay in registers.
 template <typename T, int kVectors>
 class PagedDecodeCall {
  public:
@@ -33,7 +33,8 @@ class PagedDecodeCall {
   int vectors() const { return kWhole ? kVectors : any_; }
   int count(int vector) const { return call_.head_dim - vector * kLanes; }
 
-  // Body(position, its key (which = 0) or value (which = 1)) of positions of a row's context; a page's lie in a row.
+  // Calls body(position, key (which = 0) or value (which = 1)) for positions of a context; those of a page are
+  // contiguous.
   template <typename Body>
   void by_pages(const int32_t* pages, int kv_head, int which, int32_t first, int32_t end, const Body& body) const {
     const int64_t step = int64_t{call_.kv_heads} * call_.head_dim;
@@ -46,7 +47,7 @@ class PagedDecodeCall {
     }
   }
 
-  // Body(query head of the group, first, end) for blocks of positions that stay cached for the whole group.
+  // Calls body(query head of the group, first, end) for blocks of positions that stay cached for the whole group.
   template <typename Body>
   void by_blocks(int32_t context, const Body& body) const {
     for (int32_t first = 0; first < context; first += kPositions) {
@@ -59,7 +60,7 @@ class PagedDecodeCall {
     static thread_local Scratch scratch;
     const int32_t context = call_.context_len[row];
     const int32_t* pages = call_.page_table + call_.table_row[row] * call_.page_table_stride;
-    // [query heads of the group, context], and their sums [query heads, vectors, kLanes]
+    // Scores [query heads of the group, context], and sums [query heads, vectors, kLanes]
     float* weights = scratch.get<float>(int64_t{group_} * (context + vectors() * kLanes));
     float* sums = weights + int64_t{group_} * context;
     std::memset(sums, 0, static_cast<size_t>(group_) * vectors() * kLanes * sizeof(float));
@@ -106,7 +107,7 @@ class PagedDecodeCall {
     for (int v = 0; v < vectors(); ++v) parts[v].store(sums + v * kLanes);
   }
 
-  // softmax, in place
+  // Computes the softmax in place.
   static void normalize(float* scores, int32_t context) {
     float most = scores[0];
     for (int32_t t = 1; t < context; ++t) most = scores[t] > most ? scores[t] : most;
@@ -125,7 +126,7 @@ class PagedDecodeCall {
 
   const PagedDecode& call_;
   int group_;
-  int any_;  // vectors of a head, where that is not known before
+  int any_;  // vectors of a head if kVectors is 0
 };
 
 template <typename T>

@@ -2,9 +2,9 @@
 // instruction set.
 //
 // A chunk is some tokens of a piece and one KV head. Its query rows (a token's query heads of that KV head, token
-// after token) lie in lanes, so that keys and values are read as they are stored, and largest scores and sums of
-// the softmax need no reduction. The context is walked in blocks of positions that begin at its start, with a
-// running softmax: a row's bits depend on its own context alone.
+// after token) are lanes, so that keys and values are read in their own layout, and largest scores and sums of the
+// softmax need no reduction. The context is processed in blocks of positions that begin at its start, with a running
+// softmax: a row's bits depend on its own context alone.
 #pragma once
 #include "functions.h"
 #include "products.h"
@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int32_t kBlockPositions = 64;  // keys and scores of a block stay in the first or second cache
-constexpr int32_t kQueryRows = 96;       // most of a chunk: widening keys and values for them costs little beside
+constexpr int32_t kQueryRows = 96;       // most rows of a chunk: with so many, converting keys and values costs little
 constexpr float kNothing = -3e38f;       // below any score
 
 template <typename T>
@@ -32,13 +32,13 @@ class PagedExtendCall {
   }
 
  protected:
-  // body(piece, first token, end, KV head) for all of them.
+  // Calls body(piece, first token, end, KV head) for all chunks.
   template <typename Body>
   void for_each_part(const Body& body) const {
     for (int piece = 0; piece < call_.pieces; ++piece) {
       const int count = call_.piece_start[piece + 1] - call_.piece_start[piece];
       const int blocks = (count + tokens_ - 1) / tokens_;
-      // They share the tokens evenly. The last ones have the longest contexts: they begin first.
+      // Chunks share the tokens evenly. The last ones have the longest contexts and begin first.
       for_each_chunk(blocks * call_.kv_heads, [&](int chunk) {
         const int block = blocks - 1 - chunk / call_.kv_heads;
         body(piece, count * block / blocks, count * (block + 1) / blocks, chunk % call_.kv_heads);
@@ -53,17 +53,17 @@ class PagedExtendCall {
   }
   int64_t row_of(int piece, int token) const { return call_.piece_start[piece] - call_.piece_start[0] + token; }
 
-  // How many positions the first token of some has before itself.
+  // Returns the number of positions before a chunk's first token.
   int32_t positions_before(int piece, int first) const {
     return call_.context_len[piece] - (call_.piece_start[piece + 1] - call_.piece_start[piece]) + first;
   }
 
-  // Tokens [first, end) of the piece.
+  // Computes tokens [first, end) of the piece.
   void attend(int piece, int first, int end, int kv_head) const {
     static thread_local Scratch kept;
     const int64_t dim = call_.head_dim, rows = int64_t{end - first} * group_;
     float* query = kept.get<float>((2 * dim + kBlockPositions + 3) * rows_tiled_ + kBlockPositions * dim_tiled_);
-    float* sums = query + dim * rows_tiled_;                   // [dim, rows], as query
+    float* sums = query + dim * rows_tiled_;                   // [dim, rows], like query
     float* weights = sums + dim * rows_tiled_;                 // [positions, rows]
     float* most = weights + kBlockPositions * rows_tiled_;     // [rows] largest score so far
     float* total = most + rows_tiled_;                         // [rows] sum of the weights so far
@@ -76,7 +76,7 @@ class PagedExtendCall {
     }
     std::memset(sums, 0, static_cast<size_t>(dim * rows_tiled_) * sizeof(float));
     const int32_t* pages = call_.page_table + call_.table_row[piece] * call_.page_table_stride;
-    // Positions [0, before] are seen by the first token, one more by each after it.
+    // The first token sees positions [0, before], and each later token one more.
     const int32_t before = positions_before(piece, first);
     const int32_t context = before + end - first;
     for (int32_t at = 0; at < context; at += kBlockPositions) {
@@ -107,7 +107,7 @@ class PagedExtendCall {
     give(piece, first, kv_head, rows, sums, total);
   }
 
-  // Queries, scaled, with their rows in lanes; zeros beyond the last one.
+  // Scales and transposes queries so that rows are lanes, with zeros beyond the last one.
   void take_queries(int piece, int first, int end, int kv_head, float* out) const {
     const int64_t dim = call_.head_dim, rows = int64_t{end - first} * group_;
     for (int64_t i = 0; i < rows_tiled_; ++i) {
@@ -123,7 +123,7 @@ class PagedExtendCall {
     }
   }
 
-  // Keys (which = 0) or values (which = 1) of `count` positions as float32.
+  // Converts keys (which = 0) or values (which = 1) of `count` positions to float32.
   void widen(const int32_t* pages, int32_t first, int32_t count, int kv_head, int which, float* out) const {
     for (int32_t t = 0; t < count; ++t) {
       const T* from = stored(pages, first + t, kv_head, which);
@@ -133,14 +133,14 @@ class PagedExtendCall {
     }
   }
 
-  // Overwrites what rows whose tokens come before a position, `ahead` of the first token's, have there.
+  // Overwrites the entries of rows whose tokens precede a position, which is `ahead` of the first token's.
   void hide(int32_t ahead, float with, int64_t rows, float* at) const {
     const int64_t hidden = int64_t{ahead} * group_;
     for (int64_t i = 0; i < hidden && i < rows; ++i) at[i] = with;
   }
 
-  // Scores of sixteen rows become weights of a softmax with a new largest score; `factor` is what the old weights
-  // count for from now on.
+  // Turns scores of sixteen rows into weights of a softmax with a new largest score; `factor` rescales the earlier
+  // weights.
   void weigh(int32_t count, float* scores, float* most, float* total, float* factor) const {
     const Lanes before = Lanes::load(most);
     Lanes now = before;

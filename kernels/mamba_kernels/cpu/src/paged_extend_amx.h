@@ -1,16 +1,16 @@
 // Attention of the new tokens of prompts by the matrix unit (AMX), for bfloat16. Included after Lanes and linear_amx.h.
 //
 // Parts, blocks of positions, masks and the softmax are those of paged_extend.h; the two products of a block go
-// through the unit. Tiles of keys are rows as they are stored. Queries and weights are the side that lies in pairs,
-// so that a row of a token is a lane of the sums, as it is without the unit. Weights are rounded to bfloat16; their
-// sum is not. What a row does not see has weight zero, and adds exactly nothing.
+// through the unit. Tiles of keys are rows in their stored layout. Queries and weights are the operand in pairs, so
+// that a row of a token is a lane of the sums, as it is without the unit. Weights are rounded to bfloat16; their sum is
+// not. A position that a row does not see has weight zero, and adds exactly nothing.
 #pragma once
 #include "linear_amx.h"
 #include "paged_extend.h"
 
 namespace {
 
-// x[i] lane j becomes x[j] lane i.
+// Transposes: lane j of x[i] becomes lane i of x[j].
 inline void transpose_lanes(__m512i (&x)[kLanes]) {
   __m512i y[kLanes];
   for (int i = 0; i < kLanes; i += 2) {
@@ -23,7 +23,7 @@ inline void transpose_lanes(__m512i (&x)[kLanes]) {
     x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
     x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
   }
-  // x[4 g + c] has column 4 l + c of rows 4 g to 4 g + 3 in its quarter l.
+  // Quarter l of x[4 g + c] holds column 4 l + c of rows 4 g to 4 g + 3.
   constexpr int kEven = 0x88, kOdd = 0xdd;
   for (int c = 0; c < 4; ++c) {
     const __m512i low = _mm512_shuffle_i32x4(x[c], x[4 + c], kEven);
@@ -38,7 +38,7 @@ inline void transpose_lanes(__m512i (&x)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) x[i] = y[i];
 }
 
-// Sixteen bfloat16, of which `count` are there, one to a lane.
+// Reads sixteen bfloat16, one per lane; those after the first `count` are zero.
 inline __m512i widened_bits(const uint16_t* at, int64_t count) {
   uint16_t some[kLanes] = {};
   if (count < kLanes) {
@@ -71,7 +71,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     uint32_t* pairs = queries + across * (deep_ / 2);                   // [pairs of positions, rows] weights
     float* scores = reinterpret_cast<float*>(pairs + across * kBlockPairs);  // [positions, rows]
     float* sums = scores + across * kBlockPositions;                    // [deep, rows]
-    float* most = sums + across * deep_;                                // [rows] as of paged_extend.h
+    float* most = sums + across * deep_;                                // [rows] as in paged_extend.h
     float* total = most + across;
     float* factors = total + across;
     uint16_t* keys = reinterpret_cast<uint16_t*>(factors + across);     // [positions, deep]
@@ -106,7 +106,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     give(piece, first, kv_head, rows, sums, total);
   }
 
-  // Pairs of a query's numbers, with rows in lanes: [deep / 2, rows]; zeros beyond both.
+  // Writes pairs of a query's numbers, with rows in lanes: [deep / 2, rows], with zeros beyond both.
   void take_query_pairs(int piece, int first, int kv_head, int64_t rows, uint32_t* out) const {
     for (int64_t i = 0; i < rows_tiled_; i += kLanes) {
       for (int64_t d = 0; d < deep_; d += kTileInputs) {
@@ -127,7 +127,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     }
   }
 
-  // [positions, deep]; zeros beyond `count`, and beyond the head.
+  // Copies keys to [positions, deep], with zeros beyond `count` and beyond the head.
   void take_keys(const int32_t* pages, int32_t first, int32_t count, int kv_head, uint16_t* out) const {
     const size_t bytes = static_cast<size_t>(call_.head_dim) * sizeof(uint16_t);
     const size_t all = static_cast<size_t>(deep_) * sizeof(uint16_t);
@@ -141,7 +141,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     }
   }
 
-  // [deep, positions]; zeros as of keys.
+  // Transposes values to [deep, positions], with zeros as for keys.
   void take_values(const int32_t* pages, int32_t first, int32_t count, int kv_head, uint16_t* out) const {
     for (int32_t t = 0; t < kBlockPositions; t += 2 * kLanes) {
       for (int64_t d = 0; d < deep_; d += kLanes) {
@@ -158,7 +158,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     }
   }
 
-  // Weights of positions, rounded, in pairs; zeros beyond `count`.
+  // Rounds weights of positions and stores them in pairs, with zeros beyond `count`.
   void take_weights(const float* weights, int32_t count, int64_t rows, uint32_t* out) const {
     for (int32_t t = 0; t < kBlockPositions; t += 2, out += rows_tiled_) {
       for (int64_t i = 0; i < rows; i += kLanes) {
@@ -173,7 +173,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     }
   }
 
-  // Of all positions of a block and all rows: [positions, rows].
+  // Computes the scores of all positions of a block and all rows: [positions, rows].
   void score(const uint32_t* queries, const uint16_t* keys, int64_t rows, float* scores) const {
     const int64_t across = rows_tiled_, key_bytes = deep_ * 2, row_bytes = across * 4;
     memory_is_read();
@@ -193,7 +193,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     }
   }
 
-  // sums = sums * factors + what the block adds: [deep, rows].
+  // Computes sums = sums * factors + the contribution of the block: [deep, rows].
   void add_values(const uint16_t* values, const uint32_t* pairs, const float* factors, int64_t rows,
                   float* sums) const {
     const int64_t across = rows_tiled_, row_bytes = across * 4;
@@ -221,7 +221,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     }
   }
 
-  // To the four tiles of sums: two of rows by two of pairs.
+  // Adds to the four tiles of sums: two of rows by two of pairs.
   static void add_tiles(const uint16_t* upper, const uint16_t* lower, int64_t pitch, const uint32_t* pairs,
                         int64_t pairs_pitch) {
     _tile_loadd(4, upper, pitch);
@@ -234,7 +234,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     _tile_dpbf16ps(3, 5, 7);
   }
 
-  int64_t deep_;  // a head's numbers, rounded up to whole tiles
+  int64_t deep_;  // size of a head, rounded up to whole tiles
 };
 
 void paged_extend_amx(const PagedExtend* call) {

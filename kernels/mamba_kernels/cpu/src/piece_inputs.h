@@ -1,4 +1,4 @@
-// What the convolution of a prompt's piece reads: its rows, and the window before them. Included after Lanes.
+// Inputs of the convolution of a prompt's piece: its rows, and the window before them. Included after Lanes.
 #pragma once
 #include <cstring>
 
@@ -14,7 +14,7 @@ constexpr int kUsualTaps = 4;
 template <typename T>
 class PieceInputs {
  public:
-  // inputs: of row 0, `inputs_stride` elements from those of the next one.
+  // inputs: those of row 0; the rows of the call are `projected_stride` elements apart.
   template <typename Call>
   PieceInputs(const Call& call, const Convolution<T>& convolution, const T* inputs, int piece)
       : convolution_(convolution),
@@ -34,13 +34,13 @@ class PieceInputs {
   int64_t begin() const { return begin_; }
   int64_t end() const { return chunk_start_[end_chunk_]; }
 
-  // out = silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels of rows [from, to), rounded to T.
+  // Computes out = silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels of rows [from, to), rounded to T.
   void convolve(int64_t from, int64_t to, T* out) const {
     convolution_.taps == kUsualTaps ? convolve_rows<kUsualTaps>(from, to, out) : convolve_rows<0>(from, to, out);
   }
 
-  // The last inputs before each checkpoint and before the end of the piece, whose slot may be the one it came
-  // from: it is written last, and there each input is read before the one after it is written.
+  // Stores the last inputs before each checkpoint and before the end of the piece. The slot at the end may be the one
+  // from which the piece came: it is written last, and each of its inputs is read before it is overwritten.
   void keep_windows() const {
     for (int chunk = first_chunk_; chunk < end_chunk_; ++chunk) {
       if (chunk_track_[chunk] >= 0) keep_window(chunk_start_[chunk + 1], chunk_track_[chunk]);
@@ -49,7 +49,7 @@ class PieceInputs {
   }
 
  private:
-  // kTaps: those of a convolution; 0 = any number. Where it is known, weights and the last inputs stay in registers.
+  // kTaps: taps of the convolution; 0 = any number. If it is known, weights and the last inputs stay in registers.
   template <int kTaps>
   void convolve_rows(int64_t from, int64_t to, T* out) const {
     for_each_vector(0, channels_, [&](auto kWhole, int64_t c, int count) {
@@ -83,7 +83,7 @@ class PieceInputs {
     });
   }
 
-  // The inputs of row `t`, which may lie up to K - 1 before the piece; null = zeros.
+  // Returns the inputs of row `t`, which may be up to K - 1 rows before the piece; null = zeros.
   const T* at(int64_t t) const {
     if (t >= begin_) return inputs_ + t * inputs_stride_;
     return source_ < 0 ? nullptr : convolution_.window(source_) + (past_ + t - begin_) * channels_;

@@ -1,20 +1,20 @@
-// Products of small matrices that lie in the cache. Included after Lanes.
+// Products of small matrices in the cache. Included after Lanes.
 #pragma once
 #include "elements.h"
 
 namespace {
 
-constexpr int kTileRows = 4;                        // of a tile: eight registers of sums hide their latency
-constexpr int kTileVectors = Lanes::kVectorsPerTile;  // as many columns as make eight registers
+constexpr int kTileRows = 4;                        // rows of a tile: eight registers of sums hide their latency
+constexpr int kTileVectors = Lanes::kVectorsPerTile;  // vectors of a row of a tile, for eight registers of sums
 constexpr int kTileColumns = kTileVectors * kLanes;
 
-// Rounded up, so that a row is a whole number of tiles.
+// Rounds up, so that a row is a whole number of tiles.
 inline int64_t tiled(int64_t columns) { return (columns + kTileColumns - 1) / kTileColumns * kTileColumns; }
 
 template <int kRows>
 using Tile = Lanes[kRows][kTileVectors];
 
-// tile[r][c] += sum_k a[r * a_row + k * a_step] * b[k * b_step + c], k ascending: each sum has one accumulator.
+// Adds sum_k a[r * a_row + k * a_step] * b[k * b_step + c] to tile[r][c], with k ascending and one accumulator per sum.
 template <int kRows>
 inline void add_products(Tile<kRows>& tile, const float* a, int64_t a_row, int64_t a_step, const float* b,
                          int64_t b_step, int64_t count) {
@@ -49,7 +49,7 @@ inline void store_tile(const Tile<kRows>& tile, float* at, int64_t stride) {
   }
 }
 
-// Each column of the tile times its own factor.
+// Multiplies each column of the tile by its own factor.
 template <int kRows>
 inline void scale_columns(Tile<kRows>& tile, const float* factors) {
   for (int v = 0; v < kTileVectors; ++v) {
@@ -63,7 +63,7 @@ struct RowCount {
   static constexpr int value = kCount;
 };
 
-// body(RowCount, first row) for tiles of some rows; what is left over is taken row by row.
+// Calls body(RowCount, first row) for tiles of kTileRows rows, and for the remaining rows one by one.
 template <typename Body>
 inline void for_each_row_tile(int64_t rows, const Body& body) {
   int64_t row = 0;
@@ -71,8 +71,8 @@ inline void for_each_row_tile(int64_t rows, const Body& body) {
   for (; row < rows; ++row) body(RowCount<1>{}, row);
 }
 
-// out[c][r] = block[r][c] of sixteen by sixteen, of the first `columns` columns. Of fours, in registers that every
-// x86-64 has: numbers are moved, not computed.
+// Computes out[c][r] = block[r][c] of sixteen by sixteen, for the first `columns` columns, in groups of four with
+// registers that every x86-64 has: numbers are moved, not computed.
 inline void turn_block(const float* block, float* out, int64_t out_stride, int64_t columns) {
   for (int64_t c = 0; c < kLanes && c < columns; c += 4) {
     for (int64_t r = 0; r < kLanes; r += 4) {
@@ -84,7 +84,7 @@ inline void turn_block(const float* block, float* out, int64_t out_stride, int64
   }
 }
 
-// out[c][r] = in[r][c]
+// Computes out[c][r] = in[r][c].
 template <typename T>
 inline void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns, T* out, int64_t out_stride) {
   for (int64_t column = 0; column < columns; ++column) {

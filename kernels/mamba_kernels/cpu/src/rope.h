@@ -1,4 +1,4 @@
-// Rotary positions: queries and keys are turned where they lie.
+// Rotary positions: queries and keys are rotated in place.
 #pragma once
 #include "elements.h"
 #include "worker_pool.h"
@@ -12,7 +12,7 @@ void turn_head(T* x, const float* cos, const float* sin, int64_t half) {
   for_each_vector(0, half, [&](auto kWhole, int64_t i, int count) {
     const Lanes first = load_part<kWhole>(x + i, count), second = load_part<kWhole>(x + half + i, count);
     const Lanes c = load_part<kWhole>(cos + i, count), s = load_part<kWhole>(sin + i, count);
-    // Which product is fused is said, so that all instruction sets and compilers round alike.
+    // The fused product is explicit, so that all instruction sets and compilers round alike.
     store_part<kWhole>(x + i, count, Lanes::fused(first, c, Lanes::fused(second, Lanes::zero() - s, Lanes::zero())));
     store_part<kWhole>(x + half + i, count, Lanes::fused(second, c, Lanes::fused(first, s, Lanes::zero())));
   });

@@ -1,4 +1,4 @@
-// The rules of mamba_kernels/moe/routing.py, a row at a time.
+// The rules of mamba_kernels/moe/routing.py, one row at a time.
 #include "route.h"
 
 #include <cmath>
@@ -10,10 +10,10 @@ namespace {
 
 constexpr float kLeastSum = 1e-20f;
 
-// What is no number comes before all others, as it does where torch sorts.
+// NaN comes before all numbers, as in torch's sort.
 bool is_before(float a, float b) { return a > b || (a != a && b == b); }
 
-// Where the `wanted` largest of `count` scores are, in order; of equal ones the first comes first.
+// Finds the places of the `wanted` largest of `count` scores, in order; of equal scores the first comes first.
 void choose(const float* scores, int32_t count, int32_t wanted, int32_t* chosen) {
   int32_t kept = 0;
   for (int32_t i = 0; i < count; ++i) {
@@ -26,7 +26,7 @@ void choose(const float* scores, int32_t count, int32_t wanted, int32_t* chosen)
   }
 }
 
-// Leaves only the scores of those groups whose two best add up to most.
+// Keeps only the scores of the groups whose two best scores have the largest sums.
 void keep_groups(const Router& router, float* scores, float* best, int32_t* kept) {
   const int32_t size = router.experts / router.groups;
   for (int32_t group = 0; group < router.groups; ++group) {

@@ -1,4 +1,4 @@
-// Which experts a row goes to, and what each counts for.
+// The choice and the weights of a row's experts.
 #pragma once
 #include "interface.h"
 

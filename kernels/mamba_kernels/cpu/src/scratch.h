@@ -6,7 +6,7 @@
 
 namespace {
 
-// Of the calling thread, kept between calls; grows when asked for more. What was there is lost.
+// Memory of the calling thread, kept between calls. It grows on demand, and loses its contents when it does.
 class Scratch {
  public:
   ~Scratch() { std::free(memory_); }

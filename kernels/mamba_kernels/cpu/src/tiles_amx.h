@@ -1,16 +1,16 @@
-// What the products by the matrix unit (AMX) have in common. Included after Lanes and linear.h.
+// Code shared by the products of the matrix unit (AMX). Included after Lanes and linear.h.
 #pragma once
 #include "linear.h"
 
 namespace {
 
-constexpr int kSide = 16;                    // rows of a tile of sums, and its outputs
+constexpr int kSide = 16;                    // rows and outputs of a tile of sums
 constexpr int kTilePitch = 64;               // bytes of a row of any tile but those of int8 rows
-constexpr int kWide = 4;                     // panels at once for few rows, or blocks of int8: all four sums
+constexpr int kWide = 4;                     // panels at once for few rows, or blocks of int8: all four tiles of sums
 constexpr int64_t kCachedRows = 512 << 10;   // bytes of rows that stay in the second cache
 constexpr int64_t kTileRowsAtOnce = 2048;
 
-// Rows of inputs in tiles 4 and 5, weights in 6 and 7, sums in 0 to 3; all are `height` rows but the weights.
+// Tiles 4 and 5 hold rows of inputs, 6 and 7 weights, 0 to 3 sums; all but the weights have `height` rows.
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -27,10 +27,10 @@ struct alignas(64) TileShapes {
   }
 };
 
-// What was stored is what tiles load: their instructions do not tell compilers that they read memory.
+// Makes stored data visible to tile loads: compilers do not know that these instructions read memory.
 inline void memory_is_read() { __asm__ volatile("" ::: "memory"); }
 
-// Of all four tiles of sums.
+// Clears all four tiles of sums.
 inline void clear_sums() {
   _tile_zero(0);
   _tile_zero(1);
@@ -53,7 +53,7 @@ void finish_rows(const LinearLayer& layer, int64_t panel, int64_t rows, const fl
   for (int64_t row = 0; row < rows; ++row) outputs.store(Lanes::load(sums + row * kPanel), out + row * layer.outputs);
 }
 
-// Row tiles whose inputs stay cached: an even number, since two are multiplied at once.
+// Returns the number of row tiles whose inputs stay cached: even, since two are multiplied at once.
 inline int64_t cached_tiles(int64_t row_tiles, int64_t tile_bytes) {
   return (clamp(kCachedRows / tile_bytes, 1, row_tiles) + 1) / 2 * 2;
 }

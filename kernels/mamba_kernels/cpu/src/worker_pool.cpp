@@ -14,11 +14,11 @@
 
 namespace {
 
-// A worker that has nothing to do first spins (the next call of a step is microseconds away), then lets
-// other threads run between its looks, then sleeps.
+// An idle worker first spins (the next call of a step is microseconds away), then lets other threads run between its
+// checks, then sleeps.
 constexpr int kSpins = 2000;
 constexpr std::chrono::microseconds kAwake(200);
-constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ of MXCSR, as bfloat16 instructions do by themselves
+constexpr unsigned kFlushDenormals = 0x8040;  // FTZ | DAZ of MXCSR, which bfloat16 instructions imply
 
 class FlushDenormals {
  public:
@@ -41,7 +41,7 @@ class WorkerPool {
     function_ = function;
     context_ = context;
     finished_.store(0, std::memory_order_relaxed);
-    // Sequentially consistent, as is `parked_`: either we see the sleeper or it sees these chunks.
+    // Sequentially consistent, like `parked_`: either we see the sleeping worker or it sees these chunks.
     ticket_.store(static_cast<uint64_t>(count) << 32);
     if (parked_.load() > 0) {
       std::lock_guard<std::mutex> lock(park_);
@@ -72,8 +72,8 @@ class WorkerPool {
  private:
   static bool left(uint64_t ticket) { return static_cast<uint32_t>(ticket) < ticket >> 32; }
 
-  // Who moves the ticket owns the chunk, and an owned chunk keeps the call alive: function_ and context_ are
-  // read only in between.
+  // The thread that advances the ticket owns the chunk, and an owned chunk keeps the call alive: function_ and context_
+  // are read only during that time.
   void take_chunks() {
     uint64_t ticket = ticket_.load();
     while (left(ticket)) {
@@ -84,8 +84,8 @@ class WorkerPool {
     }
   }
 
-  // The other threads have chunks of microseconds. What takes longer is a thread that does not run: the core
-  // belongs to whoever keeps it from that.
+  // The chunks of the other threads take microseconds. A longer wait means that such a thread does not run, so the
+  // core is yielded to the thread that keeps it from running.
   void wait_for_all(int count) {
     const auto all = [&] { return finished_.load(std::memory_order_acquire) == count; };
     for (int i = 0; i < kSpins; ++i) {

@@ -1,14 +1,14 @@
-// Threads that share the chunks of one call. The caller takes chunks too, so a worker that wakes up late (or
-// whose core does something else) costs nothing: a call is over when its chunks are, not when workers say so.
+// Threads that share the chunks of one call. The caller takes chunks too, so a worker that wakes up late (or whose
+// core does other work) costs nothing: a call ends when its chunks are done, not when workers report.
 #pragma once
 
 using ChunkFunction = void (*)(void* context, int chunk);
 
-// Run function(context, 0 .. count-1), each once, in any order and on any thread; returns when all are done.
-// Calls from two threads at once are served one with workers, the other by its caller alone.
+// Runs function(context, 0 .. count-1), each once, in any order and on any thread; returns when all are done. Of two
+// concurrent calls one uses the workers, and the other is computed by its caller alone.
 void run_chunks(int count, ChunkFunction function, void* context);
 
-// So many threads compute from now on, the caller's included.
+// Sets the number of threads that compute, including the caller.
 void set_threads(int count);
 int threads();
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.row_argmax import RowArgmax
+from mamba_kernels.cpu.row_operations import RowArgmax
 from mamba_kernels.dispatch.signatures import Sample
 from mamba_kernels.precision import accumulator
 from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice

@@ -8,7 +8,7 @@ from mamba_kernels.activate import Function
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
-from mamba_kernels.cpu.row_gate import RowGate
+from mamba_kernels.cpu.row_operations import RowGate
 from mamba_kernels.dispatch.kernel_or_reference import computes_by_reference
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.dispatch.signatures import PagedAttention

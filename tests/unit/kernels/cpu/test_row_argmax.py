@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.row_argmax import RowArgmax
+from mamba_kernels.cpu.row_operations import RowArgmax
 
 SIZES = [1, 15, 16, 513, 16_384, 16_385, 70_001]
 TYPES = [torch.float32, torch.bfloat16]

@@ -7,7 +7,7 @@ import torch
 
 from mamba_kernels.arguments import WrongArgument
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.row_gate import RowGate
+from mamba_kernels.cpu.row_operations import RowGate
 
 SHAPES = [(1, 1), (3, 63), (70, 257), (2, 20_000)]
 

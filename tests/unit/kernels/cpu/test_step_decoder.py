@@ -14,7 +14,7 @@ from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.rope import RowRope
-from mamba_kernels.cpu.row_gate import RowGate
+from mamba_kernels.cpu.row_operations import RowGate
 from mamba_kernels.cpu.step_decoder import (
     AttentionBlock,
     Block,

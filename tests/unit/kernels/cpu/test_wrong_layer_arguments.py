@@ -19,7 +19,7 @@ from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.rope import RowRope
-from mamba_kernels.cpu.row_argmax import RowArgmax
+from mamba_kernels.cpu.row_operations import RowArgmax
 from mamba_kernels.moe.activation import Activation
 from testmodels.mixers import MixerRows, Sizes
 from testmodels.operator_calls import CALLS, OperatorCall, chunks, numbers, slots

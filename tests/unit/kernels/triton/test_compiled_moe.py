@@ -5,7 +5,7 @@ import torch
 
 from compiled_kernel import compiled
 from mamba_kernels.moe import Activation, Routing, SharedExpert
-from mamba_kernels.moe.expert_blocks import COUNTED_ALONE
+from mamba_kernels.moe.expert_blocks import MAX_PAIRS_COUNTED_INLINE
 from mamba_kernels.moe.route_kernel import route_call
 from mamba_kernels.moe.triton import calls
 
@@ -46,7 +46,7 @@ def test_moe(n: int, shape: tuple[int, int, int, int, int, Activation], capabili
     )
     *sort, first, second, of_shared, its_second, combine = [compiled(call, capability) for call in made]
     products = [first, second, of_shared, its_second]
-    assert len(sort) == (1 if n * k <= COUNTED_ALONE else 2)
+    assert len(sort) == (1 if n * k <= MAX_PAIRS_COUNTED_INLINE else 2)
     for kernel in (*sort, *products, combine):
         assert kernel.stack == 0
     for kernel in products:

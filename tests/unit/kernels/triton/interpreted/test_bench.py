@@ -11,7 +11,7 @@ from mamba_kernels.bench import __main__ as bench
 from mamba_kernels.bench.measurement import WrongResult, check
 from mamba_kernels.bench.model_shape import MODEL_SHAPES, ModelShape
 from mamba_kernels.bench.moe_and_delta_cases import moe_and_delta_cases
-from mamba_kernels.bench.tuning import table, tuned
+from mamba_kernels.bench.tuning import table, tune
 from mamba_kernels.dispatch.kernel_or_reference import KernelOrReference
 from mamba_kernels.dispatch.operators import triton_operators
 from mamba_kernels.paged_attention import triton as paged_attention
@@ -47,7 +47,7 @@ def test_the_quickest_right_configuration_is_found() -> None:
         tried.append(entry.get("num_warps", 0))
         return 1.0 if entry.get("num_warps") == 4 and entry["blocks"]["C"] == 32 else 2.0
 
-    entries = tuned(case, triton_operators(), CPU, clock)
+    entries = tune(case, triton_operators(), CPU, clock)
     ((kernel, shape), entry), *_ = entries.items()
     assert kernel == "conv1d_update"
     assert (entry["num_warps"], entry["blocks"]["C"]) == (4, 32)
@@ -60,4 +60,4 @@ def test_defaults_that_are_wrong_are_an_error() -> None:
     right = triton_operators()
     wrong = KernelOrReference("rms_norm", lambda *given: right.rms_norm(*given) * 1.1, right.rms_norm)
     with pytest.raises(WrongResult):
-        tuned(case, replace(right, rms_norm=wrong), CPU)
+        tune(case, replace(right, rms_norm=wrong), CPU)

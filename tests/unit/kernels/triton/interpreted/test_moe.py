@@ -53,7 +53,7 @@ def test_many_pairs_are_counted_apart_into_the_same_blocks(
     experts = torch.randint(-1, 7, (n, k), generator=generator, dtype=torch.int32)
     sorted_pairs = []
     for most in (n * k, n * k - 1):
-        monkeypatch.setattr(expert_blocks, "COUNTED_ALONE", most)
+        monkeypatch.setattr(expert_blocks, "MAX_PAIRS_COUNTED_INLINE", most)
         blocks = ExpertBlocks.empty(experts, 7)
         blocks.expert.fill_(-9)
         blocks.pairs.fill_(-9)
