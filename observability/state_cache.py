@@ -39,8 +39,7 @@ STATE_CACHE = Dashboard(
                 (Query(series("prefix_misses").summed("cause"), "{{cause}}"),),
                 "Prompts that resumed fewer tokens than possible. evicted: there was not enough memory to "
                 "keep the checkpoint; no_state: the prefix has pages, but no checkpoint at that depth; "
-                "off_grid: the "
-                "prompts part between two checkpoints; new: no earlier prompt had this prefix.",
+                "too_deep: the prompts part before the checkpoint; new: no earlier prompt had this prefix.",
                 unit="ops",
                 stacked=True,
             ),

@@ -33,7 +33,7 @@ PLAN = {
     },
 }  # fmt: skip
 RUNNING = {"id": "a", "index": 0, "phase": "prefill", "promptTokens": 512, "outputTokens": 0,
-           "cachedTokens": 448, "missCause": "off_grid", "preemptions": 0}  # fmt: skip
+           "cachedTokens": 448, "missCause": "no_state", "preemptions": 0}  # fmt: skip
 SEND = "document.getElementById('chat-text').focus()"
 SENT = "!document.getElementById('chat-send').disabled"
 PREFIX = "/behind/a/proxy"
@@ -118,7 +118,7 @@ async def test_through_a_gateway_it_shows_engines_and_chats_with_what_was_resume
             await page.open(f"{await url}/ui")
             shown = str(await page.until(f"/ExtraBuffer/.test({text_of('engines')}) && {text_of('serving')}"))
             for words in ("1 of 1", "live 2", "cached 3", "free 8", "tree 6", "75 %", "150 of 200", "evicted",
-                          "prefill", "448", "off_grid"):  # fmt: skip
+                          "prefill", "448", "no_state"):  # fmt: skip
                 assert words in shown
             await page.run("document.querySelector('summary').click()")
             plan = str(await page.until("document.querySelector('details[open]')?.innerText"))

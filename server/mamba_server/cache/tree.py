@@ -75,7 +75,6 @@ MISS_CAUSES = (
     "too_deep",
     "evicted",
     "in_flight",
-    "off_grid",
     "salt_differs",
     "no_memory",
     "prompt_logprobs",
@@ -172,17 +171,15 @@ class RadixTree:
         self, token_ids: Tokens, path: _Path, kv_depth: int, checkpoints: _PathCheckpoints
     ) -> str:
         """Return why no more of `token_ids` is resumable; empty if nothing was lost."""
-        page_size, limit = self.page_size, len(token_ids) - 1
+        page_size = self.page_size
         resumable = checkpoints.best.depth if checkpoints.best is not None else 0
-        last_page = limit // page_size * page_size
+        last_page = (len(token_ids) - 1) // page_size * page_size
         if resumable < min(kv_depth, last_page):
             return self._loss_cause(path, resumable, checkpoints)
         if not kv_depth and len(token_ids) > page_size:
             # The salt of an earlier prompt differs, or a page would be shared.
             return "salt_differs" if self._first_pages[self._key(token_ids)] else "new"
-        if resumable < last_page:
-            return "new"
-        return "off_grid" if limit - resumable >= page_size else ""
+        return "new" if resumable < last_page else ""
 
     def _loss_cause(self, path: _Path, resumable: int, checkpoints: _PathCheckpoints) -> str:
         """Return why the deeper pages of `path` cannot be resumed."""
