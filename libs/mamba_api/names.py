@@ -188,3 +188,8 @@ def selector(owner: str, component: Component) -> dict[str, str]:
 def url(owner: str, namespace: str) -> str:
     """The OpenAI base URL inside the cluster."""
     return f"http://{owner}.{namespace}.svc/v1"
+
+
+def authority(host: str, port: int) -> str:
+    """Return `host:port` as URLs have it, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

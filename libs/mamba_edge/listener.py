@@ -4,7 +4,7 @@ import errno
 import ipaddress
 import socket
 
-from mamba_api.authority import authority
+from mamba_api.names import authority
 
 
 class CannotListen(OSError):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner.candidates import STATE_DTYPES, evaluate
 from mamba_planner.choice import choose
 from mamba_planner.constraints import Constraints, StateDtype, Workload

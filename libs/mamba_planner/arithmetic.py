@@ -5,7 +5,7 @@ The planner, the cache layout and the documentation read these; the table of sha
 
 from dataclasses import dataclass
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 from mamba_planner.errors import UnusableInput
 from mamba_planner.model_config import ModelConfig
 

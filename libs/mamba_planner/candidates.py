@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner.arithmetic import kv_bytes_per_token, slab_bytes, state_bytes
 from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, MemoryBudget

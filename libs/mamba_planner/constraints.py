@@ -6,8 +6,7 @@ A MambaDeployment gets here through `spec_settings`, so that cluster, workstatio
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mamba_api.quantization import Quantization
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Quantization, Strategy
 from mamba_api.v1alpha1 import Workload as DeclaredWorkload
 from mamba_planner.errors import UnusableInput
 from mamba_settings.engine_settings import EngineSettings

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner.constraints import StateDtype, Workload
 from mamba_planner.other_size import OtherSize
 from mamba_settings.byte_size import binary_size

@@ -7,7 +7,7 @@ no code path of its own, which is why it can be changed while serving. Planner a
 from dataclasses import dataclass
 from typing import get_args
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 MOST_ROBUST_FIRST: tuple[Strategy, ...] = ("ExtraBuffer", "ExtraBufferLazy", "NoBuffer")

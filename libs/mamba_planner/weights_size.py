@@ -5,7 +5,7 @@ Read from the files by engines and loaders, used by whoever plans.
 
 from dataclasses import dataclass
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 from mamba_planner.arithmetic import loaded_bytes
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes

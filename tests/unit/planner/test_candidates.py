@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner import Constraints, Device, MemoryBudget, UnusableInput, Workload
 from mamba_planner.candidates import (
     Candidate,

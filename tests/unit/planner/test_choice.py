@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner import Constraints, StateDtype, Workload
 from mamba_planner.candidates import STATE_DTYPES, Candidate, SlabGeometry
 from mamba_planner.choice import TIE, choose, reject, why

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_planner import (
     Constraints,

@@ -7,7 +7,7 @@ engines keep more promises, and then asked for twice the load. The cheapest is c
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
