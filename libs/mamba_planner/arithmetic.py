@@ -129,3 +129,35 @@ def _split_or_replicate(count: int, ways: int, what: str) -> int:
             f"use a multiple of {count}"
         )
     return 1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSize:
+    """Bytes as stored, the number of elements they are, and how many of those are in matrices."""
+
+    bytes: int
+    elements: int
+    of_matrices: int
+
+    def loaded(self, dtype: str, quantization: Quantization = "none") -> int:
+        """Bytes in memory as `dtype`, whatever type the files have."""
+        return loaded_bytes(self.elements, self.of_matrices, dtype, quantization)
+
+
+def attention_ratio(model: ModelConfig) -> float:
+    """Arithmetic of attention for one token before, relative to all else of a token; 0 without attention.
+
+    A token multiplies with each active parameter once (2 FLOPs), and in each attention layer with the key and
+    the value of every token before it (2 FLOPs a channel each).
+    """
+    if (attention := model.attention) is None:
+        return 0.0
+    always, experts = active_parameters(model)
+    share = model.moe.experts_per_token / model.moe.experts if model.moe is not None else 0.0
+    linear = 2.0 * (always + share * experts)
+    return 4.0 * model.attention_layers * attention.heads * attention.head_dim / max(linear, 1.0)
+
+
+def prefill_work(start: int, stop: int, ratio: float) -> float:
+    """Work of the tokens [start, stop) of a prompt: their number and what attention adds."""
+    return (stop - start) + ratio * (stop * stop - start * start) / 2

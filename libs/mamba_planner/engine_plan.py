@@ -11,9 +11,8 @@ from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.errors import FittingSize, InsufficientMemory
 from mamba_planner.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.memory import Device, MemoryBudget
-from mamba_planner.memory_plan import MemoryPlan
+from mamba_planner.memory_plan import MemoryPlan, OtherSize
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.other_size import OtherSize
 from mamba_planner.planner import does_not_fit, plan, state_hint
 from mamba_planner.remedies import ways_to_fit
 from mamba_planner.strategy import MOST_ROBUST_FIRST

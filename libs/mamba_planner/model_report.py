@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mamba_planner.weights_size import WeightsSize
+from mamba_planner.arithmetic import WeightsSize
 
 MAX_BYTES = 4096
 """Of a termination message; the kubelet cuts what is longer."""

@@ -7,10 +7,9 @@ bytes moved, and `FLOPS_PER_BYTE` turns arithmetic into it.
 from dataclasses import dataclass
 
 from mamba_planner.arithmetic import active_parameters
-from mamba_planner.checkpoint_spacing import decode_spacing
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.strategy import Reservation
+from mamba_planner.strategy import Reservation, decode_spacing
 
 BETWEEN_TURNS = 2
 """Conversations under way for each request at once: as many wait for people as for answers."""

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mamba_cli.local.planning import PlanOutcome
 from mamba_planner import LedgerLine, MemoryPlan
-from mamba_planner.other_size import OtherSize
+from mamba_planner.memory_plan import OtherSize
 from mamba_settings.byte_size import binary_size
 
 # item of the ledger -> (pattern, colour, words)

@@ -386,8 +386,7 @@ def set_condition(
     now: datetime,
     observed_generation: int,
 ) -> list[Condition]:
-    """Return `conditions` with the one of `type_` set, in the order of `ConditionType`; the input is not
-    changed.
+    """Return a copy of `conditions` with the one of `type_` set, in the order of `ConditionType`.
 
     `lastTransitionTime` moves only when the status changes. A message is cut to the length the CRD accepts.
 

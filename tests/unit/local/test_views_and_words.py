@@ -28,7 +28,7 @@ from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, pla
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_edge.listener import bound
 from mamba_planner import LedgerLine
-from mamba_planner.weights_size import WeightsSize
+from mamba_planner.arithmetic import WeightsSize
 from mamba_server.model.checkpoint.errors import WeightsError
 from mamba_server.model.checkpoint.weight_files import weights_size
 

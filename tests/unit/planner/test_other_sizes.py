@@ -12,8 +12,8 @@ from mamba_planner.candidates import evaluate
 from mamba_planner.errors import FittingSize
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.gpu_sizes import MIB, SIZES
+from mamba_planner.memory_plan import OtherSize
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.other_size import OtherSize
 from mamba_settings.byte_size import binary_size
 from mamba_settings.engine_settings import EngineSettings
 

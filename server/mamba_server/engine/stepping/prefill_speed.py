@@ -8,7 +8,7 @@ takes whatever is in it: it is not the prompts', or an engine of short prompts w
 
 import math
 
-from mamba_planner.prefill_work import prefill_work
+from mamba_planner.arithmetic import prefill_work
 from mamba_server.engine.sequences.schedule import Schedule
 
 FADING = 0.95
