@@ -235,10 +235,10 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
         size = int(settings.device_memory)
     elif device.type == "cuda":
         free, size = torch.cuda.mem_get_info(device)
-        return Device("cuda", size, told=False, free=free)
+        return Device("cuda", size, declared=False, free=free)
     else:
         size = available_bytes()
-    return Device("cuda" if device.type == "cuda" else "cpu", size, told=told)
+    return Device("cuda" if device.type == "cuda" else "cpu", size, declared=told)
 
 
 def _limits(

@@ -333,6 +333,6 @@ def test_a_worst_step_that_leaves_nothing_or_does_not_fit_is_refused_with_number
 def test_a_gpu_s_free_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 << 30, 8 << 30))
     found = booting._memory(EngineSettings(model="any"), torch.device("cuda"))
-    assert found == Device("cuda", 8 << 30, told=False, free=3 << 30)
+    assert found == Device("cuda", 8 << 30, declared=False, free=3 << 30)
     told = booting._memory(EngineSettings(model="any", device_memory="4Gi"), torch.device("cuda"))
     assert told == Device("cuda", 4 << 30)

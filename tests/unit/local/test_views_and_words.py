@@ -65,7 +65,7 @@ def test_a_plan_says_once_how_many_run_and_writes_thousands_alike(tmp_path: Path
     text = " ".join(shown(plan_view(outcome)).split())
     assert "1,024 sequences of 2,048 + 256 tokens at once, the default on GPUs" in text
     assert "assumed prompts of 2,048 and outputs of 256 tokens" in text
-    assert "kept to 1,024 running sequences" in text
+    assert "limited to 1,024 running sequences" in text
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9), st.integers(9, 200))
