@@ -9,11 +9,12 @@ bound on what a cache of this size can save. Called by the tree, the reclaimer a
 import math
 from typing import get_args
 
-from mamba_api.choices import Eviction as Policy
+from mamba_api import choices
 from mamba_server.cache.eviction_heap import EvictionHeap
 from mamba_server.cache.ghost_tree import GhostTree
 from mamba_server.cache.node import Node, ReturnForecast
 
+Policy = choices.Eviction
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 

@@ -98,7 +98,7 @@ def test_asking_for_16_bit_states_overrules_the_checkpoints_wish() -> None:
 def test_a_strategy_that_is_asked_for_is_taken_and_the_others_say_so(strategy: Strategy) -> None:
     result = plan(NANO, Constraints(strategy=strategy), CARD, workload=CHAT)
     assert result.strategy == strategy
-    assert "what the configuration asks for" in result.reason
+    assert f"the configuration asks for strategy {strategy}" in result.reason
     others = [reason for (name, _), reason in reasons(result).items() if name != strategy]
     assert len(others) == 4
     assert all(f"asks for strategy {strategy}" in reason for reason in others)
@@ -120,8 +120,8 @@ def test_a_choice_that_resumes_nothing_says_why_and_what_would_leave_room(name: 
     )
     half = crowded.planned_running // 2
     asked = plan(model(name), Constraints(max_running_requests=half, strategy="NoBuffer"), CARD)
-    assert f"{half} at once would leave {asked.checkpoints} and resume" in crowded.reason
-    assert f"maxRunningRequests {half} keeps that room" in crowded.reason
+    assert f"{half} at once would leave room for {asked.checkpoints} and resume" in crowded.reason
+    assert f"set maxRunningRequests {half} to keep that room" in crowded.reason
     assert f"{asked.expected_saved:.0%} of prompt tokens" in crowded.reason
     assert asked.checkpoints >= half
 
