@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from mamba_telemetry.logs import (
-    GATHERED_SECONDS,
+    FLUSH_SECONDS,
     MAX_PENDING_LINES,
     MAX_TEMPLATES,
     get_logger,
@@ -107,7 +107,7 @@ async def test_lines_of_requests_are_written_together_and_before_whatever_is_log
         for number in range(5):
             of_request({"number": number})
         assert stream.getvalue() == ""
-        await asyncio.sleep(GATHERED_SECONDS)
+        await asyncio.sleep(FLUSH_SECONDS)
         assert [line["number"] for line in lines(stream)] == [0, 1, 2, 3, 4]
         assert stream.writes == 1
         of_request({"number": 5})
