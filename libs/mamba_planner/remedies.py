@@ -65,11 +65,11 @@ Lever = Iterator[tuple[Constraints, str]]
 
 
 def _shorter(model: ModelConfig, constraints: Constraints) -> Lever:
-    configured, own = constraints.max_model_len, model.max_position
-    why = f"the model's own is {own:,}" if configured is None else f"{configured:,} is set"
-    length = own // 2 if configured is None else configured // 2
-    if configured is not None and configured > own:
-        why, length = f"{why}, and the model was trained for {own:,}", own
+    configured, model_limit = constraints.max_model_len, model.max_position
+    why = f"the model's own is {model_limit:,}" if configured is None else f"{configured:,} is set"
+    length = model_limit // 2 if configured is None else configured // 2
+    if configured is not None and configured > model_limit:
+        why, length = f"{why}, and the model was trained for {model_limit:,}", model_limit
     while length >= MIN_LENGTH_TOKENS:
         yield replace(constraints, max_model_len=length), f"max_model_len {length:,} or less ({why})"
         length //= 2

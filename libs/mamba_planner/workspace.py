@@ -88,53 +88,53 @@ def captured_bytes(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> 
 def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) -> int:
     inner, H, shared = mamba.inner, mamba.heads, mamba.groups * mamba.state_size
     # Projection, float32 output; then either the convolved copy and the scan, or the gated norm.
-    kept = tokens * ((inner + mamba.conv_dim + H) * size + inner * 4)
+    common = tokens * ((inner + mamba.conv_dim + H) * size + inner * 4)
     state = inner * mamba.state_size
     # One piece of all tokens, or many short ones, for which initial and passing states are held as well.
-    whole, several = -(-tokens // chunk) + _EXTRA_CHUNKS, min(scanned_chunks(mamba), rows)
-    positions = max(whole, several) * chunk
+    single_piece, many_pieces = -(-tokens // chunk) + _EXTRA_CHUNKS, min(scanned_chunks(mamba), rows)
+    positions = max(single_piece, many_pieces) * chunk
     within = max(min(_PAIRS, positions * H * chunk), H * chunk * chunk)
     scan = (
         positions * 4 * (5 * inner + 4 * shared + 8 * H)
         + 4 * (within + within // chunk * 2 * mamba.head_dim + within * mamba.groups // H)
-        + 4 * max(whole + 3, 3 * several) * state
+        + 4 * max(single_piece + 3, 3 * many_pieces) * state
     )
     convolved = tokens * mamba.conv_dim * size
     prefill = convolved * 2 + scan
     gathered = min(rows * state, max(_GATHERED, state))
     decode = convolved + rows * mamba.conv_kernel * mamba.conv_dim * (3 * size + 8) + 12 * gathered
     norm = tokens * inner * (3 * 4 + size)
-    return kept + max(prefill, decode, norm)
+    return common + max(prefill, decode, norm)
 
 
 def _gated_delta(delta: GatedDeltaConfig, size: int, tokens: int, rows: int) -> int:
     values, spread = delta.value_heads * delta.value_dim, delta.value_heads * delta.key_dim
     # Projection and output.
-    kept = tokens * (delta.conv_dim + 2 * values + 2 * delta.value_heads) * size
+    common = tokens * (delta.conv_dim + 2 * values + 2 * delta.value_heads) * size
     state = delta.state_elements
     convolved = tokens * delta.conv_dim * size
     # Queries, keys and values in float32, the first two once for each value head, plus one intermediate.
-    wide = 4 * (3 * spread + values + 6 * delta.value_heads)
+    token_bytes = 4 * (3 * spread + values + 6 * delta.value_heads)
     widest = max(delta.value_dim, delta.key_dim)
     solved = 4 * delta.value_heads * _SOLVED * 6 * (_SOLVED + widest)
     # States where pieces begin, as stored and in float32, and a few of the piece that is being computed.
     states = (6 * min(scanned_chunks(delta), rows) + 4 * 6) * state
-    prefill = 2 * convolved + tokens * wide + states + solved
+    prefill = 2 * convolved + tokens * token_bytes + states + solved
     gathered = min(rows * state, max(_GATHERED, state))
-    decode = rows * (delta.conv_kernel * delta.conv_dim * (3 * size + 8) + wide) + 16 * gathered
+    decode = rows * (delta.conv_kernel * delta.conv_dim * (3 * size + 8) + token_bytes) + 16 * gathered
     norm = tokens * values * (3 * 4 + 2 * size)
-    return kept + max(prefill, decode, norm)
+    return common + max(prefill, decode, norm)
 
 
 def _attention(model: ModelConfig, size: int, tokens: int, longest: int) -> int:
     if (attention := model.attention) is None:
         return 0
     query, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    own = tokens * (query * (3 if attention.output_gate else 2) * 2 + 2 * keys) * size
+    projections = tokens * (query * (3 if attention.output_gate else 2) * 2 + 2 * keys) * size
     # Keys and values of the longest context, a copy of those of one head, which torch packs on a CPU with a
     # matrix unit, and the mask of a block of rows.
     context = longest * (2 * (keys + attention.head_dim) * size + _QUERY_BLOCK * (1 + size))
-    return own + context
+    return projections + context
 
 
 def _feed_forward(model: ModelConfig) -> int:

@@ -50,8 +50,8 @@ class _QueuedTrace:
 class SpanQueue:
     """Queue of spans of one process.
 
-    At most `most` spans wait. They are sent in batches of about `batch`, at the latest `delay` seconds after
-    the first span.
+    At most `capacity` spans wait. They are sent in batches of about `batch`, at the latest `delay` seconds
+    after the first span.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class SpanQueue:
         exporter: SpanExporter,
         make: SpanFactory,
         *,
-        most: int = 2048,
+        capacity: int = 2048,
         batch: int = 512,
         delay: float = 5.0,
     ) -> None:
         self.counts = SpanCounts()
         self._exporter, self._make = exporter, make
-        self._most, self._batch, self._delay = most, min(batch, most), delay
+        self._capacity, self._batch, self._delay = capacity, min(batch, capacity), delay
         self._traces: deque[_QueuedTrace] = deque()
         self._pending = 0
         """Number of spans that wait or are being sent."""
@@ -79,7 +79,7 @@ class SpanQueue:
         """Queue the spans of a finished request if there is room. Never waits for the receiver."""
         size = len(trace.notes)
         with self._changed:
-            if self._closing or self._pending + size > self._most:
+            if self._closing or self._pending + size > self._capacity:
                 self.counts.dropped += size
                 return
             self._traces.append(_QueuedTrace(trace, end, keep_reason))

@@ -96,7 +96,7 @@ def set_up_traces(choices: TraceSettings, *, process: str) -> Tracing:
     queue = SpanQueue(
         exporter,
         SpanMaker(resource),
-        most=_number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
+        capacity=_number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
         batch=_number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512),
         delay=_number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
     )

@@ -113,7 +113,7 @@ class Model(ApiModel):
     """Maximum length of prompt plus output in tokens. Defaults to the model's own limit."""
     config: FreeForm | None = None
     """The model's Hugging Face config.json, inline, so that the plan is known before any pod starts. A change
-    replaces pods only if the plan then takes another stateDtype."""
+    replaces no pod unless the plan then takes another stateDtype."""
     token_secret_ref: SecretKeyRef | None = None
     """Secret with the access token for gated models; for hf:// only."""
     cache: ModelCache | None = None

@@ -17,7 +17,7 @@ from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule
 def _no_default(schema: JsonDict) -> None:
     """Remove a default from the schema, so that the API server does not write it into the object.
 
-    Such a default could not be told apart from a value that the user wrote.
+    Such a default could not be distinguished from a value that the user wrote.
     """
     schema.pop("default", None)
 
@@ -126,7 +126,7 @@ class Scaling(ApiModel):
     starts one engine, or spec.replicas of them without maxReplicas. While fewer engines answer, the condition
     Available is False. If absent, there is no bound, and engines do not stop by themselves."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Maximum number of engines, whoever decides; a larger number is refused. Above 1,024 engines, gateways
+    """Maximum number of engines in every mode; a larger number is refused. Above 1,024 engines, gateways
     choose some of them by load alone and not by their cached prefixes. If absent, there is no bound and no
     autoscaling."""
     ttft_target: Duration | None = None

@@ -64,7 +64,7 @@ def test_a_plan_says_once_how_many_run_and_writes_thousands_alike(tmp_path: Path
     assert outcome.plan.max_running_requests == 1024
     text = " ".join(shown(plan_view(outcome)).split())
     assert "1,024 sequences of 2,048 + 256 tokens at once, the default on GPUs" in text
-    assert "assumed prompts of 2,048 and outputs of 256 tokens" in text
+    assert "assumed prompts of 2,048 tokens" in text
     assert "limited to 1,024 running sequences" in text
 
 
