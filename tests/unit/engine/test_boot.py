@@ -257,7 +257,7 @@ def test_the_first_start_says_that_it_compiles(tmp_path: Path, monkeypatch: pyte
     [
         ({"model": "/no/such/place"}, 2, "/no/such/place"),
         ({"track_interval": 100}, 2, "track_interval 100 must be a multiple of the page size 16"),
-        ({"max_model_len": 1}, 2, "max_model_len 1 leaves no room"),
+        ({"max_model_len": 1}, 2, "max_model_len 1 is too short"),
         ({"arena_bytes": 1}, 3, "the arena has 1"),
         ({"arena_bytes": 1 << 20, "max_model_len": 10**6}, 3, "one sequence of 1000000 tokens"),
         ({"arena_bytes": None, "device_memory": "100Mi"}, 3, "What would fit: a machine with"),
