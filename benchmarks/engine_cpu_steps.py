@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews

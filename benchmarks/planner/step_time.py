@@ -7,10 +7,9 @@ and writes a state, each checkpoint is one more write of a state. Overlapping st
 
 from dataclasses import dataclass
 
-from mamba_planner.arithmetic import active_parameters
+from mamba_planner.arithmetic import active_parameters, attention_ratio, prefill_work
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.prefill_work import attention_ratio, prefill_work
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.engine.sequences.schedule import Schedule
 

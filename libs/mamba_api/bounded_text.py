@@ -1,16 +1,16 @@
-"""Words for people and clients that repeat what somebody wrote: of whatever size that was. Pure."""
+"""Shortens texts that repeat what users wrote, before they reach people and clients. Pure."""
 
 import re
 
 LONGEST_WORD = 256
-"""Characters of a word that is told whole: names of models and images are shorter."""
+"""Maximum length of a word, in characters, that is repeated whole: names of models and images are shorter."""
 _BEGIN, _END = 64, 16
-"""Characters of a longer word that are told."""
+"""Characters kept from the beginning and the end of a longer word."""
 _TOO_LONG = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
-def bounded(text: str, most: int) -> str:
-    """The text with at most so many characters, and without the middle of words that nobody can read."""
+def bounded(text: str, limit: int) -> str:
+    """Return the text cut to `limit` characters, after cutting the middle out of unreadably long words."""
     if len(text) > LONGEST_WORD:
-        text = _TOO_LONG.sub(lambda found: f"{found[0][:_BEGIN]}…{found[0][-_END:]}", text)
-    return text if len(text) <= most else text[: most - 1] + "…"
+        text = _TOO_LONG.sub(lambda match: f"{match[0][:_BEGIN]}…{match[0][-_END:]}", text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

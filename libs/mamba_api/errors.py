@@ -1,43 +1,43 @@
-"""What the contracts can refuse.
+"""Errors of the contracts: invalid documents and values.
 
 ContractError
 ├── InvalidQuantity    not a Kubernetes quantity (80Gi, 500m, 4)
 ├── InvalidDuration    not a duration (300s, 5m, 500ms)
 ├── InvalidModelUri    not one of the four kinds of model URI
-├── UnknownProfile     spec.resources.profile names none that there is
-├── InvalidProfile     a profile and what the object says itself contradict each other
+├── UnknownProfile     spec.resources.profile names a profile that does not exist
+├── InvalidProfile     a profile and the values of the object contradict each other
 └── InvalidDocument    a YAML document that is no valid MambaDeployment, or no profiles: file, document, name
                        and field
 
-All are `ValueError`s, so pydantic reports the first three at the field where they were found. The CLI turns
+All are `ValueError`s, so pydantic reports the first three at the field that has the value. The CLI turns
 `InvalidDocument` into exit code 2, the operator into the condition reason `InvalidSpec`.
 """
 
 
 class ContractError(ValueError):
-    """Base: the message says what is wrong and what would be right."""
+    """Base class. The message says what is wrong and what would be right."""
 
     condition_reason = "InvalidSpec"
 
 
 class InvalidQuantity(ContractError):
-    """Not a Kubernetes quantity."""
+    """A text that is no Kubernetes quantity."""
 
 
 class InvalidDuration(ContractError):
-    """Not a duration."""
+    """A text that is no duration."""
 
 
 class InvalidModelUri(ContractError):
-    """Not a model URI."""
+    """A text that is no model URI."""
 
 
 class UnknownProfile(ContractError):
-    """`spec.resources.profile` names none that there is."""
+    """A name in `spec.resources.profile` that no profile has."""
 
 
 class InvalidProfile(ContractError):
-    """A profile and what the object says itself contradict each other."""
+    """A profile that contradicts the values of the object."""
 
 
 class InvalidDocument(ContractError):

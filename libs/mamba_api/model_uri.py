@@ -1,4 +1,4 @@
-"""Where a model comes from: the four kinds of URI in `spec.model.uri`.
+"""Source of a model: the four kinds of URI in `spec.model.uri`.
 
 The operator (mounts, weights download), local mode and the engine all read URIs through `parse_model_uri`.
 """
@@ -22,7 +22,7 @@ FORMS = "hf://owner/name[@revision], pvc://claim/path, file:///path or builtin:/
 
 @dataclass(frozen=True, slots=True)
 class ModelUri:
-    """A model URI taken apart."""
+    """A parsed model URI."""
 
     scheme: Scheme
     name: str
@@ -34,12 +34,12 @@ class ModelUri:
 
     @property
     def short_name(self) -> str:
-        """The last part, which people call the model by."""
+        """Last part of the URI, which people use as the name of the model."""
         return (self.path or self.name).rstrip("/").rsplit("/", 1)[-1]
 
 
 def parse_model_uri(text: str) -> ModelUri:
-    """Take `text` apart. Raises `InvalidModelUri` with the accepted forms."""
+    """Parse `text`. Raises `InvalidModelUri` with the accepted forms."""
     if re.fullmatch(URI_PATTERN[1:-1], text, re.ASCII) is None:
         raise InvalidModelUri(f"{text!r} is no model URI: use {FORMS}")
     scheme, rest = text.split("://", 1)

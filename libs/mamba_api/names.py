@@ -1,7 +1,7 @@
 """Every name that cluster and pods share: API identity, labels, annotations, children, ports.
 
-All processes take names from here, so that two of them never spell one differently. Nothing but constants and
-pure functions of a MambaDeployment's name.
+All processes take names from here, so that two of them never spell one differently. Only constants and pure
+functions.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,10 @@ FIELD_MANAGER = "mambaserve-operator"
 FINALIZER = f"{GROUP}/drain"
 LEASE_NAME = "mambaserve-operator"
 CLAIM_NAME = "mambaserve-served-by"
-"""Of the Lease in a namespace that says which release of the operator serves it."""
+"""Name of the Lease in a namespace that records which release of the operator serves the namespace."""
 ADMIN_KEY_NAME = "mambaserve-operator-admin-key"
-"""Secret beside the operator with the key that the tokens of the engines' admin ports are made from."""
+"""Secret in the operator's namespace with the key from which the tokens of the engines' admin ports are
+derived."""
 MAX_NAME_LENGTH = 52
 """Longest metadata.name: the longest child name and a pod's suffixes must stay a DNS label of 63 characters.
 """
@@ -40,31 +41,33 @@ MANAGED_BY = "mambaserve-operator"
 
 # Own annotations and labels
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
-"""Hash of what the operator rendered; drift and the need of a roll-out are read from it."""
+"""Hash of the object that the operator rendered. Drift and the need of a roll-out are read from it."""
 ANNOTATION_STRATEGY = f"{GROUP}/strategy"
-"""On a pod: the state cache strategy its engine was started with."""
+"""On a pod: state cache strategy that its engine started with."""
 ANNOTATION_PLANNED_FOR = f"{GROUP}/planned-for"
-"""On the engine Deployment: the revision of the pods and the GPU memory their plan was made for."""
+"""On the engine Deployment: revision of the pods and the GPU memory their plan was computed for."""
 ANNOTATION_CHOSEN_FOR = f"{GROUP}/chosen-for"
-"""On the engine Deployment: the strategy that was chosen for measured traffic, and that traffic."""
+"""On the engine Deployment: strategy that was chosen for measured traffic, and that traffic."""
 ANNOTATION_TUNED = f"{GROUP}/tuned"
-"""On the ConfigMap X-engine: hash of the settings that running engines take over, and when they changed."""
+"""On the ConfigMap X-engine: hash of the settings that running engines apply, and the time of their last
+change."""
 ANNOTATION_FAILED_REVISION = f"{GROUP}/failed-revision"
-"""On the engine Deployment: the revision that its pods were taken back from, and why."""
+"""On the engine Deployment: revision that its pods were rolled back from, and the cause."""
 ANNOTATION_RETRY = f"{GROUP}/retry"
-"""On the engine Deployment, while a quota refuses an engine: the number of those that there are."""
+"""On the engine Deployment, while a quota refuses an engine: number of engines that exist."""
 ANNOTATION_RESTART = f"{GROUP}/restarted-at"
-"""On a MambaDeployment: a new value rolls the pods, as `kubectl rollout restart` does."""
+"""On a MambaDeployment: a new value restarts the pods one by one, as `kubectl rollout restart` does."""
 ANNOTATION_COMMIT = f"{GROUP}/model-commit"
-"""On an engine pod that reads its model from a volume that is made for it: the commit that it reads."""
+"""On an engine pod that reads its model from a volume created by the operator: commit that it reads."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""On an engine pod that is to go when there shall be fewer: Kubernetes takes the lowest first."""
+"""On an engine pod to be removed when the number of engines falls: Kubernetes removes the lowest cost
+first."""
 LABEL_ROLE = f"{GROUP}/role"
-"""On an engine pod: unified, the only role of this version."""
+"""On an engine pod: `unified`, the only role of this version."""
 LABEL_REVISION = f"{GROUP}/revision"
 """On an engine pod: short hash of its template."""
 LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
-"""On a node, by NVIDIA's feature discovery: MiB of one GPU; every node that has GPUs carries it."""
+"""On a node with GPUs, set by NVIDIA's feature discovery: MiB of one GPU."""
 
 Component = Literal["engine", "gateway", "loader"]
 
@@ -72,13 +75,13 @@ ENGINE_CONTAINER = "engine"
 GATEWAY_CONTAINER = "gateway"
 LOADER_CONTAINER = "loader"
 METRIC_DOWNLOADED = "mambaserve_download_fetched_bytes"
-"""Told by a loader at HTTP_PORT, with the next one."""
+"""Metric of a loader at HTTP_PORT, like the next one."""
 METRIC_TO_DOWNLOAD = "mambaserve_download_total_bytes"
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
 ENDPOINT_PICKER_PORT = 9002
-"""Of gateway pods and their Service, where there is an InferencePool."""
+"""Port of gateway pods and their Service if there is an InferencePool."""
 ENDPOINT_PICKER_PORT_NAME = "endpoint-picker"
 ADMIN_PORT = 8001
 ADMIN_PORT_NAME = "admin"
@@ -95,18 +98,20 @@ CONTROL_PLANE_IMAGE = "ghcr.io/mambaserve/mambaserve-control-plane:0.1.0"
 ENV_PREFIX = "MAMBASERVE_"
 
 WAKE_KEY = "heldAt"
-"""Key inside the ConfigMap X-wake: when (RFC 3339) a gateway last held a request for want of an engine."""
+"""Key in the ConfigMap X-wake: time (RFC 3339) at which a gateway last held a request because no engine
+ran."""
 INDEX_TROUBLE_KEY = "prefixIndexTrouble"
-"""Key beside it: when (RFC 3339) the prefix index missed its Redis, a blank, and what was the matter."""
+"""Key in the same ConfigMap: time (RFC 3339) at which the prefix index missed its Redis, a space, and the
+cause."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
 ENGINE_KEY_KEY = "key"
+"""Key in the Secret with the key that engines require of gateways."""
 GATEWAY_KEY = "gateway"
-"""Name of the key of an engine whose holder may speak for clients, and ask what is cached."""
-"""Key inside the Secret with the key that engines ask gateways for."""
+"""Name of the engine key whose holder may act for clients and query the cached prefixes."""
 REDIS_URL_KEY = "url"
 """Key of the Secret with the address of a Redis."""
 API_KEYS_KEY = "api-keys"
-"""Key inside the Secret of `spec.gateway.auth.secretRef`: one accepted API key a line."""
+"""Key in the Secret of `spec.gateway.auth.secretRef`: one accepted API key per line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,62 +122,73 @@ class Children:
 
     @property
     def engine(self) -> str:
-        """Engine Deployment, headless Service, ConfigMap."""
+        """Name of the engine Deployment, headless Service and ConfigMap."""
         return f"{self.owner}-engine"
 
     @property
     def gateway(self) -> str:
-        """Gateway Deployment and Service: the name users type."""
+        """Name of the gateway Deployment and Service, which users type."""
         return self.owner
 
     @property
     def service_account(self) -> str:
-        """ServiceAccount of engines and gateway."""
+        """Name of the ServiceAccount of engines and gateway."""
         return self.owner
 
     def admin_secret(self, uid: str, key_id: str = "") -> str:
-        """Secret with the token of the engines' admin port. By the owner's `uid`: the operator cannot look
-        whose a Secret is, so the name must be nobody else's, nor of an earlier owner of the same name. And by
-        the key that the token is made with, so that another key rolls the pods that mount it."""
+        """Return the name of the Secret with the token of the engines' admin port.
+
+        The name contains the owner's `uid`: the operator cannot see who owns a Secret, so no other owner may
+        have the same name, not even an earlier owner with this name. It also contains the key that the token
+        is derived from, so that another key replaces the pods that mount it.
+        """
         return f"{self.owner}-admin-{uid[:8]}" + (f"-{key_id}" if key_id else "")
 
     def engine_key(self, uid: str) -> str:
-        """Secret with the key that engines ask gateways for. By the owner's `uid`, as `admin_secret`."""
+        """Return the name of the Secret with the key that engines require of gateways.
+
+        The name contains the owner's `uid`, as in `admin_secret`.
+        """
         return f"{self.owner}-engine-key-{uid[:8]}"
 
     @property
     def model_cache(self) -> str:
-        """PersistentVolumeClaim for downloaded weights, when asked for."""
+        """Name of the PersistentVolumeClaim for downloaded weights, if the spec requests one."""
         return f"{self.owner}-model"
 
     def loader(self, load: str) -> str:
-        """Job that downloads a model to `model_cache`; `load` is the hash of what it downloads, of which the
-        name has as much as a DNS label leaves room for."""
+        """Return the name of the Job that downloads a model to `model_cache`.
+
+        `load` is the hash of the download; the name has as much of it as a DNS label has room for.
+        """
         return f"{self.owner}-load-{load[:5]}"
 
     @property
     def model_report(self) -> str:
-        """ConfigMap with what the loader found: the commit, the configuration, the bytes of the weights."""
+        """Name of the ConfigMap with the loader's report: commit, configuration, bytes of the weights."""
         return f"{self.owner}-model"
 
     @property
     def last_ready(self) -> str:
-        """ConfigMap with the engine revision that was last ready, to go back to."""
+        """Name of the ConfigMap with the last ready engine revision, for a roll-back."""
         return f"{self.owner}-last-ready"
 
     @property
     def inference_pool(self) -> str:
-        """InferencePool, when asked for."""
+        """Name of the InferencePool, if the spec requests one."""
         return self.owner
 
     @property
     def wake(self) -> str:
-        """ConfigMap in which gateways ask for an engine and say what they miss; all that they may write."""
+        """Name of the ConfigMap in which gateways request an engine and report problems.
+
+        Gateways may write nothing else.
+        """
         return f"{self.owner}-wake"
 
 
 def labels(owner: str, component: Component) -> dict[str, str]:
-    """All labels of a child of `owner`."""
+    """Return all labels of a child of `owner`."""
     return {
         **selector(owner, component),
         LABEL_MANAGED_BY: MANAGED_BY,
@@ -181,10 +197,15 @@ def labels(owner: str, component: Component) -> dict[str, str]:
 
 
 def selector(owner: str, component: Component) -> dict[str, str]:
-    """The labels a child's pods are selected by; never changes during the life of an object."""
+    """Return the labels that select a child's pods; they never change during the life of an object."""
     return {LABEL_NAME: APP_NAME, LABEL_INSTANCE: owner, LABEL_COMPONENT: component}
 
 
 def url(owner: str, namespace: str) -> str:
-    """The OpenAI base URL inside the cluster."""
+    """Return the OpenAI base URL inside the cluster."""
     return f"http://{owner}.{namespace}.svc/v1"
+
+
+def authority(host: str, port: int) -> str:
+    """Return `host:port` as URLs have it, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,8 +1,8 @@
 """The OpenAI-compatible HTTP surface: requests that engine and gateway accept, and the error envelope.
 
-Validated by the engine's API process; the gateway relays bodies and reads a few fields only. Strict: a wrong
-type is an error, an unknown field is ignored (the caller logs it), a known one that would change the answer
-and is not acted on is refused. Holds no behaviour beyond validation.
+The engine's API process validates with these models; the gateway relays bodies and reads a few fields only. A
+wrong type is an error, an unknown field is ignored (the caller logs it), and a known field that would change
+the answer but is not implemented is refused. Nothing here goes beyond validation.
 """
 
 from typing import Annotated, Any, Literal, get_args
@@ -34,62 +34,62 @@ from mamba_api.openai_tools import Tool, ToolSelection
 
 
 class GenerationRequest(Strict):
-    """What both generation endpoints share. Ranges follow the OpenAI reference where it has one."""
+    """Fields that both generation endpoints share. Ranges follow the OpenAI reference where it has one."""
 
     model: str | None = None
-    """Name of the served model; none = the one that is served."""
+    """Name of the served model; defaults to the one that is served."""
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
-    """Most tokens to generate; 0 is allowed with `echo` alone."""
+    """Maximum number of tokens to generate; 0 is allowed only with `echo`."""
     temperature: FiniteFloat | None = Field(None, ge=0, le=2)
-    """0 = greedy; none = the model's generation_config.json, else 1."""
+    """Sampling temperature; 0 = greedy. Defaults to the model's generation_config.json, else 1."""
     top_p: FiniteFloat | None = Field(None, ge=0, le=1)
-    """Sample from the smallest set of tokens with this probability mass; 0 = the most likely one alone."""
+    """Sample from the smallest set of tokens with this probability mass; 0 = only the most likely one."""
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     """Sample from the k most likely tokens; 0 and -1 = all."""
     min_p: FiniteFloat | None = Field(None, ge=0, le=1)
     """Drop tokens less likely than this share of the most likely one."""
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    """Choices per prompt."""
+    """Number of choices per prompt."""
     stop: StopString | StopStrings | None = None
-    """End a choice before any of these strings."""
+    """Strings before which a choice ends."""
     stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOPS, fail_fast=True)
-    """End a choice at any of these tokens."""
+    """Token ids at which a choice ends."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    """Same seed, same request, same answer; choice i uses seed + i."""
+    """Seed of the sampling: the same seed and request give the same answer; choice i uses seed + i."""
     presence_penalty: FiniteFloat | None = Field(None, ge=-2, le=2)
-    """Subtracted from the logits of tokens generated before."""
+    """Number subtracted from the logits of tokens generated before."""
     frequency_penalty: FiniteFloat | None = Field(None, ge=-2, le=2)
-    """Subtracted from the logits of tokens generated before, times how often."""
+    """Number subtracted from the logits of tokens generated before, once for each occurrence."""
     repetition_penalty: FiniteFloat | None = Field(None, gt=0, le=10)
-    """Divides the logits of tokens seen in prompt or output."""
+    """Divisor of the logits of tokens that occur in prompt or output."""
     logit_bias: LogitBias | None = None
-    """Token id (as a JSON string) to a number that is added to its logit."""
+    """Map from token id (as a JSON string) to a number that is added to its logit."""
     ignore_eos: bool | None = None
-    """Go on after the end-of-sequence token."""
+    """Whether to continue after the end-of-sequence token."""
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
-    """Do not end before this many tokens."""
+    """Minimum number of tokens before a choice may end."""
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Also return the log-probabilities of the prompt's tokens, with this many alternatives."""
     stream: bool | None = None
-    """Answer with server-sent events."""
+    """Whether to answer with server-sent events."""
     stream_options: StreamOptions | None = None
-    """Only together with `stream`."""
+    """Options of a stream; allowed only together with `stream`."""
     return_token_ids: bool | None = None
-    """Choices also carry `prompt_token_ids` and `token_ids`."""
+    """Whether choices also carry `prompt_token_ids` and `token_ids`."""
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
-    """Lower runs first."""
+    """Priority of the request; lower numbers run first."""
     cache_salt: str | None = Field(None, max_length=256)
-    """Prefixes are shared only between requests of one salt."""
+    """Salt of the prefix cache: prefixes are shared only between requests with the same salt."""
     response_format: ResponseFormat | None = None
     """Form of the answer; not together with `structured_outputs`."""
     structured_outputs: StructuredOutputs | None = None
-    """Form of the answer, as vLLM has it."""
+    """Form of the answer, as in vLLM."""
     skip_special_tokens: bool | None = None
-    """Leave special tokens out of the text; none = true."""
+    """Whether to leave special tokens out of the text; defaults to true."""
     include_stop_str_in_output: bool | None = None
-    """Show the stop string, or the stop token, that ended a choice; none = false."""
+    """Whether to include the stop string or stop token that ended a choice; defaults to false."""
     truncate_prompt_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    """Keep only the last so many tokens of a prompt."""
+    """Number of tokens of a prompt to keep, counted from its end."""
     user: str | None = None
     """Ignored; accepted because clients send it."""
     metadata: Metadata | None = None
@@ -97,12 +97,12 @@ class GenerationRequest(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_passed_over(cls, fields: Any) -> Any:
+    def _refuse_unsupported(cls, fields: Any) -> Any:
         return refuse_unsupported(fields)
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _nothing_is_no_stop(cls, value: Any) -> Any:
+    def _drop_empty_stop(cls, value: Any) -> Any:
         return None if value == "" else value
 
     @field_validator("stop")
@@ -134,7 +134,7 @@ class GenerationRequest(Strict):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
+        """Stop strings as a tuple."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -146,13 +146,14 @@ class CompletionRequest(GenerationRequest):
     prompt: str | Annotated[list[str], FAIL_FAST] | TokenIds | Annotated[list[TokenIds], FAIL_FAST]
     """A string, strings, token ids, or lists of token ids."""
     echo: bool | None = None
-    """Put the prompt in front of each choice (best effort: the text of its tokens)."""
+    """Whether to put the prompt in front of each choice (best effort: the text of its tokens)."""
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Log-probabilities of the sampled tokens and of this many alternatives."""
+    """Number of alternatives per sampled token in the returned log-probabilities."""
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    """Only equal to `n`: choices are not ranked."""
+    """Accepted only if equal to `n`: choices are not ranked."""
     add_special_tokens: bool | None = None
-    """Begin a prompt that is a string as the tokenizer does, such as with its bos token; none = true."""
+    """Whether the tokenizer adds its special tokens, such as bos, to a prompt that is a string; defaults to
+    true."""
     suffix: str | None = None
     """Not supported: must be left out."""
 
@@ -180,7 +181,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts as a list, one entry each."""
+        """Prompts as a list, one entry each."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -194,7 +195,7 @@ WordOrSelection = Annotated[
     Annotated[ToolChoice, Tag("Word")] | Annotated[ToolSelection, Tag("Selection")],
     Discriminator(lambda value: "Word" if isinstance(value, str) else "Selection"),
 ]
-"""Parted by what it is, so that an error speaks of that alone."""
+"""Tool choice, discriminated by its JSON type, so that an error mentions only that type."""
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -203,35 +204,38 @@ class ChatCompletionRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     """The conversation so far."""
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    """Most tokens to generate; wins over `max_tokens`."""
+    """Maximum number of tokens to generate; wins over `max_tokens`."""
     logprobs: bool | None = None
-    """Return log-probabilities of the sampled tokens."""
+    """Whether to return log-probabilities of the sampled tokens."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Alternatives per token; needs `logprobs`."""
+    """Number of alternatives per token; needs `logprobs`."""
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
-    """Functions and custom tools that the model may call; only for models whose chat template takes tools."""
+    """Functions and custom tools that the model may call; only for models whose chat template accepts
+    tools."""
     tool_choice: WordOrSelection | None = None
-    """`auto`: the model decides; `none`: it is shown no tools; `required`: it calls some; a tool: it
-    calls that one, once; allowed tools: it is shown these alone, and calls some if the mode is `required`."""
+    """`auto`: the model decides; `none`: it gets no tools; `required`: it calls at least one tool; a tool: it
+    calls this tool once; allowed tools: it gets only these, and calls at least one of them if the mode is
+    `required`."""
     parallel_tool_calls: bool | None = None
-    """`false`: of several calls in an answer only the first is returned."""
+    """`false`: only the first of several calls in an answer is returned."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """More variables for the chat template."""
+    """Further variables for the chat template."""
     separate_reasoning: bool | None = None
-    """Give what the model thinks before its answer as `reasoning_content`; `false`: leave it in `content`,
-    with its markers; none = true."""
+    """Whether to return the model's reasoning as `reasoning_content`; `false` leaves it in `content`, with
+    its markers. Defaults to true."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """The chat template's variable of that name; a template without it makes the same prompt."""
+    """Variable of the same name for the chat template; it has no effect on a template that does not use
+    it."""
     add_generation_prompt: bool | None = None
-    """End the prompt with what opens an answer; none = true."""
+    """Whether the prompt ends with the opening of an answer; defaults to true."""
     continue_final_message: bool | None = None
-    """Continue the last message instead of answering it."""
+    """Whether to continue the last message instead of answering it."""
     store: bool | None = None
     """Ignored; accepted because clients send it."""
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_of_completions(cls, fields: Any) -> Any:
+    def _refuse_completion_fields(cls, fields: Any) -> Any:
         return refuse_unsupported(fields, NOT_SUPPORTED_IN_CHATS)
 
     @field_validator("tool_choice", mode="before")
@@ -243,7 +247,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """The tools that the model is shown; none where it shall not call any."""
+        """Tools that the model gets; empty if it must not call any."""
         if self.tool_choice == "none":
             return []
         if self.has_allowed_tools:
@@ -252,41 +256,41 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The same, as chat templates take them."""
+        """The same tools in the form of chat templates."""
         return [tool.in_templates() for tool in self.callable_tools]
 
     @property
     def has_allowed_tools(self) -> bool:
-        """Whether the model may call some of its tools alone."""
+        """Whether the model may call only some of its tools."""
         return isinstance(self.tool_choice, ToolSelection) and self.tool_choice.allowed_tools is not None
 
     @property
     def names_one_tool(self) -> bool:
-        """Whether the model has to call one tool, once."""
+        """Whether the model has to call one certain tool, once."""
         return isinstance(self.tool_choice, ToolSelection) and self.tool_choice.allowed_tools is None
 
     @property
     def _named_tools(self) -> list[Tool]:
-        """The first tool of each type and name that the choice has, in the order of `tools`."""
+        """First tool of each type and name in `tool_choice`, in the order of `tools`."""
         assert isinstance(self.tool_choice, ToolSelection)
-        wanted = set(self.tool_choice.named)
-        found: list[Tool] = []
+        missing = set(self.tool_choice.named)
+        tools: list[Tool] = []
         for tool in self.tools or ():
-            if (tool.type, tool.name) in wanted:
-                wanted.discard((tool.type, tool.name))
-                found.append(tool)
-        return found
+            if (tool.type, tool.name) in missing:
+                missing.discard((tool.type, tool.name))
+                tools.append(tool)
+        return tools
 
     @property
     def forced_tools(self) -> list[Tool]:
-        """The tools of which one has to be called; none where the model may do without."""
+        """Tools of which one has to be called; empty if the model may answer without a call."""
         if isinstance(self.tool_choice, ToolSelection):
             allowed = self.tool_choice.allowed_tools
             return self._named_tools if allowed is None or allowed.mode == "required" else []
         return list(self.tools or ()) if self.tool_choice == "required" else []
 
     @model_validator(mode="after")
-    def _consistent(self) -> "ChatCompletionRequest":
+    def _consistent_tools(self) -> "ChatCompletionRequest":
         if self.tool_choice == "required" and not self.tools:
             raise ValueError("tool_choice: 'required' needs tools")
         names = [tool.name for tool in self.tools or ()]
@@ -294,11 +298,15 @@ class ChatCompletionRequest(GenerationRequest):
             if tool.custom is not None and names.count(tool.name) > 1:
                 raise ValueError(f"tools: another tool has the name of the custom tool {tool.name[:64]!r}")
         if isinstance(self.tool_choice, ToolSelection):
-            known = {(tool.type, tool.name) for tool in self.tools or ()}
+            offered = {(tool.type, tool.name) for tool in self.tools or ()}
             for kind, name in self.tool_choice.named:
-                if (kind, name) not in known:
+                if (kind, name) not in offered:
                     what = "function" if kind == "function" else "custom tool"
                     raise ValueError(f"tool_choice: tools has no {what} {name[:64]!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatCompletionRequest":
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only allowed together with 'logprobs': true")
         if self.max_tokens == 0:
@@ -309,20 +317,20 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class ErrorBody(Strict):
-    """What went wrong, in the words of the OpenAI API."""
+    """Description of an error in the form of the OpenAI API."""
 
     message: str
-    """What is wrong and what to do."""
+    """Description of the problem and its remedy."""
     type: str
     """Class of error: invalid_request_error, authentication_error, rate_limit_error, server_error, …"""
     param: str | None = None
-    """The field of the request that is wrong."""
+    """Field of the request that is wrong."""
     code: str | None = None
     """Machine-readable reason."""
 
 
 class ErrorEnvelope(Strict):
-    """Body of every answer with a status of 400 or more, and of an error event inside a stream."""
+    """Body of every answer with a status of 400 or more, and of an error event in a stream."""
 
     error: ErrorBody
     """The error."""

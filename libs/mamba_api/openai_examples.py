@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Examples = Mapping[str, Mapping[str, Any]]
-"""By name: OpenAPI example objects with a summary and a value."""
+"""OpenAPI example objects, each with a summary and a value, by name."""
 _TOOL = {
     "type": "function",
     "function": {

@@ -1,7 +1,7 @@
-"""Parts of the OpenAI-compatible requests: bounded texts and lists, messages, and what is refused.
+"""Parts of the OpenAI-compatible requests: bounded texts and lists, messages, and refused fields.
 
-Used by `openai`, which has the requests. Every list and table has a bound and fails at its first wrong
-element: a body of a megabyte must not cost seconds of complaints. Pure.
+`openai` builds its requests from them. Every list and table has a bound and fails at its first wrong element,
+because the list of all errors of a body of a megabyte would cost seconds. Pure.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ TokenIds = Annotated[list[TokenId], FAIL_FAST]
 Bias = Annotated[FiniteFloat, Field(ge=-100, le=100)]
 
 
-def at_most(most: int) -> BeforeValidator:
-    """Counts the entries of an object before it looks at any of them."""
+def at_most(limit: int) -> BeforeValidator:
+    """Return a validator that counts the entries of an object before any of them is validated."""
 
     def check(value: Any) -> Any:
-        if isinstance(value, Mapping) and len(value) > most:
-            raise ValueError(f"must have at most {most} entries, got {len(value)}")
+        if isinstance(value, Mapping) and len(value) > limit:
+            raise ValueError(f"must have at most {limit} entries, got {len(value)}")
         return value
 
     return BeforeValidator(check)
@@ -44,7 +44,7 @@ GUIDES = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf",
     "grammar",
 )  # fmt: skip
-"""Fields that guide the form of an answer. An empty one does so, too: `{}` is the schema of any JSON."""
+"""Fields that constrain the form of an answer. An empty one does so, too: `{}` is the schema of any JSON."""
 NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(GUIDES, ()),
     "bad_words": (), "allowed_token_ids": (), "logits_processors": (), "custom_logit_processor": (),
@@ -52,30 +52,33 @@ NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "functions": (), "function_call": ("auto", "none"), "documents": (), "audio": (),
     "modalities": (["text"],), "web_search_options": (), "return_tokens_as_token_ids": (),
 }  # fmt: skip
-"""Fields other servers know that would change the answer and are not acted on: passing over them would give
-another answer than was asked for. With each, the values that ask for nothing; null, false and empty ones
-never do, but for `GUIDES`."""
+"""Fields of other servers that would change the answer and are not implemented: ignoring them would give
+another answer than the client requested. Each comes with the values that change nothing; null, false and
+empty values never change anything, except for `GUIDES`."""
 NOT_SUPPORTED_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
     "echo": (), "suffix": (), "best_of": (1,), "add_special_tokens": (),
 }  # fmt: skip
-"""The same, of chats alone."""
+"""The same for fields that only chats refuse."""
 
 
 def refuse_unsupported(fields: Any, more: Mapping[str, tuple[Any, ...]] = NOT_SUPPORTED) -> Any:
-    """Raises ValueError that begins with the name of a field in `more` which asks for something."""
+    """Return `fields`, or raise ValueError if a field in `more` has an effect.
+
+    The message begins with the name of the field.
+    """
     if isinstance(fields, dict):
         for name, neutral in more.items():
             value = fields.get(name)
-            # 0 is no "nothing": of a penalty it is a value.
-            nothing = value is None or value is False or (name not in GUIDES and value in ("", [], {}))
-            if not nothing and value not in neutral:
-                instead = "use structured_outputs" if name in GUIDES else "leave it out"
-                raise ValueError(f"{name}: is not supported; {instead}")
+            # 0 counts as a value: it is a valid penalty.
+            empty = value is None or value is False or (name not in GUIDES and value in ("", [], {}))
+            if not empty and value not in neutral:
+                advice = "use structured_outputs" if name in GUIDES else "leave it out"
+                raise ValueError(f"{name}: is not supported; {advice}")
     return fields
 
 
 class Strict(BaseModel):
-    """Nothing is converted; unknown fields are dropped."""
+    """A model without type conversion. Unknown fields are dropped."""
 
     model_config = ConfigDict(
         strict=True, extra="ignore", use_attribute_docstrings=True, protected_namespaces=(), frozen=True
@@ -86,9 +89,9 @@ class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    """Send one more chunk, with the usage and no choices, before `[DONE]`."""
+    """Whether to send one more chunk, with the usage and no choices, before `[DONE]`."""
     continuous_usage_stats: bool | None = None
-    """Put the usage so far into every chunk."""
+    """Whether every chunk carries the usage so far."""
 
 
 class JsonSchema(Strict):
@@ -99,24 +102,24 @@ class JsonSchema(Strict):
     description: str | None = None
     """Ignored; accepted because clients send it."""
     schema_: dict[str, Any] = Field({}, alias="schema")
-    """A JSON schema; none = any JSON."""
+    """A JSON schema; defaults to any JSON."""
     strict: bool | None = None
-    """`true`: a schema of which something cannot be enforced is refused; else that is left out, and named in
-    the header `X-Mambaserve-Form-Left-Out`. Answers always follow the rest."""
+    """`true`: a schema with a keyword that cannot be enforced is refused. Otherwise the keyword is left out
+    and named in the header `X-Mambaserve-Form-Left-Out`. Answers always follow the rest of the schema."""
 
 
 class ResponseFormat(Strict):
-    """Form of the answer, which it has from its first token on."""
+    """Form of the answer, enforced from its first token."""
 
     type: Literal["text", "json_object", "json_schema"]
     """`text`: any; `json_object`: a JSON object; `json_schema`: JSON that follows `json_schema`."""
     json_schema: JsonSchema | None = None
-    """Of the type of that name."""
+    """Schema for the type `json_schema`."""
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    """Of the type `json_object`: the schema that the object follows, as llama.cpp has it."""
+    """Schema for the type `json_object`, as in llama.cpp."""
 
     @model_validator(mode="after")
-    def _schema_where_wanted(self) -> "ResponseFormat":
+    def _schema_matches_type(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("'json_schema' belongs to the type 'json_schema', which needs it")
         if self.schema_ is not None and self.type != "json_object":
@@ -125,26 +128,26 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """Form of the answer, as vLLM has it: one of these."""
+    """Form of the answer, as in vLLM: exactly one of these fields."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
-    """JSON that follows this schema, which may be a string."""
+    """JSON schema, as an object or a string, that the answer follows."""
     regex: str | None = None
-    """A text that this regular expression matches as a whole."""
+    """Regular expression that matches the whole answer."""
     choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None, min_length=1, max_length=MAX_ALTERNATIVES, fail_fast=True
     )
-    """One of these texts."""
+    """Texts of which the answer is one."""
     grammar: str | None = None
-    """A text of this grammar, in Lark's notation."""
+    """Grammar of the answer, in Lark's notation."""
     json_object: bool | None = None
-    """A JSON object."""
+    """Whether the answer is a JSON object."""
 
     @model_validator(mode="after")
     def _one(self) -> "StructuredOutputs":
-        given = (self.json_, self.regex, self.choice, self.grammar, self.json_object or None)
-        if sum(each is not None for each in given) != 1:
-            raise ValueError("exactly one of json, regex, choice, grammar and json_object has to be there")
+        forms = (self.json_, self.regex, self.choice, self.grammar, self.json_object or None)
+        if sum(form is not None for form in forms) != 1:
+            raise ValueError("exactly one of json, regex, choice, grammar and json_object must be set")
         return self
 
 
@@ -152,7 +155,7 @@ class ContentPart(Strict):
     """One part of a message's content; only text is supported."""
 
     type: str
-    """`text`, or `refusal` of an earlier answer."""
+    """`text`, or `refusal` for an earlier answer."""
     text: str | None = None
     """The text."""
     refusal: str | None = None
@@ -172,21 +175,21 @@ class ContentPart(Strict):
 
 
 class ChatMessage(Strict):
-    """One message of the conversation. Fields beyond these reach the chat template as they are."""
+    """One message of the conversation. Further fields reach the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    """Who speaks."""
+    """Role of the author."""
     content: str | Annotated[list[ContentPart], FAIL_FAST] | None = None
-    """Text, or a list of text parts; may be null for an assistant's tool calls, and for a tool that had
-    nothing to say."""
+    """Text, or a list of text parts. May be null for an assistant message with tool calls and for a tool
+    without a result."""
     name: str | None = None
     """Name of the speaker or of the tool."""
     tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
-    """Calls the assistant made."""
+    """Tool calls of the assistant."""
     tool_call_id: str | None = None
-    """The call a tool message answers."""
+    """Identifier of the call that a tool message answers."""
 
     @model_validator(mode="after")
     def _content_needed(self) -> "ChatMessage":

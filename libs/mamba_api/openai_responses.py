@@ -1,7 +1,7 @@
-"""The OpenAI-compatible answers: what engine and gateway send back.
+"""The OpenAI-compatible answers that engine and gateway send.
 
-Feeds the OpenAPI document, and the tests that hold real answers against it. The API process encodes answers
-from msgspec structs of the same fields; it never builds these on the hot path.
+The OpenAPI document and the tests that compare real answers use these models. The API process encodes answers
+from msgspec structs with the same fields; it never builds these models on the hot path.
 """
 
 from typing import Any, Literal
@@ -19,17 +19,17 @@ class _Answer(BaseModel):
 
 
 class PromptTokensDetails(_Answer):
-    """Where the prompt's tokens came from."""
+    """Origin of the prompt tokens."""
 
     cached_tokens: int
     """Prompt tokens resumed from a checkpoint instead of computed."""
 
 
 class CompletionTokensDetails(_Answer):
-    """What the generated tokens are."""
+    """Breakdown of the generated tokens."""
 
     reasoning_tokens: int
-    """Tokens of what the model thought before its answers, markers included."""
+    """Tokens of the reasoning before the answers, including markers."""
 
 
 class Usage(_Answer):
@@ -38,26 +38,26 @@ class Usage(_Answer):
     prompt_tokens: int
     """Tokens of the prompts."""
     completion_tokens: int
-    """Tokens generated."""
+    """Generated tokens."""
     total_tokens: int
     """Sum of the two."""
     prompt_tokens_details: PromptTokensDetails
-    """Always there."""
+    """Origin of the prompt tokens; always present."""
     completion_tokens_details: CompletionTokensDetails | None = None
-    """Of chats with models that think, where their thoughts are told apart."""
+    """Breakdown of the generated tokens; present in chats with models whose reasoning is separated."""
 
 
 class CompletionLogprobs(_Answer):
-    """Log-probabilities of one choice, one entry a token."""
+    """Log-probabilities of one choice, with one entry per token."""
 
     text_offset: list[int]
-    """Where each token's text starts, in characters."""
+    """Offset of each token's text, in characters."""
     token_logprobs: list[float | None]
-    """Log-probability of each token; null for the first of an echoed prompt."""
+    """Log-probability of each token; null for the first token of an echoed prompt."""
     tokens: list[str]
     """Text of each token."""
     top_logprobs: list[dict[str, float] | None] | None
-    """The most likely tokens at each place."""
+    """Most likely tokens at each position."""
 
 
 class CompletionChoice(_Answer):
@@ -66,88 +66,88 @@ class CompletionChoice(_Answer):
     index: int
     """Prompt index times n plus the number of the choice."""
     text: str
-    """The text; in a chunk, the new text."""
+    """Text of the choice; in a chunk, the new text."""
     logprobs: CompletionLogprobs | None = None
-    """When asked for."""
+    """Log-probabilities, if requested."""
     finish_reason: Finish | None
-    """Null in all but a choice's last chunk."""
+    """Cause of the end; null in all chunks of a choice except its last one."""
     prompt_logprobs: list[dict[str, Any] | None] | None = None
-    """When asked for."""
+    """Log-probabilities of the prompt, if requested."""
     prompt_token_ids: list[int] | None = None
-    """With `return_token_ids`."""
+    """Token ids of the prompt, with `return_token_ids`."""
     token_ids: list[int] | None = None
-    """With `return_token_ids`."""
+    """Token ids of the choice, with `return_token_ids`."""
 
 
 class CompletionResponse(_Answer):
     """Answer, or one chunk, of `POST /v1/completions`."""
 
     id: str
-    """Name of this answer."""
+    """Identifier of this answer."""
     object: Literal["text_completion"]
-    """`text_completion`."""
+    """Always `text_completion`."""
     created: int
     """Unix time in seconds."""
     model: str
-    """The served model."""
+    """Name of the served model."""
     choices: list[CompletionChoice]
-    """Empty in the usage chunk."""
+    """Choices; empty in the usage chunk."""
     usage: Usage | None = None
-    """Null in chunks but the usage chunk."""
+    """Tokens of the request; null in all chunks except the usage chunk."""
     system_fingerprint: str | None = None
     """Never set."""
 
 
 class TopLogprob(_Answer):
-    """One likely token."""
+    """One of the most likely tokens at a position."""
 
     token: str
-    """Its text."""
+    """Text of the token."""
     logprob: float
-    """Its log-probability."""
+    """Log-probability of the token."""
     bytes: list[int] | None
-    """Its bytes: a token may be a part of a character."""
+    """Bytes of the token, which may be part of a character."""
 
 
 class TokenLogprob(TopLogprob):
-    """The sampled token and its rivals."""
+    """The sampled token and its alternatives."""
 
     top_logprobs: list[TopLogprob]
-    """The most likely tokens, best first."""
+    """Most likely tokens, best first."""
 
 
 class ChatLogprobs(_Answer):
     """Log-probabilities of one choice."""
 
     content: list[TokenLogprob] | None
-    """One entry a token."""
+    """One entry per token."""
     refusal: None = None
     """Never set."""
 
 
 class CalledFunction(_Answer):
-    """A function that the model calls."""
+    """A call of a function by the model."""
 
     name: str
-    """Its name."""
+    """Name of the function."""
     arguments: str
-    """JSON of its arguments, as the model wrote them: check them before use."""
+    """Arguments as JSON text written by the model: validate them before use."""
 
 
 class CalledCustomTool(_Answer):
-    """A custom tool that the model calls."""
+    """A call of a custom tool by the model."""
 
     name: str
-    """Its name."""
+    """Name of the tool."""
     input: str
-    """The text that the model gives it."""
+    """Input text written by the model."""
 
 
 class AnsweredToolCall(_Answer):
     """One call of a tool."""
 
     id: str
-    """What the `tool` message with the result names."""
+    """Identifier of the call, which the `tool` message with the result repeats."""
     type: Literal["function", "custom"]
     """Type of the tool."""
     function: CalledFunction | None = None
@@ -157,25 +157,25 @@ class AnsweredToolCall(_Answer):
 
 
 class ToolCallDelta(AnsweredToolCall):
-    """One call in a chunk, always whole."""
+    """One call in a chunk, always complete."""
 
     index: int
-    """Its place among the calls of the choice."""
+    """Position among the calls of the choice."""
 
 
 class AnswerMessage(_Answer):
     """The assistant's message."""
 
     role: Literal["assistant"]
-    """`assistant`."""
+    """Always `assistant`."""
     content: str | None
-    """Its text; null when it has calls or thoughts alone."""
+    """Text of the message; null if it has only calls or reasoning."""
     refusal: None = None
     """Never set."""
     reasoning_content: str | None = None
-    """What the model thought before, if it did."""
+    """Reasoning of the model before its answer, if any."""
     tool_calls: list[AnsweredToolCall] | None = None
-    """The calls it makes, if any."""
+    """Calls by the model, if any."""
 
 
 class ChatChoice(_Answer):
@@ -184,49 +184,49 @@ class ChatChoice(_Answer):
     index: int
     """Number of the choice."""
     message: AnswerMessage
-    """The message."""
+    """Message of the choice."""
     logprobs: ChatLogprobs | None = None
-    """When asked for."""
+    """Log-probabilities, if requested."""
     finish_reason: ChatFinish
-    """Why it ended; `tool_calls` where it ended by itself after calls."""
+    """Cause of the end; `tool_calls` if the choice ended by itself after calls."""
     token_ids: list[int] | None = None
-    """With `return_token_ids`."""
+    """Token ids of the choice, with `return_token_ids`."""
 
 
 class ChatCompletionResponse(_Answer):
     """Answer of `POST /v1/chat/completions`."""
 
     id: str
-    """Name of this answer."""
+    """Identifier of this answer."""
     object: Literal["chat.completion"]
-    """`chat.completion`."""
+    """Always `chat.completion`."""
     created: int
     """Unix time in seconds."""
     model: str
-    """The served model."""
+    """Name of the served model."""
     choices: list[ChatChoice]
-    """`n` of them."""
+    """The `n` choices."""
     usage: Usage
-    """Tokens."""
+    """Tokens of the request."""
     system_fingerprint: str | None = None
     """Never set."""
     prompt_logprobs: list[dict[str, Any] | None] | None = None
-    """When asked for."""
+    """Log-probabilities of the prompt, if requested."""
     prompt_token_ids: list[int] | None = None
-    """With `return_token_ids`."""
+    """Token ids of the prompt, with `return_token_ids`."""
 
 
 class AnswerDelta(_Answer):
     """New part of the assistant's message."""
 
     role: Literal["assistant"] | None = None
-    """In the first chunk of a choice."""
+    """Role, in the first chunk of a choice."""
     reasoning_content: str | None = None
-    """New text of what the model thinks before its answer."""
+    """New text of the reasoning."""
     content: str | None = None
-    """New text."""
+    """New text of the answer."""
     tool_calls: list[ToolCallDelta] | None = None
-    """Calls that became complete."""
+    """Calls completed since the last chunk."""
 
 
 class ChatChunkChoice(_Answer):
@@ -235,76 +235,76 @@ class ChatChunkChoice(_Answer):
     index: int
     """Number of the choice."""
     delta: AnswerDelta
-    """What is new."""
+    """New part of the message."""
     logprobs: ChatLogprobs | None = None
-    """When asked for."""
+    """Log-probabilities of the new tokens, if requested."""
     finish_reason: ChatFinish | None
-    """Null in all but a choice's last chunk."""
+    """Cause of the end; null in all chunks of a choice except its last one."""
     token_ids: list[int] | None = None
-    """With `return_token_ids`: the new ones."""
+    """Token ids of the new tokens, with `return_token_ids`."""
 
 
 class ChatCompletionChunk(_Answer):
     """One event of a streamed `POST /v1/chat/completions`."""
 
     id: str
-    """Name of this answer, the same in every chunk."""
+    """Identifier of this answer, the same in every chunk."""
     object: Literal["chat.completion.chunk"]
-    """`chat.completion.chunk`."""
+    """Always `chat.completion.chunk`."""
     created: int
     """Unix time in seconds."""
     model: str
-    """The served model."""
+    """Name of the served model."""
     choices: list[ChatChunkChoice]
-    """Empty in the usage chunk."""
+    """Choices; empty in the usage chunk."""
     usage: Usage | None = None
-    """Null but in the usage chunk."""
+    """Tokens of the request; null in all chunks except the usage chunk."""
     system_fingerprint: str | None = None
     """Never set."""
     prompt_logprobs: list[dict[str, Any] | None] | None = None
-    """In the first chunk, when asked for."""
+    """Log-probabilities of the prompt in the first chunk, if requested."""
     prompt_token_ids: list[int] | None = None
-    """In the first chunk, with `return_token_ids`."""
+    """Token ids of the prompt in the first chunk, with `return_token_ids`."""
 
 
 class ModelCard(_Answer):
     """One served model."""
 
     id: str
-    """Its name in the API."""
+    """Name of the model in the API."""
     object: Literal["model"]
-    """`model`."""
+    """Always `model`."""
     created: int
-    """Unix time the server started."""
+    """Unix time at which the server started, in seconds."""
     owned_by: str
-    """`mambaserve`."""
+    """Always `mambaserve`."""
     root: str
-    """Where the model came from."""
+    """Source of the model."""
     parent: None = None
     """Never set."""
     max_model_len: int | None
-    """Longest prompt plus output; null while loading."""
+    """Maximum length of prompt plus output in tokens; null while loading."""
 
 
 class ModelList(_Answer):
     """Answer of `GET /v1/models`."""
 
     object: Literal["list"]
-    """`list`."""
+    """Always `list`."""
     data: list[ModelCard]
-    """The models."""
+    """The served models."""
 
 
 class Readiness(_Answer):
     """Body of `/readyz` and `/health`."""
 
     status: Literal["ready", "loading", "restarting", "draining", "failed"]
-    """`ready` comes with 200, all others with 503 and Retry-After."""
+    """`ready` comes with status 200, all others with 503 and Retry-After."""
     reason: str
-    """One sentence."""
+    """Explanation of the status in one sentence."""
     stage: str | None = None
-    """What is being loaded."""
+    """Part of the model that is being loaded."""
     done: int | None = None
-    """Units of the stage that are done."""
+    """Finished units of the stage."""
     total: int | None = None
-    """Units of the stage."""
+    """All units of the stage."""

@@ -1,7 +1,8 @@
-"""Tools of a chat request, and which of them the model may or has to call.
+"""Tools of a chat request, and the choice which of them the model may or must call.
 
-Used by `openai`, which has the request. A custom tool takes a text: models know functions alone, so it
-reaches them as a function of one argument, and its calls come back as calls of a custom tool. Pure.
+`openai` builds its chat request from them. A custom tool takes a text. Models know only functions, so a
+custom tool reaches them as a function of one argument, and its calls are returned as calls of a custom tool.
+Pure.
 """
 
 from typing import Any, Literal, Self, get_args
@@ -12,14 +13,14 @@ from pydantic_core import PydanticCustomError
 from mamba_api.openai_fields import MAX_TOOLS, Strict
 
 INPUT = "input"
-"""The argument of a custom tool, as models see it."""
+"""Argument of a custom tool in the form that models see."""
 
 
 class ToolName(Strict):
     """The name of a tool."""
 
     name: str = Field(min_length=1)
-    """One of `tools`."""
+    """Name of one of `tools`."""
 
 
 class FunctionDefinition(ToolName):
@@ -28,20 +29,20 @@ class FunctionDefinition(ToolName):
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(min_length=1, max_length=256)
-    """Its name."""
+    """Name of the function."""
     description: str | None = None
-    """What it does."""
+    """Purpose of the function."""
     parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments."""
+    """JSON schema of the arguments."""
     strict: bool | None = None
-    """As of a `response_format`, where the function has to be called."""
+    """Same meaning as `strict` in a `response_format`; it applies where the function must be called."""
 
 
 class CustomGrammar(Strict):
     """The grammar of a custom tool's input."""
 
     syntax: Literal["lark", "regex"]
-    """How it is written."""
+    """Notation of the grammar."""
     definition: str = Field(min_length=1)
     """The grammar, in Lark's notation, or the regular expression."""
 
@@ -50,12 +51,12 @@ class CustomFormat(Strict):
     """The form of a custom tool's input."""
 
     type: Literal["text", "grammar"]
-    """`text`: any; `grammar`: as the grammar says."""
+    """`text`: any text; `grammar`: text that follows the grammar."""
     grammar: CustomGrammar | None = None
-    """Of the type of that name."""
+    """Grammar for the type `grammar`."""
 
     @model_validator(mode="after")
-    def _grammar_where_wanted(self) -> "CustomFormat":
+    def _grammar_matches_type(self) -> "CustomFormat":
         if (self.type == "grammar") != (self.grammar is not None):
             raise ValueError("'grammar', with 'syntax' and 'definition', belongs to the type 'grammar'")
         return self
@@ -65,30 +66,30 @@ class CustomDefinition(ToolName):
     """A tool that takes a text."""
 
     name: str = Field(min_length=1, max_length=256)
-    """Its name."""
+    """Name of the tool."""
     description: str | None = None
-    """What it does."""
+    """Purpose of the tool."""
     format: CustomFormat | None = None
-    """The form of its input; none = any text. Where calls of this model cannot be made to follow it, the
-    header `X-Mambaserve-Form-Left-Out` tells `format`."""
+    """Form of the input; defaults to any text. If calls of this model cannot be constrained to it, the header
+    `X-Mambaserve-Form-Left-Out` lists `format`."""
 
     @property
     def grammar(self) -> CustomGrammar | None:
-        """The grammar of the input, if it has one."""
+        """Grammar of the input, if it has one."""
         return None if self.format is None else self.format.grammar
 
     def as_function(self) -> dict[str, Any]:
-        """The function by which models know the tool."""
+        """Return the function that represents the tool for models."""
         lines = [] if self.description is None else [self.description]
         if self.grammar is not None:
             notation = {"lark": "this grammar in Lark's notation", "regex": "this regular expression"}
             lines.append(f"The input follows {notation[self.grammar.syntax]}:\n{self.grammar.definition}")
-        about = {"description": "\n".join(lines)} if lines else {}
-        return {"name": self.name, **about, "parameters": input_schema()}
+        description = {"description": "\n".join(lines)} if lines else {}
+        return {"name": self.name, **description, "parameters": input_schema()}
 
 
 def input_schema() -> dict[str, Any]:
-    """The schema of the arguments by which models give the input of a custom tool."""
+    """Return the schema of the arguments that carry the input of a custom tool."""
     return {
         "type": "object",
         "properties": {INPUT: {"type": "string"}},
@@ -98,91 +99,92 @@ def input_schema() -> dict[str, Any]:
 
 
 class OfType(Strict):
-    """An object whose `type` names the one of its fields that is there."""
+    """An object whose `type` names its one field that is set."""
 
     type: str
 
     @model_validator(mode="after")
-    def _as_its_type_says(self) -> Self:
-        given = {each: getattr(self, each) for each in get_args(type(self).model_fields["type"].annotation)}
-        if given[self.type] is None:
-            said = f"{self.type}: {self.type!r} is missing, which the type '{self.type}' needs"
-            raise PydanticCustomError("missing_part", said)
-        if others := [name for name, value in given.items() if value is not None and name != self.type]:
+    def _field_of_type_is_set(self) -> Self:
+        types = get_args(type(self).model_fields["type"].annotation)
+        values = {name: getattr(self, name) for name in types}
+        if values[self.type] is None:
+            message = f"{self.type}: {self.type!r} is missing, which the type '{self.type}' needs"
+            raise PydanticCustomError("missing_part", message)
+        if others := [name for name, value in values.items() if value is not None and name != self.type]:
             raise ValueError(f"{others[0]!r} does not belong to the type '{self.type}'; leave it out")
         return self
 
 
 class NamedTool(OfType):
-    """One of `tools`, by its name."""
+    """Reference to one of `tools` by name."""
 
     type: Literal["function", "custom"]
-    """Its type."""
+    """Type of the tool."""
     function: ToolName | None = None
-    """Of the type of that name."""
+    """Name of the function, for the type `function`."""
     custom: ToolName | None = None
-    """Of the type of that name."""
+    """Name of the custom tool, for the type `custom`."""
 
     @property
     def name(self) -> str:
-        """Its name."""
-        known = self.function or self.custom
-        assert known is not None
-        return known.name
+        """Name of the tool."""
+        tool = self.function or self.custom
+        assert tool is not None
+        return tool.name
 
 
 class Tool(NamedTool):
     """A tool offered to the model."""
 
     type: Literal["function", "custom"]
-    """`function`: it takes arguments; `custom`: it takes a text."""
+    """`function`: a tool that takes arguments; `custom`: one that takes a text."""
     function: FunctionDefinition | None = None
-    """Of the type of that name."""
+    """Definition for the type `function`."""
     custom: CustomDefinition | None = None
-    """Of the type of that name."""
+    """Definition for the type `custom`."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The schema of its arguments, as the model sees it."""
+        """Schema of the arguments in the form that the model sees."""
         return input_schema() if self.function is None else self.function.parameters or {}
 
     @property
     def strict(self) -> bool:
-        """Whether all of what is said of its arguments has to be followed."""
+        """Whether the arguments must follow every part of their schema."""
         return self.function is not None and bool(self.function.strict)
 
     def in_templates(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
+        """Return the tool in the form of chat templates."""
         if self.custom is not None:
             return {"type": "function", "function": self.custom.as_function()}
         return self.model_dump(exclude_none=True)
 
 
 class AllowedTools(Strict):
-    """Some of `tools`, which alone the model may call."""
+    """The subset of `tools` that the model may call."""
 
     mode: Literal["auto", "required"]
-    """`auto`: it may call some of them; `required`: it has to."""
+    """`auto`: the model may call some of them; `required`: it must call at least one."""
     tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
-    """The tools."""
+    """References to the tools."""
 
 
 class ToolSelection(OfType):
-    """Which tools the model has to call, or may."""
+    """The tools that the model must call, or may call."""
 
     type: Literal["function", "custom", "allowed_tools"]
-    """`function`, `custom`: one call of that tool; `allowed_tools`: calls of some of the tools alone."""
+    """`function`, `custom`: one call of that tool; `allowed_tools`: calls of these tools only."""
     function: ToolName | None = None
-    """Of the type of that name."""
+    """Name of the function, for the type `function`."""
     custom: ToolName | None = None
-    """Of the type of that name."""
+    """Name of the custom tool, for the type `custom`."""
     allowed_tools: AllowedTools | None = None
-    """Of the type of that name."""
+    """Tools for the type `allowed_tools`."""
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """Type and name of each tool that is named."""
+        """Type and name of each tool in the selection."""
         if self.allowed_tools is not None:
-            return [(each.type, each.name) for each in self.allowed_tools.tools]
-        known = self.function or self.custom
-        return [] if known is None else [(self.type, known.name)]
+            return [(tool.type, tool.name) for tool in self.allowed_tools.tools]
+        single = self.function or self.custom
+        return [] if single is None else [(self.type, single.name)]

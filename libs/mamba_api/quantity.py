@@ -1,7 +1,7 @@
 """Kubernetes quantities (`80Gi`, `500m`, `4`) and durations (`300s`, `5m`, `500ms`) as pydantic types.
 
-Both keep the spelling the user wrote and convert on demand, so an object survives a round trip unchanged.
-Every process reads sizes and times of a MambaDeployment through these; nothing here does I/O.
+Both keep the spelling of the user and convert on demand, so an object survives a round trip unchanged. Every
+process reads sizes and times of a MambaDeployment through these types; nothing here does I/O.
 """
 
 import re
@@ -31,24 +31,24 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", re.ASCII)
 
 
 class Quantity(str):
-    """A non-negative Kubernetes quantity. Raises `InvalidQuantity` when made from anything else."""
+    """A non-negative Kubernetes quantity. Raises `InvalidQuantity` for any other text."""
 
     __slots__ = ()
 
     def __new__(cls, text: str | int | Self) -> Self:
         """Check `text`; a plain integer is a number of units (bytes, cores)."""
-        spelled = str(text)
-        _parse(spelled)
-        return super().__new__(cls, spelled)
+        spelling = str(text)
+        _parse(spelling)
+        return super().__new__(cls, spelling)
 
     @property
     def value(self) -> Decimal:
-        """The number of units, exactly."""
+        """Exact number of units."""
         return _parse(self)
 
     @property
     def bytes(self) -> int:
-        """The number of whole bytes, rounded up as the API server does."""
+        """Number of whole bytes, rounded up as the API server does."""
         return int(self.value.to_integral_value(rounding=ROUND_CEILING))
 
     @classmethod
@@ -84,12 +84,15 @@ class Quantity(str):
 
 
 class Duration(str):
-    """A length of time such as `300s`, `5m`, `1h30m` or `500ms`. Raises `InvalidDuration` otherwise."""
+    """A length of time such as `300s`, `5m`, `1h30m` or `500ms`.
+
+    Raises `InvalidDuration` for any other text.
+    """
 
     __slots__ = ()
 
     def __new__(cls, text: str | Self) -> Self:
-        """Check `text`; a number without a unit is refused, because seconds are only a guess."""
+        """Check `text`; a number without a unit is refused, because seconds would be a guess."""
         if not text or len(text) > MAX_LENGTH or re.fullmatch(DURATION_PATTERN[1:-1], text, re.ASCII) is None:
             raise InvalidDuration(
                 f"{text!r} is no duration: write a number and a unit, such as 300s, 5m, 1h or 500ms"
@@ -98,7 +101,7 @@ class Duration(str):
 
     @property
     def seconds(self) -> float:
-        """The length in seconds."""
+        """Length in seconds."""
         return float(sum(Decimal(number) * UNITS[unit] for number, unit in _DURATION.findall(self)))
 
     @classmethod
@@ -133,12 +136,12 @@ class Duration(str):
 
 
 def parse_quantity(text: str | int) -> Decimal:
-    """The number of units `text` stands for. Raises `InvalidQuantity`."""
+    """Return the number of units that `text` stands for. Raises `InvalidQuantity`."""
     return _parse(str(text))
 
 
 def parse_duration(text: str) -> float:
-    """The seconds `text` stands for. Raises `InvalidDuration`."""
+    """Return the seconds that `text` stands for. Raises `InvalidDuration`."""
     return Duration(text).seconds
 
 
@@ -150,10 +153,9 @@ def _parse(text: str) -> Decimal:
         )
     number, suffix = match.groups()
     if suffix not in SUFFIXES:
-        meant = {key.lower(): key for key in SUFFIXES if key}.get(
-            suffix.removesuffix("B").removesuffix("b").lower()
-        )
-        hint = f"; did you mean {number}{meant}?" if meant else ""
+        by_lower_case = {key.lower(): key for key in SUFFIXES if key}
+        close = by_lower_case.get(suffix.removesuffix("B").removesuffix("b").lower())
+        hint = f"; did you mean {number}{close}?" if close else ""
         raise InvalidQuantity(
             f"{text!r} has the unknown unit {suffix!r}: use Ki, Mi, Gi, Ti, k, M, G, T or m{hint}"
         )

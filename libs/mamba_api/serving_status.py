@@ -1,6 +1,6 @@
-"""What `GET /v1/status` of engine and gateway answers: what is served, and what its memory is used for.
+"""Body of `GET /v1/status` of engine and gateway: the served model and the use of its memory.
 
-Numbers and words of the product alone: no prompts, no answers, no names that clients chose.
+It holds numbers and words of the product only: no prompts, no answers, no names that clients chose.
 """
 
 from typing import Any, Literal
@@ -15,41 +15,41 @@ class _Part(BaseModel):
 
 
 class RequestStatus(_Part):
-    """One sequence that an engine has now."""
+    """One sequence that an engine has at present."""
 
     phase: str
-    """waiting, prefill or decode."""
+    """Phase of the sequence: waiting, prefill or decode."""
     prompt_tokens: int
-    """Length of its prompt."""
+    """Prompt length in tokens."""
     output_tokens: int
-    """Tokens that it got so far."""
+    """Tokens generated so far."""
     cached_tokens: int
     """Prompt tokens that were resumed from a checkpoint."""
     miss_cause: str = ""
-    """Why it resumed less than it could have; empty if it did not."""
+    """Why the sequence resumed less than it could have; empty if it did not."""
     preemptions: int = 0
-    """How often it was preempted."""
+    """Number of times it was preempted."""
 
 
 class EngineStatus(_Part):
-    """One engine. What it does not say, or cannot be asked, is null or empty."""
+    """One engine. Fields that it does not report are null or empty."""
 
     name: str
     """Pod name, or host and port."""
     status: Phase
-    """`ready`, or why not in one word; `unreachable` is the gateway's word."""
+    """`ready`, or one word for why not; a gateway reports `unreachable`."""
     reason: str = ""
-    """The same in a sentence."""
+    """Explanation of the status in one sentence."""
     stage: str | None = None
-    """What is being loaded."""
+    """Part of the model that is being loaded."""
     done: int | None = None
-    """Units of the stage that are done."""
+    """Finished units of the stage."""
     total: int | None = None
-    """Units of the stage."""
+    """All units of the stage."""
     model: str | None = None
     """The served model."""
     in_flight: int | None = None
-    """Requests of the asked gateway that it has."""
+    """Requests of the answering gateway that this engine has."""
     running: int | None = None
     """Sequences in the running batch."""
     waiting: int | None = None
@@ -67,30 +67,30 @@ class EngineStatus(_Part):
     prompt_tokens: int | None = None
     """Prompt tokens since the engine process started."""
     cached_tokens: int | None = None
-    """How many of them were resumed from a checkpoint."""
+    """Prompt tokens resumed from a checkpoint since the engine process started."""
     generated_tokens: int | None = None
     """Tokens generated since the engine process started."""
     misses: dict[str, int] = Field(default_factory=dict)
-    """Prompts that resumed less than they could have, by cause."""
+    """Number of prompts that resumed less than they could have, by cause."""
     preemptions: int | None = None
-    """Sequences preempted."""
+    """Number of preempted sequences."""
     restarts: int | None = None
     """Restarts of the engine process."""
     requests: list[RequestStatus] | None = None
-    """What runs and waits, at most 64; null where the engine did not answer at once."""
+    """Running and waiting sequences, at most 64; null if the engine did not answer at once."""
     plan: dict[str, Any] | None = None
-    """The memory plan in force, as in `status.plan`: ledger, rejected choices and more."""
+    """Memory plan in force, in the form of `status.plan`: ledger, rejected choices and more."""
 
 
 class GatewayStatus(_Part):
-    """Requests at the asked gateway."""
+    """Requests at the answering gateway."""
 
     in_flight: int
-    """Being relayed."""
+    """Requests that are being relayed."""
     queued: int
-    """Waiting for a place."""
+    """Requests that wait for a place."""
     held: int
-    """Waiting for an engine to become ready."""
+    """Requests that wait for an engine to become ready."""
 
 
 class ServingStatus(_Part):
@@ -98,14 +98,14 @@ class ServingStatus(_Part):
 
     object: Literal["status"] = "status"
     component: Literal["engine", "gateway"]
-    """Who answers."""
+    """Component that answers."""
     version: str
-    """The installed version of mambaserve."""
+    """Installed version of mambaserve."""
     status: Phase
-    """Of who answers, as `/readyz` says it."""
+    """Status of that component, as in `/readyz`."""
     reason: str
-    """The same in a sentence."""
+    """Explanation of the status in one sentence."""
     gateway: GatewayStatus | None = None
-    """Of a gateway."""
+    """Requests at the gateway, if a gateway answers."""
     engines: list[EngineStatus]
-    """The engine itself, or those behind the gateway, by name."""
+    """The engine itself, or the engines behind the gateway, by name."""

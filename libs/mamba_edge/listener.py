@@ -5,7 +5,7 @@ import ipaddress
 import socket
 from typing import TextIO
 
-from mamba_api.authority import authority
+from mamba_api.names import authority
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)

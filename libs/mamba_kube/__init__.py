@@ -1,1 +1,1 @@
-"""The Kubernetes client that operator and gateway share: the way into a cluster, one request, its errors."""
+"""The Kubernetes client that operator and gateway share: access to a cluster, one request, its errors."""

@@ -1,6 +1,6 @@
-"""The way into a cluster: the pod's service account, else a kubeconfig; and the namespace that goes with it.
+"""Access to a cluster: the pod's service account, else a kubeconfig; and the namespace that belongs to it.
 
-Called once at the start of operator and gateway. A kubeconfig is read, never written.
+Operator and gateway use it once at their start. A kubeconfig is read, never written.
 """
 
 import os
@@ -21,20 +21,20 @@ from mamba_kube.api_server import ApiServer
 from mamba_kube.errors import NoClusterAccess
 
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# The loader lets out what a file that is no kubeconfig makes it trip over.
-_UNUSABLE = (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError)
+# Errors that the loader raises for a file that is no kubeconfig.
+_LOADER_ERRORS = (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterAccess:
-    """Where the API server is, with credentials, and the namespace of the pod or of the current context."""
+    """Address and credentials of the API server, and the namespace of the pod or of the current context."""
 
     configuration: Configuration
     namespace: str
 
 
 def pod_namespace() -> str | None:
-    """The namespace of the pod this process runs in; None outside of one."""
+    """Return the namespace of the pod this process runs in; None outside of a pod."""
     if not SERVICE_ACCOUNT_NAMESPACE.exists():
         return None
     return SERVICE_ACCOUNT_NAMESPACE.read_text().strip() or None
@@ -45,12 +45,12 @@ def _is_file(path: str) -> bool:
 
 
 def _default_files() -> list[str]:
-    """What KUBECONFIG names, else the file in the home directory."""
+    """Return the files in KUBECONFIG, else the file in the home directory."""
     return [path for path in kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep) if path]
 
 
 async def load_access(kubeconfig: str | None) -> ClusterAccess:
-    """In a pod its service account, else (or with `kubeconfig`) the current context of a kubeconfig.
+    """Load the pod's service account, else (or with `kubeconfig`) the current context of a kubeconfig.
 
     Raises:
         NoClusterAccess: there is neither, or the file is not usable.
@@ -64,18 +64,18 @@ async def load_access(kubeconfig: str | None) -> ClusterAccess:
             loader.load_incluster_config(client_configuration=configuration)
             return ClusterAccess(configuration, namespace)
         if kubeconfig is None and not any(map(_is_file, _default_files())):
-            # The loader would call it an invalid file.
-            looked = os.pathsep.join(_default_files())
-            raise OSError(f"{looked}: no such file" if looked else "KUBECONFIG names no file")
+            # The loader would report an invalid file.
+            paths = os.pathsep.join(_default_files())
+            raise OSError(f"{paths}: no such file" if paths else "KUBECONFIG names no file")
         await loader.load_kube_config(
             config_file=kubeconfig, client_configuration=configuration, persist_config=False
         )
         _, active = loader.list_kube_config_contexts(config_file=kubeconfig)
         namespace = (active.get("context") or {}).get("namespace") or "default"
-    except _UNUSABLE as error:
+    except _LOADER_ERRORS as error:
         reason = " ".join(str(error).split())
         raise NoClusterAccess(
-            f"no usable Kubernetes configuration: {reason}; give --kubeconfig FILE, set KUBECONFIG, "
+            f"no usable Kubernetes configuration: {reason}; pass --kubeconfig FILE, set KUBECONFIG, "
             "or run in a pod"
         ) from error
     return ClusterAccess(configuration, namespace)
@@ -83,18 +83,18 @@ async def load_access(kubeconfig: str | None) -> ClusterAccess:
 
 @asynccontextmanager
 async def connected(access: ClusterAccess, *, timeout: float = 30.0) -> AsyncIterator[ApiServer]:
-    """A connection pool for the length of the block; requests end after `timeout` seconds."""
+    """Open a connection pool for the length of the block; requests end after `timeout` seconds."""
     configuration: Any = access.configuration
     if configuration.proxy is None:
-        configuration.proxy = _proxy_of_the_environment(configuration.host)
-    # Else each request would look for a proxy and for a .netrc once more, each in a thread of its own.
+        configuration.proxy = _environment_proxy(configuration.host)
+    # Otherwise each request would search for a proxy and for a .netrc again, each in a thread of its own.
     configuration.client_session_kwargs = {"trust_env": False}
     async with ApiClient(configuration) as client:
         yield ApiServer(client, timeout=timeout)
 
 
-def _proxy_of_the_environment(url: str) -> str | None:
-    """What HTTPS_PROXY, HTTP_PROXY and NO_PROXY say about the API server."""
+def _environment_proxy(url: str) -> str | None:
+    """Return the proxy for the API server from HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
     parts = urlsplit(url)
     if not parts.hostname or proxy_bypass(parts.hostname):
         return None

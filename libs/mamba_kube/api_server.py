@@ -1,6 +1,6 @@
 """One request to the API server, with the client's authentication, TLS and connections.
 
-Goes below the client's typed methods: their modules take seconds of CPU to load (the one for pods 1.6), and
+It bypasses the client's typed methods: their modules take seconds of CPU to load (the one for pods 1.6), and
 typed models are strict on reads. Bodies stay plain decoded JSON. Used by operator and gateway.
 """
 
@@ -24,7 +24,7 @@ NO_ANSWER = (aiohttp.ClientError, ApiException, ssl.SSLError, OSError)
 
 
 class ApiServer:
-    """One connection pool; safe to share between tasks. Requests end after `timeout` seconds."""
+    """A connection pool, safe to share between tasks. Requests end after `timeout` seconds."""
 
     def __init__(self, client: ApiClient, *, timeout: float = 30.0) -> None:
         self._client = client
@@ -40,7 +40,7 @@ class ApiServer:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> dict[str, Any]:
-        """The decoded answer.
+        """Send a request and return the decoded answer.
 
         Raises:
             ApiError: any status but 2xx, an answer that is no JSON object, or none within the time.
@@ -60,7 +60,7 @@ class ApiServer:
             raise ApiError(f"{request}: {type(error).__name__}: {error}") from error
         if not 200 <= response.status < 300:
             raise _refusal(request, response, raw)
-        return _decoded(request, raw)
+        return _decode(request, raw)
 
     async def open(
         self,
@@ -73,11 +73,12 @@ class ApiServer:
         accept: str = JSON,
         timeout: float,
     ) -> aiohttp.ClientResponse:
-        """The open response, of any status; the caller closes it. `timeout` is for all of it, body included.
+        """Send a request and return the open response, of any status; the caller closes it.
 
-        Raises `aiohttp.ClientError`, `ApiException`, OSError or TimeoutError.
+        `timeout` covers the whole exchange, including the body. Raises `aiohttp.ClientError`, `ApiException`,
+        OSError or TimeoutError.
         """
-        # Without the body: the client would walk through it for typed models, and it is plain data.
+        # The body is left out, because the client would search plain data for typed models.
         _, url, headers, _, _ = await self._client.param_serialize(
             method,
             path,
@@ -91,7 +92,7 @@ class ApiServer:
 
 
 async def refusal(method: str, path: str, response: aiohttp.ClientResponse) -> ApiError:
-    """What an open response of a status other than 2xx means."""
+    """Return the error for an open response of a status other than 2xx."""
     return _refusal(f"{method} {path}", response, await response.read())
 
 
@@ -103,7 +104,7 @@ def _refusal(request: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiE
     )
 
 
-def _decoded(request: str, raw: bytes) -> dict[str, Any]:
+def _decode(request: str, raw: bytes) -> dict[str, Any]:
     try:
         data = json.loads(raw)
     except ValueError:
@@ -115,7 +116,7 @@ def _decoded(request: str, raw: bytes) -> dict[str, Any]:
 
 
 def _message(raw: bytes) -> str:
-    """The server's own words, out of a Status object or an error page."""
+    """Return the server's message from a Status object or an error page."""
     try:
         data = json.loads(raw)
         text = str(data["message"]) if isinstance(data, dict) and "message" in data else raw.decode()

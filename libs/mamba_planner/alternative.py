@@ -1,9 +1,9 @@
-"""`best_alternative`: the choice that would serve other traffic better than the one in force. Pure."""
+"""`best_alternative`: the choice that would serve other traffic better than the current one. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner.candidates import STATE_DTYPES, evaluate
 from mamba_planner.choice import choose
 from mamba_planner.constraints import Constraints, StateDtype, Workload
@@ -15,12 +15,12 @@ from mamba_settings.engine_settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A choice that is better than the one in force."""
+    """A choice that is better than the current one."""
 
     strategy: Strategy
     state_dtype: StateDtype
     gain: float
-    """Expected throughput by that of the choice in force, less one; infinite where that cannot run at all."""
+    """Expected throughput divided by that of the current choice, minus one; infinite if that cannot run."""
 
 
 def best_alternative(
@@ -34,16 +34,18 @@ def best_alternative(
     *,
     state_dtypes: Iterable[StateDtype] = STATE_DTYPES,
 ) -> Alternative | None:
-    """What the planner would choose for `traffic`; None where that is the choice in force, or nothing fits.
+    """Return the planner's choice for `traffic`; None if it is the current one, or if nothing fits.
 
     Args:
-        model, settings, device, weights_bytes: as for `plan_engine`; the strategy of the settings is not
-            looked at, and their workload neither.
-        traffic: what both are valued under.
-        strategy: in force.
-        state_dtype: in force.
-        state_dtypes: to choose among, as far as the settings allow: with the one in force alone, what comes
-            out can be told to a running engine.
+        model: the model.
+        settings: the engine's settings, of which strategy and workload are ignored.
+        device: the device and its memory.
+        weights_bytes: true bytes of the weights on one device; None = by parameter count.
+        traffic: the traffic both choices are valued under.
+        strategy: the current strategy.
+        state_dtype: the current state dtype.
+        state_dtypes: those to choose among, within the settings. With the current one alone, a running engine
+            can apply the result.
 
     Raises:
         InsufficientMemory: the budget does not hold the weights.
@@ -51,18 +53,18 @@ def best_alternative(
     """
     constraints = replace(Constraints.of(settings), strategy=None)
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, None)
-    allowed = [one for one in state_dtypes if constraints.state_dtype in (None, one)]
+    dtypes = [dtype for dtype in state_dtypes if constraints.state_dtype in (None, dtype)]
     candidates = [
-        evaluate(model, constraints, budget, traffic, each, dtype)
-        for dtype in allowed
-        for each in MOST_ROBUST_FIRST
+        evaluate(model, constraints, budget, traffic, name, dtype)
+        for dtype in dtypes
+        for name in MOST_ROBUST_FIRST
     ]
-    if all(each.misfit for each in candidates):
+    if all(candidate.misfit for candidate in candidates):
         return None
     hint = model.state_dtype_hint if constraints.state_dtype is None else None
     best = choose(candidates, constraints, traffic, hint)
     if (best.strategy, best.state_dtype) == (strategy, state_dtype):
         return None
-    now = evaluate(model, constraints, budget, traffic, strategy, state_dtype)
-    gain = best.score / now.score - 1 if now.score > 0 else float("inf")
+    current = evaluate(model, constraints, budget, traffic, strategy, state_dtype)
+    gain = best.score / current.score - 1 if current.score > 0 else float("inf")
     return Alternative(best.strategy, best.state_dtype, gain)

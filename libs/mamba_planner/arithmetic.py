@@ -1,39 +1,41 @@
-"""Bytes of states, attention KV, weights and activations of a model on one device. Pure arithmetic.
+"""Bytes and work of a model on one device: states, attention KV, weights, prompts. Pure arithmetic.
 
-The planner, the cache layout and the documentation read these; the table of shapes in the tests pins them.
+The planner, the cache layout, the engine, the gateway and the documentation read these numbers; the table of
+shapes in the tests pins them.
 """
 
 from dataclasses import dataclass
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 from mamba_planner.errors import UnusableInput
 from mamba_planner.model_config import ModelConfig
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""float64 is not offered as a setting: it is what states are compared in."""
+"""Bytes of one element by type. float64 is not offered as a setting; states are compared in it."""
 
 INT8_BLOCK = 32
-"""Weights of a matrix that share a scale when they are int8."""
+"""Number of int8 weights of a matrix that share a scale."""
 INT8_BLOCK_BYTES = INT8_BLOCK + 2
-"""With a float16 scale."""
+"""Bytes of such a block with its float16 scale."""
 
 _ALIGNMENT = 256
-"""Slab size is a multiple of this where there are no pages to be a multiple of."""
+"""Unit of the slab size in bytes for models without pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """Elements of one recurrent layer's state on one device."""
+    """Number of elements of one recurrent layer's state on one device."""
 
     conv: int
-    """Convolution window: (K-1) * C, kept in the activation type."""
+    """Elements of the convolution window: (K-1) * C, stored in the activation type."""
     ssm: int
-    """Recurrent part: H * P * N (gated delta: value heads * key width * value width), in the state type."""
+    """Elements of the recurrent part: H * P * N (gated delta: value heads * key width * value width), stored
+    in the state type."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """One sequence's state, all recurrent layers, on one device."""
+    """Bytes of one sequence's state on one device, over all recurrent layers."""
 
     conv: int
     ssm: int
@@ -44,10 +46,10 @@ class StateBytes:
 
 
 def layer_state(model: ModelConfig, tensor_parallel: int = 1) -> LayerState:
-    """Elements per recurrent layer on one of `tensor_parallel` devices.
+    """Return the elements per recurrent layer on one of `tensor_parallel` devices.
 
-    Heads are split; groups (and key heads) are split while there are enough of them and replicated after
-    that, so each device has at least one. Raises `UnusableInput` when heads do not divide.
+    Heads are split. Groups (and key heads) are split while there are enough of them and replicated beyond
+    that, so each device has at least one. Raises `UnusableInput` if heads do not divide.
     """
     if (mamba := model.mamba) is not None:
         heads = _split(mamba.heads, tensor_parallel, "state space heads")
@@ -65,7 +67,7 @@ def layer_state(model: ModelConfig, tensor_parallel: int = 1) -> LayerState:
 def state_bytes(
     model: ModelConfig, state_dtype: str, activation_dtype: str, tensor_parallel: int = 1
 ) -> StateBytes:
-    """Bytes of one state on one device: SSM part at `state_dtype`, window at `activation_dtype`."""
+    """Return the bytes of one state on one device: SSM part as `state_dtype`, window as the other dtype."""
     layer = layer_state(model, tensor_parallel)
     return StateBytes(
         conv=model.recurrent_layers * layer.conv * DTYPE_BYTES[activation_dtype],
@@ -74,7 +76,7 @@ def state_bytes(
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> int:
-    """Bytes of keys and values of one token, all attention layers, on one device."""
+    """Return the bytes of keys and values of one token on one device, over all attention layers."""
     if (attention := model.attention) is None:
         return 0
     heads = _split_or_replicate(attention.kv_heads, tensor_parallel, "key-value heads")
@@ -84,20 +86,23 @@ def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1)
 def weights_bytes(
     model: ModelConfig, dtype: str, tensor_parallel: int = 1, quantization: Quantization = "none"
 ) -> int:
-    """Bytes of the weights on one device by parameter count; true bytes of the files win over this."""
-    # All but a hundredth of a model is matrices.
+    """Return the bytes of the weights on one device by parameter count.
+
+    The true size of the files takes precedence where it is known.
+    """
+    # Matrices are 99 percent of a model.
     return -(-loaded_bytes(model.parameters, model.parameters, dtype, quantization) // tensor_parallel)
 
 
 def loaded_bytes(elements: int, of_matrices: int, dtype: str, quantization: Quantization) -> int:
-    """Bytes of weights in memory: `elements` in all, of which `of_matrices` are what quantization takes."""
+    """Return the bytes of weights in memory: `elements` in all, of which `of_matrices` are quantized."""
     if quantization == "none":
         return elements * DTYPE_BYTES[dtype]
     return -(-of_matrices * INT8_BLOCK_BYTES // INT8_BLOCK) + (elements - of_matrices) * DTYPE_BYTES[dtype]
 
 
 def active_parameters(model: ModelConfig) -> tuple[int, int]:
-    """(always read, all experts'): parameters every token needs, and those only some tokens need."""
+    """Return the number of parameters every token needs, and the number in all experts."""
     if (moe := model.moe) is None:
         return model.parameters, 0
     width = moe.latent or model.hidden_size
@@ -107,7 +112,7 @@ def active_parameters(model: ModelConfig) -> tuple[int, int]:
 
 
 def slab_bytes(state: int, page_bytes: int) -> int:
-    """One state rounded up to whole pages; without pages, to the alignment."""
+    """Return the size of one state rounded up to whole pages, or to the alignment without pages."""
     unit = page_bytes or _ALIGNMENT
     return max(1, -(-state // unit)) * unit
 
@@ -129,3 +134,43 @@ def _split_or_replicate(count: int, ways: int, what: str) -> int:
             f"use a multiple of {count}"
         )
     return 1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSize:
+    """Size of a model's weights as stored: bytes, number of elements, and elements in matrices.
+
+    Engines and loaders read it from the files.
+    """
+
+    bytes: int
+    elements: int
+    of_matrices: int
+
+    def loaded(self, dtype: str, quantization: Quantization = "none") -> int:
+        """Return the bytes in memory in the type `dtype`, whatever type the files have."""
+        return loaded_bytes(self.elements, self.of_matrices, dtype, quantization)
+
+
+def attention_ratio(model: ModelConfig) -> float:
+    """Return the attention work for one preceding token, relative to all other work of a token.
+
+    The ratio is 0 without attention. A token multiplies with each active parameter once (2 FLOPs), and in
+    each attention layer with the key and the value of every preceding token (2 FLOPs per channel each).
+    """
+    if (attention := model.attention) is None:
+        return 0.0
+    always, experts = active_parameters(model)
+    share = model.moe.experts_per_token / model.moe.experts if model.moe is not None else 0.0
+    linear = 2.0 * (always + share * experts)
+    return 4.0 * model.attention_layers * attention.heads * attention.head_dim / max(linear, 1.0)
+
+
+def prefill_work(start: int, stop: int, ratio: float) -> float:
+    """Return the work of the tokens [start, stop) of a prompt, in units of the first token's work.
+
+    A token costs the same at every depth except for attention, which reads all preceding tokens: one part is
+    linear in the length, the other quadratic. The engine divides this work by the measured time, and the
+    gateway multiplies it with the measured speed, so that both use the same unit.
+    """
+    return (stop - start) + ratio * (stop * stop - start * start) / 2

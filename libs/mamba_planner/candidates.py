@@ -1,4 +1,4 @@
-"""What one strategy with one state dtype could do with a budget. Pure.
+"""Evaluates one strategy with one state dtype under a budget. Pure.
 
 The arena is cut into slabs of one state each; a slab is one slot or P pages, so slots and pages share it
 without a fixed ratio. Slab 0 is padding.
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner.arithmetic import kv_bytes_per_token, slab_bytes, state_bytes
 from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, MemoryBudget
@@ -19,18 +19,18 @@ from mamba_settings.byte_size import binary_size
 
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
 CACHED_PER_RUNNING = 2
-"""Cached paths worth keeping for each sequence that can run, where memory is taken from a whole machine."""
+"""Cached paths worth keeping for each sequence that can run, if the memory belongs to a whole machine."""
 CHECKPOINTS_PER_PATH = 1
-"""Checkpoints that a cached path needs: the last one is where the next turn resumes."""
+"""Checkpoints that a cached path needs: the next turn resumes at the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlabGeometry:
-    """Sizes of one state dtype, on one device. Bytes."""
+    """Sizes in bytes for one state dtype on one device."""
 
     state: int
     kv: int
-    """Per token."""
+    """Bytes of KV per token."""
     page_size: int
     page: int
     """Bytes of a page; 0 without attention layers."""
@@ -41,16 +41,16 @@ class SlabGeometry:
         return self.slab // self.page if self.page else 0
 
     def pages(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens."""
+        """Return the number of pages that hold `tokens` tokens."""
         return -(-tokens // self.page_size) if self.page else 0
 
     def slabs(self, sequences: int, slots: int, tokens: int) -> int:
-        """Slabs that `sequences` of `tokens` tokens take with `slots` slots each."""
+        """Return the slabs that `sequences` of `tokens` tokens take with `slots` slots each."""
         pages = sequences * self.pages(tokens)
         return sequences * slots + (-(-pages // self.pages_per_slab) if pages else 0)
 
     def most(self, slabs: int, slots: int, tokens: int) -> int:
-        """Most sequences that `slabs` hold: the largest n with `self.slabs(n, slots, tokens) <= slabs`."""
+        """Return the largest number of sequences n with `self.slabs(n, slots, tokens) <= slabs`."""
         if slabs <= 0:
             return 0
         if not self.page:
@@ -59,7 +59,10 @@ class SlabGeometry:
 
 
 def slab_geometry(model: ModelConfig, constraints: Constraints, state_dtype: StateDtype) -> SlabGeometry:
-    """Raises `UnusableInput` when tensor parallelism does not divide the model."""
+    """Return the slab geometry of a model.
+
+    Raises `UnusableInput` if tensor parallelism does not divide it.
+    """
     dtype = constraints.dtype or model.dtype
     state = state_bytes(model, state_dtype, dtype, constraints.tensor_parallel).total
     kv = kv_bytes_per_token(model, dtype, constraints.tensor_parallel)
@@ -69,14 +72,14 @@ def slab_geometry(model: ModelConfig, constraints: Constraints, state_dtype: Sta
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """So many sequences at once, and what that leaves for the cache."""
+    """A number of sequences at once, and the cache that it leaves room for."""
 
     score: float
     """Expected throughput; comparable between candidates of one model."""
     running: int
     cached_paths: int
     saved: float
-    """Share of prompt tokens resumed."""
+    """Share of prompt tokens that are resumed."""
 
     @property
     def checkpoints(self) -> int:
@@ -85,20 +88,21 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One choice and what it gives. `misfit` = why it cannot run at all, or empty."""
+    """One choice and its results. `misfit` is the reason why it cannot run at all, or empty."""
 
     strategy: Strategy
     state_dtype: StateDtype
     shape: SlabGeometry
     slots_each: int
     slabs: int
-    """All slabs of the arena, padding included."""
+    """All slabs of the arena, including padding."""
     running: int
-    """Most sequences at once: the cache is evicted for them."""
+    """Maximum number of sequences at once, with the cache evicted for them."""
     planned: int
-    """Sequences expected at once: the declared concurrency, or the best trade between batch and cache."""
+    """Number of sequences expected at once: the declared concurrency, or the best trade-off between batch and
+    cache."""
     fits: int
-    """The same without the configured limit."""
+    """Maximum number of sequences without the configured limit."""
     cached_paths: int
     max_model_len: int
     workload: Workload
@@ -106,9 +110,9 @@ class Candidate:
     score: float
     misfit: str = ""
     need: int = 0
-    """Arena bytes that one sequence would need."""
+    """Bytes of arena that one sequence would need."""
     half: OperatingPoint | None = None
-    """Where the best trade leaves no checkpoint: what half as many sequences would be."""
+    """Result for half as many sequences, if the best trade-off leaves no checkpoint."""
 
     @property
     def checkpoints(self) -> int:
@@ -116,20 +120,20 @@ class Candidate:
 
     @property
     def slots(self) -> int:
-        """Slots with `planned` sequences; without attention every slab but the padding is one."""
-        return self._taken if self.shape.page else self.slabs - 1
+        """Slots with `planned` sequences; without attention every slab except the padding is one."""
+        return self._planned_slots if self.shape.page else self.slabs - 1
 
     @property
     def pages(self) -> int:
-        """All other slabs, as pages."""
-        return (self.slabs - 1 - self._taken) * self.shape.pages_per_slab
+        """Pages in all other slabs."""
+        return (self.slabs - 1 - self._planned_slots) * self.shape.pages_per_slab
 
     @property
-    def _taken(self) -> int:
+    def _planned_slots(self) -> int:
         return self.planned * self.slots_each + self.checkpoints
 
 
-@lru_cache(maxsize=2048)  # an operator asks the same twelve for each object again and again
+@lru_cache(maxsize=2048)  # an operator evaluates the same twelve for each object again and again
 def evaluate(
     model: ModelConfig,
     constraints: Constraints,
@@ -138,45 +142,45 @@ def evaluate(
     strategy: Strategy,
     state_dtype: StateDtype,
 ) -> Candidate:
-    """Largest concurrency, checkpoints left, expected savings and throughput of one choice."""
+    """Return the concurrency, checkpoints, expected savings and throughput of one choice."""
     shape = slab_geometry(model, constraints, state_dtype)
-    reserved = reservation(strategy, overlap=constraints.overlaps(budget.device.kind))
-    slots = reserved.slots_per_sequence
+    slot_rule = reservation(strategy, overlap=constraints.overlaps(budget.device.kind))
+    slots = slot_rule.slots_per_sequence
     limit = constraints.max_running_requests or MOST_RUNNING[budget.device.kind]
     longest = constraints.max_model_len or model.max_position
     slabs = _arena_slabs(shape, budget, constraints, slots, limit, longest)
     free = slabs - 1
-    must_hold = longest if constraints.max_model_len else min(workload.tokens, longest)
-    needed = (1 + shape.slabs(1, slots, must_hold)) * shape.slab
-    if needed > slabs * shape.slab:
-        words = (
-            f"one sequence of {must_hold} tokens needs {slots} slots of {binary_size(shape.slab)} and "
-            f"{shape.pages(must_hold)} pages, with padding {binary_size(needed)}; the arena has "
+    min_tokens = longest if constraints.max_model_len else min(workload.tokens, longest)
+    min_bytes = (1 + shape.slabs(1, slots, min_tokens)) * shape.slab
+    if min_bytes > slabs * shape.slab:
+        misfit = (
+            f"one sequence of {min_tokens} tokens needs {slots} slots of {binary_size(shape.slab)} and "
+            f"{shape.pages(min_tokens)} pages, {binary_size(min_bytes)} with padding; the arena has "
             f"{binary_size(budget.arena)}"
         )
         return Candidate(
-            strategy, state_dtype, shape, slots, slabs, 0, 0, 0, 0, 0, workload, 0.0, 0.0, words, needed
+            strategy, state_dtype, shape, slots, slabs, 0, 0, 0, 0, 0, workload, 0.0, 0.0, misfit, min_bytes
         )
     if shape.page:
         longest = min(longest, (free - slots) * shape.pages_per_slab * shape.page_size)
-    shaped = workload.within(longest)
-    fits = shape.most(free, slots, shaped.tokens)
+    traffic = workload.within(longest)
+    fits = shape.most(free, slots, traffic.tokens)
     running = min(fits, limit)
     planned = min(running, workload.concurrency) if workload.concurrency else None
     loads = [planned] if planned else range(1, running + 1)
 
-    def at(load: int) -> OperatingPoint:
-        rest = free - shape.slabs(load, slots, shaped.tokens)
-        paths = shape.most(rest, CHECKPOINTS_PER_PATH, shaped.tokens) if constraints.prefix_caching else 0
-        saved = expected_saved(reserved, constraints, shaped, load, paths)
-        traffic = StepTraffic(load, shape.state, shape.kv, budget.weights)
-        return OperatingPoint(expected_throughput(model, shaped, traffic, saved), load, paths, saved)
+    def operating_point(load: int) -> OperatingPoint:
+        rest = free - shape.slabs(load, slots, traffic.tokens)
+        paths = shape.most(rest, CHECKPOINTS_PER_PATH, traffic.tokens) if constraints.prefix_caching else 0
+        saved = expected_saved(slot_rule, constraints, traffic, load, paths)
+        step = StepTraffic(load, shape.state, shape.kv, budget.weights)
+        return OperatingPoint(expected_throughput(model, traffic, step, saved), load, paths, saved)
 
-    best = max((at(load) for load in loads), key=lambda load: (load.score, load.running))
-    half = at(best.running // 2) if best.running > 1 and not best.cached_paths else None
+    best = max(map(operating_point, loads), key=lambda point: (point.score, point.running))
+    half = operating_point(best.running // 2) if best.running > 1 and not best.cached_paths else None
     return Candidate(
         strategy, state_dtype, shape, slots, slabs, running, best.running, fits, best.cached_paths, longest,
-        shaped, best.saved, best.score, half=half,
+        traffic, best.saved, best.score, half=half,
     )  # fmt: skip
 
 
@@ -190,5 +194,5 @@ def _arena_slabs(
     cached = shape.slabs(limit * CACHED_PER_RUNNING, constraints.max_checkpoints_per_path, longest)
     if not constraints.prefix_caching:
         cached = 0
-    one = 1 + shape.slabs(1, slots, longest)
-    return min(slabs, 1 + running + cached, max(slabs // CPU_ARENA_PART, one))
+    single = 1 + shape.slabs(1, slots, longest)
+    return min(slabs, 1 + running + cached, max(slabs // CPU_ARENA_PART, single))

@@ -1,44 +1,43 @@
-"""What the user fixed before planning: the planner's view of an engine's settings, and of them alone.
+"""The planner's view of an engine's settings: what the user fixed before planning.
 
-A MambaDeployment gets here through `spec_settings`, so that cluster, workstation and engine plan alike.
+A MambaDeployment reaches it through `spec_settings`, so that cluster, workstation and engine plan alike.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mamba_api.quantization import Quantization
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Quantization, Strategy
 from mamba_api.v1alpha1 import Workload as DeclaredWorkload
 from mamba_planner.errors import UnusableInput
 from mamba_settings.engine_settings import EngineSettings
 
 StateDtype = Literal["float32", "float16"]
 MOST_STEP_TOKENS = 2048
-"""Tokens of a step at most where nobody set them: the workspace is planned for so many."""
+"""Default for the maximum tokens of a step, for which the workspace is planned."""
 
 
 def _assumed(name: str) -> Any:
-    """The default of a MambaDeployment's field: what is left out is assumed, in part or altogether."""
+    """Return the default of a MambaDeployment's field, which is assumed where the field is not declared."""
     return DeclaredWorkload.model_fields[name].default
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Mean shape of the traffic. `concurrency` is wanted at least; None = as much as fits."""
+    """Mean shape of the traffic. `concurrency` is the minimum wanted; None = as much as fits."""
 
     prompt_tokens: int = _assumed("prompt_tokens")
     output_tokens: int = _assumed("output_tokens")
     shared_prefix_ratio: float = _assumed("shared_prefix_ratio")
-    """Share of prompt tokens that an earlier request had too."""
+    """Share of prompt tokens that an earlier request also had."""
     concurrency: int | None = None
     declared: bool = False
-    """False: the assumption that stands in while nothing was declared or measured."""
+    """Whether somebody declared this traffic; False = an assumption."""
     measured: bool = False
-    """Engines measured it."""
+    """Whether engines measured this traffic."""
 
     @classmethod
     def of(cls, settings: EngineSettings) -> "Workload":
-        """The traffic that the settings declare; the assumption where they declare none."""
+        """Return the traffic that the settings declare, or the assumption if they declare none."""
         if (declared := settings.workload) is None:
             return cls()
         return cls(
@@ -51,21 +50,24 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a sequence at its end: what it holds at most."""
+        """Maximum number of tokens of a sequence, reached at its end."""
         return self.prompt_tokens + self.output_tokens
 
     @property
     def origin(self) -> str:
-        """What people call it: of measured traffic the concurrency may be one that was declared too."""
+        """Adjective for the traffic in messages.
+
+        Measured traffic is "expected", because its concurrency may also have been declared.
+        """
         return "expected" if self.measured else "declared"
 
     @property
     def lengths(self) -> str:
-        """Prompt and output, for people."""
+        """Prompt and output length for people."""
         return f"{self.prompt_tokens:,} + {self.output_tokens:,}"
 
     def within(self, longest: int) -> "Workload":
-        """The same traffic cut to sequences of at most `longest` tokens."""
+        """Return the same traffic with sequences of at most `longest` tokens."""
         output = min(self.output_tokens, max(longest - 1, 1))
         prompt = max(min(self.prompt_tokens, longest - output), 1)
         return replace(self, prompt_tokens=prompt, output_tokens=output)
@@ -73,12 +75,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Sizes are bytes, lengths are tokens; None = the planner's choice."""
+    """Values that the user fixed. Sizes are bytes, lengths are tokens; None = the planner's choice."""
 
     strategy: Strategy | None = None
     state_dtype: StateDtype | None = None
     dtype: str | None = None
-    """Type of weights and activations; None = the checkpoint's."""
+    """Type of weights and activations; None = the checkpoint's type."""
     quantization: Quantization = "none"
     page_size: int = 16
     track_interval: int = 256
@@ -86,15 +88,15 @@ class Constraints:
     max_running_requests: int | None = None
     chunked_prefill_tokens: int = MOST_STEP_TOKENS
     step_time: float | None = None
-    """Seconds that a step may take while answers are written; 0 = any, None = what suits the device."""
+    """Maximum seconds of a step while answers are written; 0 = no limit, None = the default of the device."""
     max_checkpoints_per_path: int = 4
     prefix_caching: bool = True
     overlap: bool | None = None
-    """Whether step n+1 is planned while step n runs; None = what suits the device."""
+    """Whether step n+1 is planned while step n runs; None = the default of the device."""
     utilization: float = 0.9
     arena_bytes: int | None = None
     tensor_parallel: int = 1
-    """Devices to count with; engines run on one, so it is no setting of theirs."""
+    """Number of devices to plan for. Engines run on one device, so it is not one of their settings."""
 
     def __post_init__(self) -> None:
         if self.track_interval % self.page_size:
@@ -104,19 +106,22 @@ class Constraints:
             )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise UnusableInput(
-                f"max_model_len {self.max_model_len} leaves no room: one token of a prompt and one of an "
-                "answer take 2"
+                f"max_model_len {self.max_model_len} is too short: a prompt and an answer of one token each "
+                "take 2"
             )
         if not 0 < self.utilization <= 1:
             raise UnusableInput(f"utilization {self.utilization} must be above 0 and at most 1")
 
     def overlaps(self, device: Literal["cuda", "cpu"]) -> bool:
-        """Whether an engine on `device` overlaps: on a CPU planning only takes the core from the model."""
+        """Return whether an engine on `device` overlaps planning and computing.
+
+        On a CPU, planning would only take the core from the model.
+        """
         return device == "cuda" if self.overlap is None else self.overlap
 
     @classmethod
     def of(cls, settings: EngineSettings) -> "Constraints":
-        """The constraints an engine's settings carry. Raises `UnusableInput`."""
+        """Return the constraints in an engine's settings. Raises `UnusableInput`."""
         return cls(
             strategy=None if settings.strategy == "Auto" else settings.strategy,
             state_dtype=None if settings.state_dtype == "auto" else settings.state_dtype,

@@ -1,9 +1,9 @@
-"""What planning can fail with.
+"""Errors of planning.
 
 BudgetError
 ├── UnusableInput       exit 2, condition reason InvalidSpec: an input the planner cannot use, named
 └── InsufficientMemory  exit 3, condition reason DoesNotFit: the memory is too small; the message says by how
-much
+                        much
 """
 
 from dataclasses import dataclass
@@ -13,39 +13,39 @@ from mamba_settings.byte_size import binary_size
 
 @dataclass(frozen=True, slots=True)
 class FittingSize:
-    """The smallest memory, of those that GPUs are sold with, that holds an engine; bytes."""
+    """The smallest GPU memory on the market that holds an engine; bytes."""
 
     smallest: int | None
-    """None = no size does."""
+    """Bytes of that size; None if no size suffices."""
     largest: int
-    """Of all sizes."""
+    """Bytes of the largest size on the market."""
 
     def words(self) -> str:
-        """As a sentence without its end."""
+        """Return a sentence without its full stop."""
         if self.smallest is None:
             return f"No GPU size holds it: the largest is {binary_size(self.largest)}"
         return f"The smallest GPU size that holds it is {binary_size(self.smallest)}"
 
 
 class BudgetError(ValueError):
-    """Base. `exit_code` ends the command line, `condition_reason` goes into the status."""
+    """Base class. `exit_code` ends the command line, `condition_reason` goes into the status."""
 
     exit_code = 1
     condition_reason = "PlanFailed"
 
 
 class UnusableInput(BudgetError):
-    """An input is outside of what can be planned; the message names it and what would do."""
+    """An input that cannot be planned with; the message names it and a usable value."""
 
     exit_code = 2
     condition_reason = "InvalidSpec"
 
 
 class InsufficientMemory(BudgetError):
-    """Weights, workspace and one sequence need more than the budget. `need` and `have` are bytes.
+    """A budget smaller than weights, workspace and one sequence. `need` and `have` are bytes.
 
-    `ways` are changes of settings that would do; `sizes` says of larger GPUs which would do, None = none was
-    looked at, as without a GPU.
+    `ways` are changes of settings that would make the engine fit. `sizes` names the larger GPU that would
+    suffice; None if GPU sizes do not apply.
     """
 
     exit_code = 3
@@ -66,5 +66,5 @@ class InsufficientMemory(BudgetError):
         super().__init__(". ".join(sentences))
 
     def with_remedies(self, ways: tuple[str, ...], sizes: FittingSize | None) -> "InsufficientMemory":
-        """Return the same error with what would fit."""
+        """Return the same error with the changes that would make the engine fit."""
         return InsufficientMemory(self.message, self.need, self.have, sizes, ways)

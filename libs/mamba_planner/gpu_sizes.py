@@ -1,7 +1,7 @@
-"""Memory that GPUs are sold with, and the next size above and below a given one. Pure.
+"""Memory sizes of GPUs on the market, and the next size above and below a given one. Pure.
 
-Source: the total that NVIDIA's driver reports of the named card, in MiB, which is what feature discovery puts
-into the label nvidia.com/gpu.memory.
+Source: the total that NVIDIA's driver reports for the named card, in MiB, which feature discovery writes into
+the label nvidia.com/gpu.memory.
 """
 
 MIB = 1 << 20
@@ -20,21 +20,19 @@ MIB_OF = {
     "B200": 183_359,
     "B300": 275_040,
 }
-"""By card, ascending. The A40 has what the L40S has."""
+"""MiB by card, ascending. The A40 has the same memory as the L40S."""
 ONE_SIZE = 1.08
-"""Numbers closer than this ratio are one size told in two ways: 48Gi and what an L40S reports (ECC takes a
-16th) are 1.067 apart, and a process sees a hundredth less than the driver. The nearest two sizes are 1.125
+"""Ratio below which two numbers describe the same size. 48Gi and the number an L40S reports (ECC takes a
+16th) are 1.067 apart, and a process sees one percent less than the driver. The nearest two sizes are 1.125
 apart."""
 
 
 def card_memory(name: str) -> int | None:
     """Return the bytes of a card by its name in any spelling, such as a100-80gb; None = unknown."""
-    wanted = _plain(name)
+    query = _plain(name)
     for card, mib in MIB_OF.items():
         # A name without a size means the card's largest.
-        if wanted == _plain(card) or (
-            wanted == _plain(card.split()[0]) and card == _largest(card.split()[0])
-        ):
+        if query == _plain(card) or (query == _plain(card.split()[0]) and card == _largest(card.split()[0])):
             return mib * MIB
     return None
 
@@ -44,9 +42,9 @@ def _plain(name: str) -> str:
 
 
 def _largest(first_word: str) -> str | None:
-    """The card with the most memory among those of one model that differ in memory alone."""
-    alike = [card for card in MIB_OF if card.split()[0] == first_word and card.endswith("GB")]
-    return max(alike, key=MIB_OF.__getitem__, default=None)
+    """Return the card with the most memory among those of one model that differ only in memory."""
+    cards = [card for card in MIB_OF if card.split()[0] == first_word and card.endswith("GB")]
+    return max(cards, key=MIB_OF.__getitem__, default=None)
 
 
 def _sizes() -> tuple[int, ...]:
@@ -58,19 +56,19 @@ def _sizes() -> tuple[int, ...]:
 
 
 SIZES = _sizes()
-"""Bytes, ascending; where several cards are sold as one size, of the one that reports least."""
+"""Sizes in bytes, ascending. Of several cards with the same size, the smallest reported number."""
 
 
 def one_size_down(memory: int) -> int | None:
-    """Bytes of the next smaller size than `memory` bytes; None = there is none."""
+    """Return the bytes of the next smaller size than `memory` bytes; None = there is none."""
     return max((size for size in SIZES if size * ONE_SIZE < memory), default=None)
 
 
 def sizes_up(memory: int) -> tuple[int, ...]:
-    """Bytes of all sizes larger than `memory` bytes, ascending."""
+    """Return the bytes of all sizes larger than `memory` bytes, ascending."""
     return tuple(size for size in SIZES if size > memory * ONE_SIZE)
 
 
 def one_size_up(memory: int) -> int | None:
-    """Bytes of the next larger size than `memory` bytes; None = there is none."""
+    """Return the bytes of the next larger size than `memory` bytes; None = there is none."""
     return min(sizes_up(memory), default=None)

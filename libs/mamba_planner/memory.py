@@ -1,8 +1,8 @@
-"""From device memory to the bytes the arena may take: the ledger above the arena. Pure.
+"""Memory budget of an engine: from device memory to the bytes the arena may take. Pure.
 
-A GPU's budget is a share of its memory, and no more than is free. On a CPU it is a share of the memory that
-is free, and the arena is kept to a part of it unless someone asked for more: nothing else on the machine
-expects to be pushed out.
+A GPU's budget is a share of its memory, limited to what is free. On a CPU it is a share of the free memory,
+and the arena is limited to a part of it unless the settings name a size: other programs on the machine do not
+expect to be pushed out.
 """
 
 from dataclasses import dataclass, replace
@@ -16,43 +16,43 @@ from mamba_planner.workspace import CHUNK, captured_bytes, workspace_bytes
 from mamba_settings.byte_size import binary_size
 
 RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
-"""What the process takes before any tensor: on a GPU the context, library workspaces, captured graphs but for
-their logits, and the table of all pages (12 MiB for 200 sequences of 262,144 tokens)."""
+"""Bytes the process takes before any tensor. On a GPU: the context, library workspaces, captured graphs
+without their logits, and the table of all pages (12 MiB for 200 sequences of 262,144 tokens)."""
 CPU_ARENA_PART = 4
-"""A CPU's arena takes at most one part in so many of the free memory, unless someone asked for more."""
+"""Divisor of the free memory that gives the largest arena on a CPU, unless the settings name a size."""
 MOST_RUNNING = {"cuda": 1024, "cpu": 32}
-"""Largest batch planned for when nobody asked for one."""
+"""Default for the largest batch that is planned for, by device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the engine runs. `memory`: bytes of one GPU, or the free bytes of the machine."""
+    """Device the engine runs on. `memory`: bytes of one GPU, or the free bytes of the machine."""
 
     kind: Literal["cuda", "cpu"]
     memory: int
-    told: bool = True
-    """Whether someone named the memory; False = measured, so a CPU arena is kept small."""
+    declared: bool = True
+    """Whether the settings name the memory; False = measured, so that a CPU arena is kept small."""
     free: int | None = None
-    """Bytes of a GPU that nobody else has; None = all of them."""
+    """Bytes of a GPU that no other process holds; None = all of them."""
 
     def resized(self, memory: int) -> "Device":
-        """The same with `memory` bytes, of which others hold as many as here."""
+        """Return the same device with `memory` bytes, of which other processes hold as many as here."""
         free = None if self.free is None else max(memory - (self.memory - self.free), 0)
         return replace(self, memory=memory, free=free)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """`total` = weights + workspace + what the arena may take."""
+    """Division of the memory: `total` = weights + workspace + what the arena may take."""
 
     device: Device
     total: int
     weights: int
     workspace: int
     arena: int
-    """Most bytes for the arena."""
+    """Maximum bytes of the arena."""
     arena_limited: bool
-    """The arena may be smaller than what is left, to spare a machine without a GPU."""
+    """Whether the arena may be smaller than what is left, to spare a machine without a GPU."""
 
     @classmethod
     def of(
@@ -63,16 +63,26 @@ class MemoryBudget:
         weights: int | None = None,
         workspace: int | None = None,
     ) -> "MemoryBudget":
-        """Work out the budget. `weights`: true bytes on one device; None = by parameter count. `workspace`:
-        what the worst step was seen to take; None = by arithmetic.
+        """Compute the budget of a device.
 
-        With `constraints.arena_bytes` the budget is what that arena needs, and only main memory that was
-        measured is looked at. Raises `InsufficientMemory` when weights and workspace alone are too much, or
-        when this machine has no room for the arena beside them.
+        With `constraints.arena_bytes` the budget is what that arena needs; only measured main memory is
+        compared with it.
+
+        Args:
+            model: the model.
+            constraints: the engine's settings.
+            device: the device and its memory.
+            weights: true bytes on one device; None = by parameter count.
+            workspace: measured bytes of the largest step; None = by arithmetic.
+
+        Raises:
+            InsufficientMemory: weights and workspace alone are too large, or this machine has no room for the
+                arena in addition.
         """
         dtype = constraints.dtype or model.dtype
         ways = constraints.tensor_parallel
-        held = weights_bytes(model, dtype, ways, constraints.quantization) if weights is None else weights
+        if weights is None:
+            weights = weights_bytes(model, dtype, ways, constraints.quantization)
         if workspace is None:
             workspace = workspace_bytes(
                 model,
@@ -87,27 +97,27 @@ class MemoryBudget:
         if device.kind == "cuda":
             workspace += captured_bytes(model, dtype, ways)
         if (arena := constraints.arena_bytes) is not None:
-            total = held + workspace + arena
-            if device.kind == "cpu" and not device.told and total > device.memory:
-                # The kernel would promise it, and end this process or another one when it is touched.
+            total = weights + workspace + arena
+            if device.kind == "cpu" and not device.declared and total > device.memory:
+                # The kernel would overcommit, and kill this process or another one when the memory is used.
                 raise InsufficientMemory(
-                    f"weights {binary_size(held)}, workspace {binary_size(workspace)} and the arena of "
+                    f"weights {binary_size(weights)}, workspace {binary_size(workspace)} and the arena of "
                     f"{binary_size(arena)} need {binary_size(total)} of main memory, of which "
                     f"{binary_size(device.memory)} are free",
                     need=total,
                     have=device.memory,
                 )
-            return cls(device, total, held, workspace, arena, arena_limited=False)
+            return cls(device, total, weights, workspace, arena, arena_limited=False)
         share = int(device.memory * constraints.utilization)
         total = share if device.free is None else min(share, device.free)
-        if (left := total - held - workspace) <= 0:
+        if (rest := total - weights - workspace) <= 0:
             raise InsufficientMemory(
-                f"weights {binary_size(held)} and workspace {binary_size(workspace)} need "
-                f"{binary_size(held + workspace)}; {binary_size(device.memory)} at utilization "
+                f"weights {binary_size(weights)} and workspace {binary_size(workspace)} need "
+                f"{binary_size(weights + workspace)}; {binary_size(device.memory)} at utilization "
                 f"{constraints.utilization:g} gives {binary_size(total)}"
-                f"{' and others hold memory of it' if total < share else ''}",
-                need=held + workspace,
+                f"{' because other processes hold memory of this GPU' if total < share else ''}",
+                need=weights + workspace,
                 have=total,
             )
-        limited = device.kind == "cpu" and not device.told
-        return cls(device, total, held, workspace, left, arena_limited=limited)
+        limited = device.kind == "cpu" and not device.declared
+        return cls(device, total, weights, workspace, rest, arena_limited=limited)

@@ -1,15 +1,18 @@
-"""`MemoryPlan`: what was chosen for one engine, why, and where every byte goes. Made by the planner alone."""
+"""`MemoryPlan`: the choice for one engine, its reason, and the use of every byte.
+
+Only the planner creates it.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
+from mamba_planner.candidates import Candidate
 from mamba_planner.constraints import StateDtype, Workload
-from mamba_planner.other_size import OtherSize
-from mamba_settings.byte_size import binary_size
+from mamba_settings.byte_size import binary_size, exact_size
 
 OUTSIDE = "left outside the arena"
-"""The line of the ledger with what of the budget nothing takes."""
+"""Ledger line for the unused part of the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class RejectedCandidate:
-    """A choice that was not taken, and why, with numbers."""
+    """A choice that was rejected, and why, with numbers."""
 
     strategy: Strategy
     state_dtype: StateDtype
@@ -30,64 +33,94 @@ class RejectedCandidate:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherSize:
+    """A GPU size with the planner's choice for it, or the reason why nothing fits."""
+
+    memory: int
+    """Bytes of that GPU."""
+    chosen: Candidate | None
+    """The planner's choice; None if nothing fits."""
+    misfit: str = ""
+    """Why nothing fits, with numbers; empty if something does."""
+
+    def to_status(self) -> dict[str, Any]:
+        """Return `status.plan.oneSizeUp` or `oneSizeDown` of a MambaDeployment."""
+        size: dict[str, Any] = {"memory": exact_size(self.memory), "fits": self.chosen is not None}
+        if (chosen := self.chosen) is None:
+            return {**size, "reason": self.misfit}
+        return {
+            **size,
+            "strategy": chosen.strategy,
+            "stateDtype": chosen.state_dtype,
+            "slots": chosen.slots,
+            "pages": chosen.pages,
+            "maxRunningRequests": chosen.running,
+            "maxModelLen": chosen.max_model_len,
+            "checkpoints": chosen.checkpoints,
+            "resumed": f"{chosen.saved:.0%}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes are bytes on one device, lengths tokens."""
+    """The plan of one engine. Sizes are bytes on one device, lengths are tokens."""
 
     strategy: Strategy
     state_dtype: StateDtype
     reason: str
     arena_bytes: int
-    """`slabs * slab_bytes`."""
+    """Bytes of the arena: `slabs * slab_bytes`."""
     slab_bytes: int
     slabs: int
-    """Slab 0, the padding, included."""
+    """Number of slabs, including slab 0, the padding."""
     page_size: int
     page_bytes: int
-    """0 for a model without attention."""
+    """Bytes of a page; 0 for a model without attention."""
     pages_per_slab: int
     state_bytes: int
     kv_bytes_per_token: int
     slots: int
-    """Slots with `planned_running` sequences: live, tracking and those of checkpoints."""
+    """Slots with `planned_running` sequences: live, tracking and checkpoint slots."""
     pages: int
-    """All other slabs, as pages. Slots and pages trade places as the traffic asks."""
+    """Pages in all other slabs. At run time, slots and pages exchange slabs according to the traffic."""
     slots_per_sequence: int
     overlap: bool
     """Whether step n+1 is planned while step n runs."""
     max_running_requests: int
-    """Sequences of the lengths of `workload` that fit at once, the cache giving way to them: advice. The
-    engine runs more where they are shorter and fewer where they are longer."""
+    """Number of sequences of the lengths of `workload` that fit at once if the cache is evicted for them. The
+    number is advice: the engine runs more if they are shorter and fewer if they are longer."""
     planned_running: int
-    """Sequences the ledger is drawn for: the declared concurrency, or the best trade with the cache."""
+    """Number of sequences in the ledger: the declared concurrency, or the best trade-off with the cache."""
     max_model_len: int
     checkpoints: int
-    """Reusable checkpoints that fit beside the running sequences."""
+    """Reusable checkpoints that fit in addition to the running sequences."""
     binding_constraint: str
-    """state slots, kv pages, configured limit, default limit or memory."""
+    """Limit reached first: state slots, kv pages, configured limit, default limit or memory."""
     headroom_bytes: int
-    """Budget left beside weights, workspace and the running sequences at full length: the cache's share."""
+    """Budget left after weights, workspace and the running sequences at full length: the share of the
+    cache."""
     expected_saved: float
     """Share of prompt tokens expected to be resumed."""
     workload: Workload
     weights_bytes: int
     budget_bytes: int
     ledger: tuple[LedgerLine, ...]
-    """Sums to `budget_bytes`."""
+    """Uses of memory, which add up to `budget_bytes`."""
     rejected: tuple[RejectedCandidate, ...]
     notes: tuple[str, ...] = ()
-    """What the planner assumed or lowered."""
+    """Values that the planner assumed or lowered."""
     one_size_down: OtherSize | None = None
-    """On a GPU of the next smaller size; None = there is none, or memory decides nothing."""
+    """Choice on a GPU of the next smaller size; None = there is none, or memory decides nothing."""
     one_size_up: OtherSize | None = None
-    """On one of the next larger size."""
+    """Choice on a GPU of the next larger size; None = there is none, or memory decides nothing."""
 
     @property
     def unused_bytes(self) -> int:
-        """Of the budget, what neither weights, workspace nor arena take."""
+        """Part of the budget that neither weights, workspace nor arena take."""
         return next(line.bytes for line in self.ledger if line.item == OUTSIDE)
 
     def to_status(self) -> dict[str, Any]:
-        """`status.plan` of a MambaDeployment."""
+        """Return `status.plan` of a MambaDeployment."""
         sizes = {"oneSizeDown": self.one_size_down, "oneSizeUp": self.one_size_up}
         return {
             "strategy": self.strategy,
@@ -101,14 +134,14 @@ class MemoryPlan:
             "headroom": binary_size(self.headroom_bytes),
             "ledger": [{"item": line.item, "bytes": line.bytes} for line in self.ledger],
             "rejected": [
-                {"strategy": each.strategy, "stateDtype": each.state_dtype, "reason": each.reason}
-                for each in self.rejected
+                {"strategy": choice.strategy, "stateDtype": choice.state_dtype, "reason": choice.reason}
+                for choice in self.rejected
             ],
             **{name: size.to_status() for name, size in sizes.items() if size is not None},
         }
 
     def to_json(self) -> dict[str, Any]:
-        """`to_status` and the numbers an engineer wants beside it."""
+        """Return `to_status` with further numbers for engineers."""
         return {
             **self.to_status(),
             "arenaBytes": self.arena_bytes,

@@ -1,6 +1,6 @@
-"""The neutral description of a model that everything else reads: planner, weights, layers, cache layout.
+"""The neutral description of a model that planner, weights, layers and cache layout read.
 
-Adapters in `mamba_planner.families` turn a Hugging Face `config.json` into it. Torch-free.
+Adapters in `mamba_planner.families` build it from a Hugging Face `config.json`. Torch-free.
 """
 
 from dataclasses import dataclass, field
@@ -11,33 +11,33 @@ LayerKind = Literal["mamba", "attention", "mlp", "moe", "mamba_attention", "gate
 
 @dataclass(frozen=True, slots=True)
 class MambaConfig:
-    """Shape of a Mamba2 mixer, in the letters of the paper."""
+    """Shape of a Mamba2 mixer, with the letters of the paper."""
 
     heads: int
-    """H"""
+    """Number of heads, H."""
     head_dim: int
-    """P"""
+    """Width of a head, P."""
     state_size: int
-    """N"""
+    """State size, N."""
     groups: int
-    """G"""
+    """Number of groups, G."""
     conv_kernel: int
-    """K"""
+    """Width of the convolution, K."""
     chunk_size: int
-    """A training artefact: the chunk of our kernels is ours to choose."""
+    """Chunk size used in training. Our kernels choose their own."""
     conv_bias: bool
     proj_bias: bool
     dt_limit: tuple[float, float]
     """Clamp of dt after softplus."""
     norm_eps: float
     gated_norm: bool = True
-    """Grouped RMSNorm with the gate before the norm; False = gate alone."""
+    """Whether a grouped RMSNorm follows; False = gate alone."""
     norm_before_gate: bool = False
-    """Norm first, then the gate (Falcon-H1)."""
+    """Whether the norm comes before the gate (Falcon-H1)."""
     out_bias: bool = False
-    """Bias of the output projection; `proj_bias` is that of the input projection."""
+    """Whether the output projection has a bias; `proj_bias` is for the input projection."""
     activation: str = "silu"
-    """Behind the convolution."""
+    """Activation after the convolution."""
 
     @property
     def inner(self) -> int:
@@ -45,12 +45,12 @@ class MambaConfig:
 
     @property
     def conv_dim(self) -> int:
-        """C: channels of the convolution, x | B | C."""
+        """Channels of the convolution, C: x | B | C."""
         return self.inner + 2 * self.groups * self.state_size
 
     @property
     def state_elements(self) -> int:
-        """Of the recurrent part of a state."""
+        """Elements of the recurrent part of a state."""
         return self.inner * self.state_size
 
 
@@ -65,7 +65,7 @@ class GatedDeltaConfig:
     conv_kernel: int
     norm_eps: float
     activation: str = "silu"
-    """Behind the convolution."""
+    """Activation after the convolution."""
 
     @property
     def conv_dim(self) -> int:
@@ -73,7 +73,7 @@ class GatedDeltaConfig:
 
     @property
     def state_elements(self) -> int:
-        """Of the recurrent part of a state."""
+        """Elements of the recurrent part of a state."""
         return self.value_heads * self.value_dim * self.key_dim
 
 
@@ -85,17 +85,17 @@ class AttentionConfig:
     bias: bool
     scale: float
     rope_theta: float | None = None
-    """None = no positional embedding (Nemotron-H, Granite hybrid)."""
+    """Base of the rotary embedding; None = no positional embedding (Nemotron-H, Granite hybrid)."""
     rotary_fraction: float = 1.0
     """Share of `head_dim` that is rotated (Bamba 0.5, Qwen3-Next 0.25)."""
     output_gate: bool = False
-    """The query projection carries a sigmoid gate of the same width (Qwen3-Next)."""
+    """Whether the query projection carries a sigmoid gate of the same width (Qwen3-Next)."""
     qk_norm: bool = False
-    """RMSNorm over `head_dim` of queries and keys (Qwen3-Next)."""
+    """Whether queries and keys have an RMSNorm over `head_dim` (Qwen3-Next)."""
 
     @property
     def rotated(self) -> int:
-        """Elements of a head that are rotated."""
+        """Number of elements of a head that are rotated."""
         return 0 if self.rope_theta is None else int(self.head_dim * self.rotary_fraction)
 
 
@@ -103,14 +103,14 @@ class AttentionConfig:
 class MlpConfig:
     intermediate: int
     activation: str
-    """As in Hugging Face: relu2, silu, …"""
+    """Activation by its Hugging Face name: relu2, silu, …"""
     gated: bool
     bias: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """Sparse feed-forward: routed experts and, when `shared_intermediate` > 0, one that always runs."""
+    """Sparse feed-forward: routed experts and, if `shared_intermediate` > 0, one that always runs."""
 
     experts: int
     experts_per_token: int
@@ -120,18 +120,18 @@ class MoeConfig:
     gated: bool
     bias: bool
     scoring: Literal["softmax", "sigmoid", "softmax_topk"]
-    """How router logits become weights: softmax over all, sigmoid with a correction bias, softmax over the
-    chosen ones."""
+    """Conversion of router logits to weights: softmax over all experts, sigmoid with a correction bias, or
+    softmax over the chosen experts."""
     normalize: bool = True
-    """Weights of the chosen experts are scaled to sum to 1."""
+    """Whether the weights of the chosen experts are scaled to sum to 1."""
     scale: float = 1.0
     """Factor on the routed output."""
     groups: int = 1
     groups_per_token: int = 1
     latent: int | None = None
-    """Width the experts work in; None = `hidden_size`."""
+    """Width that the experts work in; None = `hidden_size`."""
     shared_gate: bool = False
-    """The shared expert's output is weighted by a sigmoid of the input (Qwen3-Next)."""
+    """Whether a sigmoid of the input weights the shared expert's output (Qwen3-Next)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Multipliers:
 
     embedding: float = 1.0
     logits: float = 1.0
-    """Factor on the logits (Granite divides by `logits_scaling`: here already inverted)."""
+    """Factor on the logits. Granite divides by `logits_scaling`; this is its inverse."""
     residual: float = 1.0
     """Factor on a block's output before it joins the residual stream."""
     attention_in: float = 1.0
@@ -149,21 +149,22 @@ class Multipliers:
     ssm_in: float = 1.0
     ssm_out: float = 1.0
     ssm: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
-    """On z, x, B, C, dt after the input projection."""
+    """Factors on z, x, B, C, dt after the input projection."""
     mlp_gate: float = 1.0
     mlp_down: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One model. `layers` lists the residual blocks in execution order, each with one pre-norm.
+    """Description of one model.
 
-    A decoder layer "mixer, then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one
-    `mamba_attention`; a `moe` block includes its shared expert.
+    `layers` lists the residual blocks in execution order, each with one pre-norm. A decoder layer "mixer,
+    then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one `mamba_attention`; a `moe`
+    block includes its shared expert.
     """
 
     family: str
-    """nemotron_h, bamba, granitemoehybrid, falcon_h1, mamba2, qwen3_next"""
+    """Name of the family: nemotron_h, bamba, granitemoehybrid, falcon_h1, mamba2 or qwen3_next."""
     architecture: str
     hidden_size: int
     vocab_size: int
@@ -177,19 +178,19 @@ class ModelConfig:
     residual_in_fp32: bool
     max_position: int
     dtype: str
-    """float32, bfloat16 or float16, as the checkpoint says."""
+    """Type of the checkpoint: float32, bfloat16 or float16."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     parameters: int
-    """Number of parameters, by arithmetic; the weights' true bytes win when they are known."""
+    """Number of parameters by arithmetic. The true size of the weights takes precedence where it is known."""
     moe: MoeConfig | None = None
     multipliers: Multipliers = field(default_factory=Multipliers)
     checkpoint_layers: tuple[int, ...] = ()
-    """Which checkpoint layer each entry of `layers` belongs to (same length); empty = one to one."""
+    """Checkpoint layer of each entry of `layers` (same length); empty = one to one."""
     state_dtype_hint: str | None = None
-    """Type the checkpoint asks for its SSM state, if it says so (`mamba_ssm_cache_dtype`)."""
+    """Type the checkpoint requires for its SSM state, if it names one (`mamba_ssm_cache_dtype`)."""
     quantized: str | None = None
-    """Method that the files' weights are quantized by; None = they are numbers, or FP8 with scales."""
+    """Quantization method of the stored weights; None = plain numbers, or FP8 with scales."""
 
     @property
     def recurrent_layers(self) -> int:

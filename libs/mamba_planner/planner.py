@@ -1,7 +1,7 @@
 """`plan`: strategy, state dtype, concurrency and arena of one engine from its model and its memory. Pure.
 
-The engine sizes its arena with it, the operator writes it into the status, the command line shows it: one
-arithmetic, so what is shown is what runs.
+The engine sizes its arena with it, the operator writes it into the status and the command line shows it: one
+computation, so that the plan shown is the plan that runs.
 """
 
 from mamba_planner.candidates import (
@@ -32,11 +32,11 @@ def plan(
 
     Args:
         model: the model.
-        constraints: what is fixed; `Constraints.of(settings)` for an engine.
-        device: its memory; not looked at when `constraints.arena_bytes` is given.
+        constraints: the fixed values; `Constraints.of(settings)` for an engine.
+        device: the device and its memory; ignored if `constraints.arena_bytes` is set.
         weights_bytes: true bytes of the weights on one device; None = by parameter count.
         workload: declared or measured traffic; None = a cautious assumption.
-        workspace: bytes that the worst step was seen to take; None = by arithmetic.
+        workspace: measured bytes of the largest step; None = by arithmetic.
 
     Raises:
         InsufficientMemory: weights, workspace and one sequence need more than the budget.
@@ -50,13 +50,13 @@ def plan(
         for strategy in MOST_ROBUST_FIRST
     ]
     allowed = [
-        each
-        for each in candidates
-        if constraints.strategy in (None, each.strategy)
-        and constraints.state_dtype in (None, each.state_dtype)
+        candidate
+        for candidate in candidates
+        if constraints.strategy in (None, candidate.strategy)
+        and constraints.state_dtype in (None, candidate.state_dtype)
     ]
-    if all(each.misfit for each in allowed):
-        raise does_not_fit(min(allowed, key=lambda each: each.need), budget)
+    if all(candidate.misfit for candidate in allowed):
+        raise does_not_fit(min(allowed, key=lambda candidate: candidate.need), budget)
     hint = state_hint(model, constraints)
     chosen = choose(allowed, constraints, traffic, hint)
     reason = why(chosen, allowed, constraints, traffic)
@@ -65,12 +65,12 @@ def plan(
 
 
 def state_hint(model: ModelConfig, constraints: Constraints) -> str | None:
-    """Return the state dtype that the model asks for, where nobody fixed another one."""
+    """Return the state dtype that the model requires, unless the settings fix one."""
     return model.state_dtype_hint if constraints.state_dtype is None else None
 
 
 def does_not_fit(closest: Candidate, budget: MemoryBudget) -> InsufficientMemory:
-    """Return the refusal of the choice that needs the least."""
+    """Return the error for the choice that needs the least memory."""
     need = budget.weights + budget.workspace + closest.need
     return InsufficientMemory(
         f"weights {binary_size(budget.weights)}, workspace {binary_size(budget.workspace)} and one sequence "
@@ -86,41 +86,41 @@ def _plan(
     constraints: Constraints,
     budget: MemoryBudget,
     traffic: Workload,
-    each: Candidate,
+    candidate: Candidate,
     reason: str,
     rejected: tuple[RejectedCandidate, ...],
 ) -> MemoryPlan:
-    shape = each.shape
-    ledger = _ledger(each, budget)
+    shape = candidate.shape
+    ledger = _ledger(candidate, budget)
     return MemoryPlan(
-        strategy=each.strategy,
-        state_dtype=each.state_dtype,
+        strategy=candidate.strategy,
+        state_dtype=candidate.state_dtype,
         reason=reason,
-        arena_bytes=each.slabs * shape.slab,
+        arena_bytes=candidate.slabs * shape.slab,
         slab_bytes=shape.slab,
-        slabs=each.slabs,
+        slabs=candidate.slabs,
         page_size=shape.page_size,
         page_bytes=shape.page,
         pages_per_slab=shape.pages_per_slab,
         state_bytes=shape.state,
         kv_bytes_per_token=shape.kv,
-        slots=each.slots,
-        pages=each.pages,
-        slots_per_sequence=each.slots_each,
+        slots=candidate.slots,
+        pages=candidate.pages,
+        slots_per_sequence=candidate.slots_each,
         overlap=constraints.overlaps(budget.device.kind),
-        max_running_requests=each.running,
-        planned_running=each.planned,
-        max_model_len=each.max_model_len,
-        checkpoints=each.checkpoints,
-        binding_constraint=_binding(each, constraints),
+        max_running_requests=candidate.running,
+        planned_running=candidate.planned,
+        max_model_len=candidate.max_model_len,
+        checkpoints=candidate.checkpoints,
+        binding_constraint=_binding(candidate, constraints),
         headroom_bytes=budget.total - sum(line.bytes for line in ledger if line.item in _RUNNING_ITEMS),
-        expected_saved=each.saved,
-        workload=each.workload,
+        expected_saved=candidate.saved,
+        workload=candidate.workload,
         weights_bytes=budget.weights,
         budget_bytes=budget.total,
         ledger=ledger,
         rejected=rejected,
-        notes=_notes(model, constraints, budget, traffic, each),
+        notes=_notes(model, constraints, budget, traffic, candidate),
     )
 
 
@@ -133,74 +133,85 @@ _RUNNING_ITEMS = (
 )
 
 
-def _ledger(each: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...]:
-    slab = each.shape.slab
-    tokens = each.workload.tokens
-    live = each.planned * each.slots_each
-    running = each.shape.slabs(each.planned, each.slots_each, tokens)
-    cached = each.shape.slabs(each.cached_paths, CHECKPOINTS_PER_PATH, tokens)
+def _ledger(candidate: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...]:
+    slab = candidate.shape.slab
+    tokens = candidate.workload.tokens
+    live = candidate.planned * candidate.slots_each
+    running = candidate.shape.slabs(candidate.planned, candidate.slots_each, tokens)
+    cached = candidate.shape.slabs(candidate.cached_paths, CHECKPOINTS_PER_PATH, tokens)
     lines = [
         LedgerLine("weights", budget.weights),
         LedgerLine("workspace", budget.workspace),
         LedgerLine("padding slab", slab),
         LedgerLine("slots of running sequences", live * slab),
         LedgerLine("pages of running sequences", (running - live) * slab),
-        LedgerLine("slots of checkpoints", each.checkpoints * slab),
-        LedgerLine("pages of checkpoints", (cached - each.checkpoints) * slab),
-        LedgerLine("free slabs", (each.slabs - 1 - running - cached) * slab),
+        LedgerLine("slots of checkpoints", candidate.checkpoints * slab),
+        LedgerLine("pages of checkpoints", (cached - candidate.checkpoints) * slab),
+        LedgerLine("free slabs", (candidate.slabs - 1 - running - cached) * slab),
     ]
     lines.append(LedgerLine(OUTSIDE, budget.total - sum(line.bytes for line in lines)))
     return tuple(lines)
 
 
-def _binding(each: Candidate, constraints: Constraints) -> str:
-    if each.running < each.fits:
+def _binding(candidate: Candidate, constraints: Constraints) -> str:
+    if candidate.running < candidate.fits:
         return "configured limit" if constraints.max_running_requests else "default limit"
-    if each.running <= 1:
+    if candidate.running <= 1:
         return "memory"
-    live = each.running * each.slots_each
-    pages = each.shape.slabs(each.running, each.slots_each, each.workload.tokens) - live
+    live = candidate.running * candidate.slots_each
+    pages = candidate.shape.slabs(candidate.running, candidate.slots_each, candidate.workload.tokens) - live
     return "state slots" if live >= pages else "kv pages"
 
 
 def _notes(
-    model: ModelConfig, constraints: Constraints, budget: MemoryBudget, traffic: Workload, each: Candidate
+    model: ModelConfig,
+    constraints: Constraints,
+    budget: MemoryBudget,
+    traffic: Workload,
+    candidate: Candidate,
 ) -> tuple[str, ...]:
     notes = []
-    if not each.workload.declared:
+    if not candidate.workload.declared:
         notes.append(
-            f"no workload declared: assumed prompts of {each.workload.prompt_tokens:,} and outputs of "
-            f"{each.workload.output_tokens:,} tokens, {each.workload.shared_prefix_ratio:.0%} of it shared"
+            f"no workload declared: assumed prompts of {candidate.workload.prompt_tokens:,} tokens, "
+            f"{candidate.workload.shared_prefix_ratio:.0%} of them shared, and outputs of "
+            f"{candidate.workload.output_tokens:,} tokens"
         )
-    elif each.workload.tokens < traffic.tokens:
+    elif candidate.workload.tokens < traffic.tokens:
         notes.append(
-            f"the {traffic.origin} workload of {traffic.lengths} tokens is longer than the "
-            f"{each.max_model_len:,} of a sequence: planned for {each.workload.lengths}"
+            f"sequences of the {traffic.origin} workload, {traffic.lengths} tokens, are longer than the "
+            f"limit of {candidate.max_model_len:,}: planned for {candidate.workload.lengths}"
         )
-    if (traffic.concurrency or 0) > each.running:
+    if (traffic.concurrency or 0) > candidate.running:
         notes.append(
-            f"the {traffic.origin} concurrency of {traffic.concurrency:,} is not met: {each.running:,} run"
+            f"the {traffic.origin} concurrency of {traffic.concurrency:,} is not reached: "
+            f"{candidate.running:,} sequences can run"
         )
     if (constraints.max_model_len or 0) > model.max_position:
         notes.append(
-            f"the model was made for {model.max_position:,} tokens, and {constraints.max_model_len:,} are "
-            "allowed: beyond its own limit answers may get worse"
+            f"the model was trained for {model.max_position:,} tokens, and {constraints.max_model_len:,} are "
+            "allowed: answers may get worse beyond the model's own limit"
         )
-    if constraints.max_model_len is None and each.max_model_len < model.max_position:
+    if constraints.max_model_len is None and candidate.max_model_len < model.max_position:
         notes.append(
             f"the model's limit of {model.max_position:,} tokens does not fit: lowered to "
-            f"{each.max_model_len:,}"
+            f"{candidate.max_model_len:,}"
         )
-    if constraints.max_running_requests is None and each.running < each.fits:
+    if constraints.max_running_requests is None and candidate.running < candidate.fits:
         notes.append(
-            f"kept to {MOST_RUNNING[budget.device.kind]:,} running sequences; set maxRunningRequests for more"
+            f"limited to {MOST_RUNNING[budget.device.kind]:,} running sequences; set maxRunningRequests for "
+            "more"
         )
-    if budget.arena_limited and each.slabs * each.shape.slab < budget.arena:
-        taken = each.slabs * each.shape.slab
-        reached = taken + each.shape.slab > budget.arena // CPU_ARENA_PART
-        why = "a quarter" if reached else f"all that {each.running:,} sequences and their cache can use"
+    if budget.arena_limited and candidate.slabs * candidate.shape.slab < budget.arena:
+        arena = candidate.slabs * candidate.shape.slab
+        reached = arena + candidate.shape.slab > budget.arena // CPU_ARENA_PART
+        why = (
+            "a quarter"
+            if reached
+            else f"the most that {candidate.running:,} sequences and their cache can use"
+        )
         notes.append(
-            f"arena kept to {binary_size(taken)} of {binary_size(budget.arena)} free memory, {why}; set the "
-            "arena size for more"
+            f"arena limited to {binary_size(arena)} of {binary_size(budget.arena)} free memory, {why}; set "
+            "the arena size for more"
         )
     return tuple(notes)

@@ -11,13 +11,14 @@ from mamba_planner.model_config import ModelConfig
 from mamba_planner.planner import plan
 from mamba_settings.byte_size import binary_size, exact_size
 
-LEAST_LENGTH = 1024
-"""No shorter model length is proposed."""
-CHUNKS = (512, 128)
+MIN_LENGTH_TOKENS = 1024
+"""Shortest model length in tokens that is proposed."""
+STEP_TOKENS = (512, 128)
 MIB = 1 << 20
-UTILIZATION = 0.95
-MORE = (1, 1.1, 1.5, 2, 4)
-"""Times what is known to be needed: a sequence comes on top where the weights alone were too much."""
+MAX_UTILIZATION = 0.95
+MEMORY_FACTORS = (1, 1.1, 1.5, 2, 4)
+"""Factors on the memory known to be needed. Where the weights alone were too large, a sequence comes on
+top."""
 
 
 def ways_to_fit(
@@ -28,17 +29,17 @@ def ways_to_fit(
     workload: Workload,
     misfit: InsufficientMemory,
 ) -> tuple[str, ...]:
-    """Return the changes, for people, by the names of the settings; the last resort is memory."""
+    """Return the changes in words, by the names of the settings; more memory is the last resort."""
 
-    def fits(changed: Constraints, weights: int | None = weights_bytes, there: Device = device) -> bool:
+    def fits(changed: Constraints, weights: int | None = weights_bytes, target: Device = device) -> bool:
         try:
-            plan(model, changed, there, weights, workload)
+            plan(model, changed, target, weights, workload)
         except (InsufficientMemory, UnusableInput):
             return False
         return True
 
     ways = [
-        next((words for changed, words in lever if fits(changed)), "")
+        next((description for changed, description in lever if fits(changed)), "")
         for lever in (
             _shorter(model, constraints),
             _leaner(constraints),
@@ -48,12 +49,12 @@ def ways_to_fit(
         )
     ]
     if device.kind == "cpu" and constraints.quantization == "none":
-        # What the files would take as int8 is not known here.
+        # The size of the files as int8 is unknown here, so the parameter count is used.
         ways.append("quantization int8" if fits(replace(constraints, quantization="int8"), None) else "")
     if device.kind == "cpu" and constraints.arena_bytes is None:
-        for part in MORE:
-            memory = ceil(misfit.need * part / constraints.utilization)
-            if fits(constraints, there=device.resized(memory)):
+        for factor in MEMORY_FACTORS:
+            memory = ceil(misfit.need * factor / constraints.utilization)
+            if fits(constraints, target=device.resized(memory)):
                 ways.append(f"a machine with {binary_size(memory)} of free memory")
                 break
     return tuple(filter(None, ways))
@@ -64,12 +65,12 @@ Lever = Iterator[tuple[Constraints, str]]
 
 
 def _shorter(model: ModelConfig, constraints: Constraints) -> Lever:
-    asked, own = constraints.max_model_len, model.max_position
-    why = f"the model's own is {own:,}" if asked is None else f"{asked:,} is set"
-    length = own // 2 if asked is None else asked // 2
-    if asked is not None and asked > own:
-        why, length = f"{why}, and the model was made for {own:,}", own
-    while length >= LEAST_LENGTH:
+    configured, model_limit = constraints.max_model_len, model.max_position
+    why = f"the model's own is {model_limit:,}" if configured is None else f"{configured:,} is set"
+    length = model_limit // 2 if configured is None else configured // 2
+    if configured is not None and configured > model_limit:
+        why, length = f"{why}, and the model was trained for {model_limit:,}", model_limit
+    while length >= MIN_LENGTH_TOKENS:
         yield replace(constraints, max_model_len=length), f"max_model_len {length:,} or less ({why})"
         length //= 2
 
@@ -82,25 +83,25 @@ def _leaner(constraints: Constraints) -> Lever:
 
 
 def _smaller_steps(constraints: Constraints) -> Lever:
-    now = constraints.chunked_prefill_tokens
-    for tokens in CHUNKS:
-        if tokens < now:
-            words = f"chunked_prefill_tokens {tokens} (now {now:,})"
-            yield replace(constraints, chunked_prefill_tokens=tokens), words
+    current = constraints.chunked_prefill_tokens
+    for tokens in STEP_TOKENS:
+        if tokens < current:
+            description = f"chunked_prefill_tokens {tokens} (now {current:,})"
+            yield replace(constraints, chunked_prefill_tokens=tokens), description
 
 
 def _larger_share(constraints: Constraints, device: Device) -> Lever:
-    if constraints.utilization < UTILIZATION and device.free is None and constraints.arena_bytes is None:
-        words = f"utilization {UTILIZATION} (now {constraints.utilization:g})"
-        yield replace(constraints, utilization=UTILIZATION), words
+    if constraints.utilization < MAX_UTILIZATION and device.free is None and constraints.arena_bytes is None:
+        description = f"utilization {MAX_UTILIZATION} (now {constraints.utilization:g})"
+        yield replace(constraints, utilization=MAX_UTILIZATION), description
 
 
 def _other_arena(constraints: Constraints, misfit: InsufficientMemory, device: Device) -> Lever:
     if (arena := constraints.arena_bytes) is None:
         return
-    # Rounded to what also fits.
+    # Both sizes are rounded in the direction that still fits.
     smaller = (arena - (misfit.need - misfit.have)) // MIB * MIB
-    if device.kind == "cpu" and not device.told and smaller > 0:
+    if device.kind == "cpu" and not device.declared and smaller > 0:
         yield replace(constraints, arena_bytes=smaller), f"arena_bytes of at most {exact_size(smaller)}"
     larger = ceil((arena + misfit.need - misfit.have) / MIB) * MIB
     yield replace(constraints, arena_bytes=larger), f"arena_bytes of at least {exact_size(larger)}"

@@ -1,8 +1,8 @@
 """The resource profiles that come with every operator and with the command line. Pure data.
 
-GPUs are chosen by the label nvidia.com/gpu.product of NVIDIA's feature discovery, which names one card in one
-form, never a shared one or a slice: engines of a deployment are alike. CPU and memory fit beside one GPU on
-the smallest machines that clouds have with it; weights pass through memory in pieces.
+GPUs are selected by the label nvidia.com/gpu.product of NVIDIA's feature discovery, which names one card in
+one form, never a shared one or a slice: all engines of a deployment are alike. CPU and memory fit next to one
+GPU on the smallest machines that clouds offer with it; weights pass through memory in pieces.
 """
 
 from mamba_api.quantity import Quantity
@@ -38,4 +38,5 @@ SHIPPED: Profiles = {
     "nvidia-h100-80gb-pcie": _gpu("H100", "NVIDIA-H100-PCIe", 8, "64Gi"),
     "nvidia-h200": _gpu("H200", "NVIDIA-H200", 8, "64Gi"),
 }
-"""None for GPUs without bfloat16, such as the T4: the kernels are compiled for Ampere and later."""
+"""Profiles by name. There is none for GPUs without bfloat16, such as the T4: the kernels are compiled for
+Ampere and later."""

@@ -1,35 +1,36 @@
-"""The three strategies as reservations over one slot life cycle, and what else is known of each. Pure.
+"""The three strategies as reservations over one slot life cycle, with their properties. Pure.
 
-A strategy says how many tracking slots a running sequence holds and where checkpoints may come from; it has
+A strategy says how many tracking slots a running sequence holds and where checkpoints may come from. It has
 no code path of its own, which is why it can be changed while serving. Planner and engine read it here.
 """
 
 from dataclasses import dataclass
 from typing import get_args
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 MOST_ROBUST_FIRST: tuple[Strategy, ...] = ("ExtraBuffer", "ExtraBufferLazy", "NoBuffer")
-"""Checkpoints while decoding: guaranteed, where a slot can be borrowed, where one happens to be free."""
+"""Strategies by how they get slots for checkpoints while decoding: guaranteed, if one can be borrowed, if one
+happens to be free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one running sequence holds beside its live slot."""
+    """Slots that one running sequence holds in addition to its live slot."""
 
     name: Strategy
     tracking_slots: int
-    """Held all the time."""
+    """Number of slots held all the time."""
     tracks_decode: bool
-    """Has slots for checkpoints while decoding; otherwise these go into slots that happen to be free. The
-    planner does not count on such: the cache fills them."""
+    """Whether there are slots for checkpoints while decoding. Otherwise such checkpoints go into slots that
+    happen to be free, which the planner does not count on because the cache fills them."""
     borrows: bool
-    """Takes one more slot around a boundary and gives the older back."""
+    """Whether it takes one more slot around a boundary and returns the older one."""
     evicts_for_checkpoints: bool
-    """A prefill checkpoint may push out a cached one; otherwise only a free slot is taken."""
+    """Whether a prefill checkpoint may evict a cached one; otherwise it needs a free slot."""
     weakness: str
-    """What the planner says against it where it ties with another."""
+    """Argument against the strategy if it ties with another."""
 
     @property
     def slots_per_sequence(self) -> int:
@@ -38,17 +39,17 @@ class Reservation:
 
 
 def reservation(strategy: str, *, overlap: bool) -> Reservation:
-    """The reservation of `strategy`. Raises ValueError for any other name.
+    """Return the reservation of `strategy`. Raises ValueError for any other name.
 
-    ExtraBuffer needs two tracking slots under overlap, since a launched step may still write one while the
-    other holds the last complete checkpoint; without overlap one is enough only because the write and its
-    commit are not separated by another launch, but the older checkpoint is then lost while it is overwritten.
+    ExtraBuffer needs two tracking slots under overlap, because a launched step may still write one while the
+    other holds the last complete checkpoint. Without overlap one is enough only because no other launch
+    separates the write from its commit; the older checkpoint is then lost while it is overwritten.
     """
     match strategy:
         case "NoBuffer":
             return Reservation(
                 strategy, 0, tracks_decode=False, borrows=False, evicts_for_checkpoints=False,
-                weakness="decoding leaves checkpoints in free slots alone",
+                weakness="decoding leaves checkpoints only in free slots",
             )  # fmt: skip
         case "ExtraBufferLazy":
             return Reservation(
@@ -62,3 +63,15 @@ def reservation(strategy: str, *, overlap: bool) -> Reservation:
             )  # fmt: skip
     first = ", ".join(STRATEGIES[:-1])
     raise ValueError(f"unknown strategy {strategy!r}: use {first} or {STRATEGIES[-1]}")
+
+
+def decode_spacing(outputs: int, page_size: int, track_interval: int) -> int:
+    """Return the tokens between checkpoints of a sequence that has generated `outputs` tokens.
+
+    The engine places checkpoints by it, and the planner estimates with it what the next turn must recompute.
+    The spacing starts at one page and doubles whenever the output has doubled, up to `track_interval`. Thus
+    the next turn resumes most of a short answer too (at most a quarter is lost), for four more writes of the
+    state per doubling.
+    """
+    doublings = max(0, (outputs // (4 * page_size)).bit_length() - 1)
+    return min(page_size << doublings, track_interval)

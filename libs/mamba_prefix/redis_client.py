@@ -9,7 +9,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from mamba_api.authority import authority
+from mamba_api.names import authority
 from mamba_prefix.redis_url import REDIS_PORT, SENTINEL_PORT, check_url, hosts_of
 
 ANSWER_SECONDS = 2.0

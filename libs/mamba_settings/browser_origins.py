@@ -1,6 +1,6 @@
-"""Whose pages may call a server from a browser: the same setting at engine and gateway.
+"""Origins whose pages may call a server from a browser: the same setting at engine and gateway.
 
-Acted on by `mamba_edge.app.cors`.
+`mamba_edge.app.cors` acts on it.
 """
 
 import re
@@ -21,7 +21,7 @@ def _origins(value: tuple[str, ...]) -> tuple[str, ...]:
     for origin in value:
         if not _ORIGIN.fullmatch(origin):
             raise ValueError(
-                f"{origin!r} is no origin: give SCHEME://HOST[:PORT] in small letters and without a path, "
+                f"{origin!r} is no origin: write SCHEME://HOST[:PORT] in lower case and without a path, "
                 "such as https://chat.example.org, or * for every page"
             )
     return tuple(dict.fromkeys(value))
@@ -37,4 +37,4 @@ class BrowserOrigins(BaseModel):
 
     cors_origin: Origins = ()
     """Origins whose pages may call the API from a browser, such as https://chat.example.org, or * for all;
-    default: none. In the environment separated by spaces."""
+    default: none. In the environment, separate them with spaces."""

@@ -1,6 +1,6 @@
-"""What a listening process bears from its clients' connections: the same settings at engine and gateway.
+"""Limits for the connections of clients: the same settings at engine and gateway.
 
-Enforced by `mamba_edge`: the HTTP server, and the budget of bodies.
+`mamba_edge` enforces them: the HTTP server, and the budget of bodies.
 """
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
@@ -16,17 +16,19 @@ class HttpLimits(BaseModel):
     header_timeout: float = Field(20.0, gt=0)
     """Seconds from connecting, or from a request's first byte, to the end of the request's headers."""
     body_timeout: float = Field(60.0, gt=0)
-    """Seconds a client may take to send its body."""
+    """Seconds that a client may take to send its body."""
     keep_alive_timeout: float = Field(75.0, gt=0)
-    """Seconds a connection may be idle between requests; longer than the 60 of most load balancers."""
+    """Seconds that a connection may be idle between requests; longer than the 60 of most load balancers."""
     read_nothing_timeout: float = Field(60.0, gt=0)
-    """Seconds a client may read nothing of an answer that waits for it; then its connection is cut."""
+    """Seconds that a client may read nothing of an answer that waits for it; then its connection is
+    closed."""
     max_connections: int = Field(4096, ge=1)
-    """Most connections with a request under way; one more gets 503, unless it asks for a probe or metrics. Of
-    more connections the one that has been idle longest is closed."""
+    """Maximum number of connections with a request in progress; a further one gets 503, unless it requests a
+    probe or metrics. Beyond this number of connections, the one that has been idle longest is closed."""
     drain_quiet: float = Field(0.0, ge=0)
-    """After SIGTERM, requests are taken until none has come and none was under way for so many seconds, and
-    each answer closes its connection: for balancers that learn elsewhere that this process goes, as those of
-    Kubernetes do. 0 = none is taken. For half of the drain timeout at most."""
+    """Quiet period in seconds: after SIGTERM, requests are accepted until none has arrived and none was in
+    progress for this long, and each answer closes its connection. For load balancers that learn elsewhere
+    that this process ends, such as those of Kubernetes. 0 = accept none. Limited to half of the drain
+    timeout."""
     max_held_body_bytes: Bytes = Field(ByteSize(256 * 2**20), ge=1)
-    """Most bytes of request bodies held at once, such as 256Mi, but at least one body; beyond it: 503."""
+    """Maximum bytes of request bodies held at once, such as 256Mi, but at least one body; beyond it: 503."""

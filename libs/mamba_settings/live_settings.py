@@ -1,4 +1,4 @@
-"""Settings that an engine takes over while it serves. Every other change needs a new process."""
+"""Settings that an engine applies while it serves. Every other change needs a new process."""
 
 LIVE = {
     "strategy": "strategy",
@@ -6,5 +6,4 @@ LIVE = {
     "max_checkpoints_per_path": "maxCheckpointsPerPath",
     "eviction": "eviction",
 }
-"""What the body of `PUT /admin/strategy`, and `spec.stateCache`, call them; by their names in the settings
-document."""
+"""Names in the body of `PUT /admin/strategy` and in `spec.stateCache`, by name in the settings document."""

@@ -1,6 +1,6 @@
-"""From a MambaDeployment to the settings of its engine: one mapping for operator and local mode. Pure.
+"""Conversion of a MambaDeployment to the settings of its engine, for operator and local mode. Pure.
 
-What depends on where the engine runs (addresses, files, the planner's choice) its callers put in.
+Callers add the settings that depend on where the engine runs (addresses, files, the planner's choice).
 """
 
 from typing import Any
@@ -9,13 +9,13 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_settings.engine_settings import EngineSettings
 
 SMALLEST_BODY_LIMIT = 1024
-"""Bytes; an engine takes no smaller one, and the gateway in front of it holds to the spec's."""
+"""Smallest limit in bytes that an engine accepts; the gateway in front of it enforces the spec's limit."""
 
 
 def engine_settings(deployment: MambaDeployment) -> EngineSettings:
-    """What the spec says, defaults included; what it leaves open is left unset.
+    """Return the settings in the spec, including its defaults. Absent fields stay unset.
 
-    `spec.stateCache` is taken over field by field under the same names.
+    `spec.stateCache` is copied field by field under the same names.
     """
     spec = deployment.spec
     engine, memory = spec.engine, spec.memory

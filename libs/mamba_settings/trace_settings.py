@@ -1,6 +1,6 @@
-"""Where traces go and which: the same settings at engine and gateway, and how a MambaDeployment says them.
+"""Settings of traces, the same at engine and gateway, and their form in a MambaDeployment.
 
-Acted on by `mamba_telemetry`. What is left out is as the standard OTEL_* variables say.
+`mamba_telemetry` acts on them. The standard OTEL_* variables supply missing values.
 """
 
 from typing import Literal
@@ -20,27 +20,29 @@ class TraceSettings(BaseModel):
 
     otlp_endpoint: str | None = Field(None, min_length=1, pattern=r"^https?://.+$")
     """OTLP endpoint that spans are sent to, such as http://collector:4318; default:
-    OTEL_EXPORTER_OTLP_ENDPOINT, and without either no traces."""
+    OTEL_EXPORTER_OTLP_ENDPOINT, else no traces."""
     otlp_protocol: Literal["http/protobuf", "grpc"] | None = None
-    """How they are sent; default: OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf."""
+    """Protocol of the endpoint; default: OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf."""
     trace_sampling: float | None = Field(None, ge=0, le=1)
-    """Share of requests whose spans are kept, where the caller has not decided it; default:
-    OTEL_TRACES_SAMPLER, else all."""
+    """Share of requests whose spans are kept, unless the caller has decided; default: OTEL_TRACES_SAMPLER,
+    else all."""
     slow_request: float = Field(_SLOW_AFTER.seconds, ge=0)
-    """Seconds without a first byte after which a request's spans are kept whatever the share, as those of
-    failed ones are; 0 = however slow it is."""
+    """Seconds to the first byte from which a request's spans are kept whatever the share, like those of
+    failed requests; 0 = slow requests are not kept specially."""
 
 
 def trace_variables(deployment: MambaDeployment) -> dict[str, str]:
-    """The environment of an engine or gateway of `deployment` that says what it says of traces; empty where
-    it asks for none."""
+    """Return the environment variables that configure traces of an engine or gateway of `deployment`.
+
+    The result is empty if the deployment requests no traces.
+    """
     telemetry = deployment.spec.telemetry
     if telemetry.otlp_endpoint is None:
         return {}
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": telemetry.otlp_endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": telemetry.protocol,
-        # The first process that sees a request decides for all, and where a client did, the client.
+        # The client decides for its request, else the first process that sees it decides for all others.
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": f"{telemetry.sampling!r}",
         "OTEL_RESOURCE_ATTRIBUTES": (

@@ -1,1 +1,1 @@
-"""Logs, traces and metrics set-up for all processes."""
+"""Set-up of logs, traces and metrics for all processes."""

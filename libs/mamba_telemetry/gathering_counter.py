@@ -1,4 +1,4 @@
-"""A Prometheus counter for what is counted with every request: without a lock, summed when it is read.
+"""A Prometheus counter for events of every request: it takes no lock and is summed up when it is read.
 
 Written and read on one thread.
 """
@@ -10,14 +10,14 @@ from prometheus_client.samples import Sample
 
 
 class GatheringCounter(Counter):
-    """As `Counter` to whoever reads it, and to those who register it."""
+    """A `Counter` for readers and registries that collects increments without a lock."""
 
     def _metric_init(self) -> None:
         super()._metric_init()
         self._gathered = 0.0
 
     def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
-        """Count `amount` more; with what `exemplar` points to it is counted at once. ValueError below 0."""
+        """Count `amount` more, at once if there is an `exemplar`. Raises ValueError below 0."""
         if exemplar or amount < 0:
             super().inc(amount, exemplar)
         else:

@@ -1,8 +1,7 @@
-"""Log lines of every process: JSON when standard error is a file or a pipe (a pod), coloured on a terminal
-unless NO_COLOR is set.
+"""Log lines of every process: JSON to a file or a pipe (a pod), coloured on a terminal without NO_COLOR.
 
-Called once at the start of a process. Whatever is in the log context (request id, trace id) goes into each
-line. Never logs prompts or answers by itself.
+Called once at the start of a process. All values in the log context (request id, trace id) go into each line.
+This module never logs prompts or answers by itself.
 """
 
 import asyncio
@@ -25,15 +24,19 @@ Logger = structlog.stdlib.BoundLogger
 _wrap = structlog.stdlib.ProcessorFormatter.wrap_for_formatter
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _context: ContextVar[dict[str, Any]] = ContextVar("log_context", default={})  # noqa: B039 - never changed in place
-MOST_KEPT = 256
-"""Beginnings of lines of requests that are kept: models are few, and what clients make up is cut short."""
-GATHERED_SECONDS, MOST_GATHERED = 0.02, 256
-"""How long lines of requests wait for others to be written with, and how many at most."""
+MAX_TEMPLATES = 256
+"""Maximum number of cached line templates: models are few, and names made up by clients are cut short."""
+FLUSH_SECONDS = 0.02
+"""Time that lines of requests wait for others to be written together with."""
+MAX_PENDING_LINES = 256
+"""Maximum number of waiting lines."""
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes each line at once, but those of requests together: whoever reads a pipe is woken for each write,
-    which costs more than a line does."""
+    """A handler that writes each line at once, except lines of requests, which it writes together.
+
+    The reader of a pipe is woken for each write, which costs more than a line does.
+    """
 
     def __init__(self, stream: TextIO, process: str, processors: list[Processor]) -> None:
         super().__init__(stream)
@@ -43,30 +46,30 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
     @property
     def in_use(self) -> bool:
-        """Lines that are logged come here; a test may have put itself in between."""
-        # Others put in their processors in the place of ours: asked once for lines that are written together.
+        """Whether log lines reach this handler; a test may have replaced it."""
+        # Tests replace our processors. Checked once for all lines that are written together.
         if not self._gathered and structlog.get_config()["processors"] is not self._processors:
             return False
         return bool(self._processors) and self._processors[-1] is _wrap
 
     def gather(self, line: str) -> None:
-        """A whole line to write soon."""
+        """Take a complete line to be written soon."""
         self._gathered.append(line)
         if len(self._gathered) == 1:
             try:
-                asyncio.get_running_loop().call_later(GATHERED_SECONDS, self.flush)
+                asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
             except RuntimeError:
                 self.flush()
-        elif len(self._gathered) >= MOST_GATHERED:
+        elif len(self._gathered) >= MAX_PENDING_LINES:
             self.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line of another kind: behind those that were gathered."""
+        """Write a line of another kind, after the pending ones."""
         self._write()
         super().emit(record)
 
     def flush(self) -> None:
-        """Write what is gathered; called at the end of the process, too."""
+        """Write the pending lines; also called at the end of the process."""
         self._write()
         super().flush()
 
@@ -74,19 +77,22 @@ class _LineHandler(logging.StreamHandler[TextIO]):
         if self._gathered:
             with self.lock or contextlib.nullcontext():
                 lines, self._gathered = self._gathered, []
-                # Nobody may be left to read the log: that is no reason to fail.
+                # The reader of the log may be gone, which is no reason to fail.
                 with contextlib.suppress(OSError, ValueError):
                     self.stream.write("".join(lines))
 
 
 _json_lines: _LineHandler | None = None
-"""Where lines are JSON."""
+"""Handler of JSON lines; None if lines are not JSON."""
 
 
 def set_up_logs(
     *, level: str = "info", process: str, stream: TextIO | None = None, json: bool | None = None
 ) -> None:
-    """Send all log lines, those of libraries too, to `stream` (standard error). json=None: by the stream."""
+    """Send all log lines, including those of libraries, to `stream` (standard error).
+
+    `json` = None decides by the stream.
+    """
     stream = stream or sys.stderr
     as_json = not stream.isatty() if json is None else json
 
@@ -133,7 +139,7 @@ def set_up_logs(
 
 
 def _without_passwords(_: WrappedLogger, __: str, line: EventDict | str) -> str:
-    # Of URLs, wherever in the rendered line: the password is what users put into a URL and forget.
+    # Users put passwords into URLs and forget them; a URL may stand anywhere in the rendered line.
     text = str(line)
     return _PASSWORD.sub(r"\1***@", text) if "://" in text else text
 
@@ -146,11 +152,15 @@ def log_request(
     seconds: float,
     context: dict[str, Any],
 ) -> None:
-    """The line of one request: what `logger`, called `name`, makes of `fields` and `seconds`, at a tenth of
-    the price.
+    """Log one request as `logger`, named `name`, would log it, at a tenth of the cost.
 
-    `fields` are those that many requests have in common: their text is kept. `context`: what is in the log
-    context. The caller has asked whether the level is wanted.
+    Args:
+        logger: the logger.
+        name: its name.
+        level: level of the line, which the caller has checked to be enabled.
+        fields: values that many requests have in common; their text is cached.
+        seconds: duration of the request.
+        context: the log context.
     """
     handler = _json_lines
     if handler is None or not handler.in_use:
@@ -158,41 +168,46 @@ def log_request(
         return
     try:
         key = (name, level, handler.process, *fields, *fields.values())
-        parts = _kept.get(key) or _keep(key, fields, logging.getLevelName(level).lower())
-        said = "".join([f'"{each}": {_encode(value).decode("ascii")}, ' for each, value in context.items()])
-        text = f"{parts[0]}{seconds!r}, {said}{parts[1]}{_timestamp()}{parts[2]}"
-    except (TypeError, ValueError):  # text beyond ASCII, which the other renderer escapes, or an odd value
+        parts = _templates.get(key) or _make_template(key, fields, logging.getLevelName(level).lower())
+        extra = "".join(
+            [f'"{field}": {_encode(value).decode("ascii")}, ' for field, value in context.items()]
+        )
+        text = f"{parts[0]}{seconds!r}, {extra}{parts[1]}{_timestamp()}{parts[2]}"
+    except (
+        TypeError,
+        ValueError,
+    ):  # text beyond ASCII, which the other renderer escapes, or an unusual value
         logger.log(level, "request", seconds=seconds, **fields)
     else:
         handler.gather(_without_passwords(None, "", text))
 
 
-_kept: dict[tuple[Any, ...], tuple[str, str, str]] = {}
-"""What stands before, between and behind what is each request's own, by all that it is made of."""
+_templates: dict[tuple[Any, ...], tuple[str, str, str]] = {}
+"""Parts of a line before, between and after the values of one request, by the fields they consist of."""
 
 
-def _keep(key: tuple[Any, ...], fields: dict[str, Any], level: str) -> tuple[str, str, str]:
+def _make_template(key: tuple[Any, ...], fields: dict[str, Any], level: str) -> tuple[str, str, str]:
     def text(values: dict[str, Any]) -> str:
-        return msgspec.json.format(_encode(values), indent=0).decode("ascii")  # spaced as the others
+        return msgspec.json.format(_encode(values), indent=0).decode("ascii")  # same spacing as other lines
 
     name, _, process = key[:3]
     before = text({**fields, "event": "request"})[:-1] + ', "seconds": '
     between = text({"level": level, "logger": name})[1:-1] + ', "timestamp": "'
     behind = '", ' + text({"process": process})[1:] + "\n"
-    if len(_kept) >= MOST_KEPT:
-        _kept.clear()  # those that come again are soon back
-    _kept[key] = before, between, behind
-    return _kept[key]
+    if len(_templates) >= MAX_TEMPLATES:
+        _templates.clear()  # recurring ones are soon cached again
+    _templates[key] = before, between, behind
+    return _templates[key]
 
 
 def get_logger(name: str) -> Logger:
-    """A logger; `name` is the module's."""
+    """Return a logger; `name` is the module's."""
     logger: Logger = structlog.stdlib.get_logger(name)
     return logger
 
 
 class LogContext:
-    """Around a block; what is already in the context stays in it."""
+    """Log context of a block, added to the context around it."""
 
     __slots__ = ("_token", "_values")
 
@@ -201,8 +216,8 @@ class LogContext:
         self._token: Token[dict[str, Any]] | None = None
 
     def __enter__(self) -> None:
-        around = _context.get()
-        self._token = _context.set(around | self._values if around else self._values)
+        outer = _context.get()
+        self._token = _context.set(outer | self._values if outer else self._values)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -212,7 +227,7 @@ class LogContext:
 
 
 def log_context(**values: Any) -> LogContext:
-    """Put values into every line logged inside, in this task and those it starts."""
+    """Return a block whose values go into every line logged inside, in this task and those it starts."""
     return LogContext(values)
 
 
@@ -223,7 +238,7 @@ def _merge_context(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 _second = (-1, "")
-"""The last second that was written, and how."""
+"""The last formatted second and its text."""
 
 
 def _timestamp() -> str:

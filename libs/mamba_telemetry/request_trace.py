@@ -1,8 +1,8 @@
 """`RequestTrace`: the spans of one request in one process, recorded as notes and exported only if kept.
 
-A note has a few fields and costs a tenth of an SDK span, so every request can be recorded and the slow and
+A note has a few fields and costs a tenth of an SDK span, so every request can be recorded, and the slow and
 the failed ones exported (tail sampling). `Tracing` begins and ends traces. Times are `time.monotonic()`
-seconds, those from the engine too.
+seconds, including those from the engine.
 """
 
 import random
@@ -14,13 +14,13 @@ from typing import Literal
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind, format_span_id, format_trace_id
 
 MOST_SPANS = 128
-"""Of one request in one process; more are counted and left out."""
+"""Maximum number of spans of one request in one process; further ones are only counted."""
 Value = str | bool | int | float | Sequence[str] | Sequence[int]
 KeepReason = Literal["sampled", "failed", "slow", ""]
 
 
 class SpanNote:
-    """One span to be. `end` = 0 while it lasts."""
+    """Record from which a span is created. `end` = 0 while it lasts."""
 
     __slots__ = (
         "attributes",
@@ -39,17 +39,17 @@ class SpanNote:
         self.name = name
         self.span_id = random.getrandbits(64) or 1
         self.parent_id = parent_id
-        """0 = none."""
+        """Id of the parent span; 0 = none."""
         self.begin = begin
         self.end = 0.0
         self.kind = kind
         self.error = ""
-        """A code, such as upstream_died: never words, which may quote a client."""
+        """Error code, such as upstream_died; never a message, which may quote a client."""
         self.attributes: dict[str, Value] = {}
         self.events: list[tuple[str, float, int]] = []
-        """(name, when, sequence)."""
+        """Events as (name, time, sequence)."""
         self.links: Sequence[str] = ()
-        """`traceparent` of others that it shared a step with."""
+        """`traceparent` of other requests that shared a step with this span."""
 
     def set(self, name: str, value: Value | None) -> None:
         """Set an attribute; None leaves it unset."""
@@ -57,7 +57,7 @@ class SpanNote:
             self.attributes[name] = value
 
     def event(self, name: str, at: float, sequence: int = 0) -> None:
-        """Something happened at a moment."""
+        """Record an event at a time."""
         self.events.append((name, at, sequence))
 
     def fail(self, code: str) -> None:
@@ -91,9 +91,10 @@ _NULL_NOTE = _NullNote("", 0, 0.0)
 
 
 class RequestTrace:
-    """Of one request in this process. With `recording` off it only passes on what the caller said.
+    """Trace of one request in this process. With `recording` off it only passes on the caller's trace.
 
-    `slow_after`: seconds without a first byte after which it is kept, sampled or not; 0 = however slow it is.
+    `slow_after` is the number of seconds to the first byte from which the trace is kept, sampled or not; 0 =
+    never for that reason.
     """
 
     __slots__ = (
@@ -113,17 +114,17 @@ class RequestTrace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.caller = caller
-        """The span that this one is a child of; invalid = it is the first of its trace."""
+        """Span that the request's own span is a child of; invalid = the request starts a trace."""
         self.recording = recording
         self.sampled = sampled
         self.slow_after = slow_after
         self.trace_id = caller.trace_id or (random.getrandbits(128) or 1 if recording else 0)
         self.answered_at: float | None = None
-        """When the first byte of the answer left."""
+        """Time at which the first byte of the answer left."""
         self.left_out = 0
         self._clock = clock
         self.epoch = 0.0
-        """What to add to a time to get seconds since 1970."""
+        """Offset that turns a time into seconds since 1970."""
         self.root: SpanNote = _NULL_NOTE
         self.notes: list[SpanNote] = []
         if recording:
@@ -139,24 +140,25 @@ class RequestTrace:
         at: float = 0.0,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> SpanNote:
-        """A span that began now, or at a time; below the request's own one unless it has a parent."""
+        """Begin a span now or at a time, below the request's own span unless it has a parent."""
         if not self.recording:
             return _NULL_NOTE
         if len(self.notes) >= MOST_SPANS:
             self.left_out += 1
             return _NULL_NOTE
-        above = self.root if parent is None or parent is _NULL_NOTE else parent
-        note = SpanNote(name, above.span_id, at or self._clock(), kind)
+        if parent is None or parent is _NULL_NOTE:
+            parent = self.root
+        note = SpanNote(name, parent.span_id, at or self._clock(), kind)
         self.notes.append(note)
         return note
 
     def end(self, note: SpanNote) -> None:
-        """It is over by now."""
+        """End a span now."""
         if self.recording:
             note.finish(self._clock())
 
     def span(self, name: str) -> "_SpanBlock":
-        """Around what the span is for; an exception fails it, unless the client is to blame."""
+        """Return a block with a span; an exception fails the span, unless the client caused it."""
         return _SpanBlock(self, self.begin(name)) if self.recording else _NULL_BLOCK
 
     @property
@@ -165,7 +167,7 @@ class RequestTrace:
         return any(note.error for note in self.notes)
 
     def keep_reason(self, now: float) -> KeepReason:
-        """Why the spans will be exported; "" = by what is known at `now` they will not be."""
+        """Return why the spans will be exported; "" = as of `now` they will not be."""
         if not self.recording:
             return ""
         if self.sampled:
@@ -176,14 +178,16 @@ class RequestTrace:
         return "slow" if 0 < self.slow_after < answered - self.root.begin else ""
 
     def exemplar(self) -> dict[str, str] | None:
-        """What a measurement points to; None where it would point to spans that are not sent."""
+        """Return the exemplar of a measurement; None if its spans will not be sent."""
         if not self.recording or not self.keep_reason(self._clock()):
             return None
         return {"trace_id": format_trace_id(self.trace_id)}
 
     def traceparent(self, note: SpanNote | None = None) -> str:
-        """The header for who works for `note` (the request's own span): W3C, version 00; "" outside of any
-        trace."""
+        """Return the header for work on behalf of `note` (default: the request's own span).
+
+        The format is W3C, version 00; "" outside of any trace.
+        """
         if not self.trace_id:
             return ""
         if not self.recording:
@@ -193,7 +197,7 @@ class RequestTrace:
 
     @property
     def id(self) -> str | None:
-        """32 hex digits; None outside of any trace."""
+        """Trace id as 32 hex digits; None outside of any trace."""
         return format_trace_id(self.trace_id) if self.trace_id else None
 
 
@@ -215,12 +219,12 @@ class _SpanBlock:
 
 
 UNTRACED = RequestTrace("")
-"""Of what is no request."""
+"""The trace used where there is no request."""
 _NULL_BLOCK = _SpanBlock(UNTRACED, _NULL_NOTE)
 
 
 def error_code(error: BaseException) -> str:
-    """What a span says of an exception: its code or class if the server failed, "" if the client did."""
+    """Return the code or class of an exception for a span if the server failed, "" if the client did."""
     if getattr(error, "status", 500) < 500:
         return ""
     return str(getattr(error, "code", "") or type(error).__name__)

@@ -1,4 +1,4 @@
-"""From the notes of a request to spans of the SDK, with the identifiers that were handed on already."""
+"""Conversion of a request's notes to SDK spans, with the identifiers that were already passed on."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ _HEADER = TraceContextTextMapPropagator()
 
 
 class _NotedIds(IdGenerator):
-    # The notes' own: others were told them as their parents.
+    # The ids of the notes: other processes already received them as parents.
     trace_id = span_id = 0
 
     def generate_trace_id(self) -> int:
@@ -46,11 +46,11 @@ class _Collected(SpanProcessor):
 
 
 class SpanMaker:
-    """Of one process; called by one thread alone."""
+    """Factory of the spans of one process; called by one thread only."""
 
     def __init__(self, resource: Resource) -> None:
         self._ids, self._collected = _NotedIds(), _Collected()
-        # Who is sampled has been decided by now.
+        # Sampling has already been decided.
         provider = TracerProvider(
             resource=resource, sampler=ALWAYS_ON, id_generator=self._ids, shutdown_on_exit=False
         )
@@ -58,16 +58,16 @@ class SpanMaker:
         self._tracer = provider.get_tracer(names.SCOPE)
 
     def __call__(self, trace: RequestTrace, end: float, keep_reason: str) -> Sequence[ReadableSpan]:
-        """The spans of a request that ended at `end`; what lasts still has ended with it."""
+        """Return the spans of a request that ended at `end`; unfinished spans end with it."""
         trace.root.set(names.KEPT, keep_reason)
         trace.root.set(names.SPANS_LEFT_OUT, trace.left_out or None)
         self._collected.spans = []
         self._ids.trace_id = trace.trace_id
         for note in trace.notes:
-            self._make(trace, note, end)
+            self._make_span(trace, note, end)
         return self._collected.spans
 
-    def _make(self, trace: RequestTrace, note: SpanNote, end: float) -> None:
+    def _make_span(self, trace: RequestTrace, note: SpanNote, end: float) -> None:
         self._ids.span_id = note.span_id
         span = self._tracer.start_span(
             note.name,
@@ -89,10 +89,10 @@ class SpanMaker:
 def _below(trace: RequestTrace, parent_id: int) -> Context:
     if not parent_id:
         return Context()
-    above = SpanContext(
+    parent = SpanContext(
         trace.trace_id, parent_id, parent_id == trace.caller.span_id, _SAMPLED, trace.caller.trace_state
     )
-    return set_span_in_context(NonRecordingSpan(above), Context())
+    return set_span_in_context(NonRecordingSpan(parent), Context())
 
 
 def _context(header: str) -> SpanContext:

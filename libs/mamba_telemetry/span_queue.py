@@ -20,24 +20,24 @@ from mamba_telemetry.request_trace import RequestTrace
 log = get_logger(__name__)
 
 CLOSE_SECONDS = 2.0
-"""How long the end of the process may wait for the last spans."""
+"""Maximum time in seconds that the end of the process waits for the last spans."""
 
 
 class SpanFactory(Protocol):
-    """Turns the notes of a request into spans."""
+    """A function that turns the notes of a request into spans."""
 
     def __call__(self, trace: RequestTrace, end: float, keep_reason: str) -> Sequence[ReadableSpan]: ...
 
 
 @dataclass(slots=True)
 class SpanCounts:
-    """Spans so far, by what became of them."""
+    """Number of spans so far, by outcome."""
 
     sent: int = 0
     dropped: int = 0
-    """No room: the receiver did not keep up."""
+    """Spans for which there was no room, because the receiver did not keep up."""
     failed: int = 0
-    """The receiver did not take them."""
+    """Spans that the receiver did not accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +48,27 @@ class _QueuedTrace:
 
 
 class SpanQueue:
-    """Of one process. At most `most` spans wait; they go in batches of about `batch`, `delay` seconds after
-    the first at the latest."""
+    """Queue of spans of one process.
+
+    At most `capacity` spans wait. They are sent in batches of about `batch`, at the latest `delay` seconds
+    after the first span.
+    """
 
     def __init__(
         self,
         exporter: SpanExporter,
         make: SpanFactory,
         *,
-        most: int = 2048,
+        capacity: int = 2048,
         batch: int = 512,
         delay: float = 5.0,
     ) -> None:
         self.counts = SpanCounts()
         self._exporter, self._make = exporter, make
-        self._most, self._batch, self._delay = most, min(batch, most), delay
+        self._capacity, self._batch, self._delay = capacity, min(batch, capacity), delay
         self._traces: deque[_QueuedTrace] = deque()
         self._pending = 0
-        """Spans that wait or are being sent."""
+        """Number of spans that wait or are being sent."""
         self._changed = threading.Condition()
         self._closing = False
         self._failing = False
@@ -73,10 +76,10 @@ class SpanQueue:
         self._thread.start()
 
     def offer(self, trace: RequestTrace, end: float, keep_reason: str) -> None:
-        """Send the spans of a request that ended, if there is room. Never waits for the receiver."""
+        """Queue the spans of a finished request if there is room. Never waits for the receiver."""
         size = len(trace.notes)
         with self._changed:
-            if self._closing or self._pending + size > self._most:
+            if self._closing or self._pending + size > self._capacity:
                 self.counts.dropped += size
                 return
             self._traces.append(_QueuedTrace(trace, end, keep_reason))
@@ -84,13 +87,13 @@ class SpanQueue:
             self._changed.notify()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Send what waits, for so many seconds at most; what is left is lost."""
+        """Send the waiting spans for at most `timeout` seconds; the rest is lost."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._exporter.shutdown()  # ends its wait between two tries
+            self._exporter.shutdown()  # ends its wait between two attempts
 
     def _work(self) -> None:
         while batch := self._next():
@@ -98,7 +101,7 @@ class SpanQueue:
         self._exporter.shutdown()
 
     def _next(self) -> list[_QueuedTrace]:
-        """The next batch; empty at the end."""
+        """Return the next batch; empty at the end."""
         with self._changed:
             self._wait(lambda: bool(self._traces) or self._closing)
             due = time.monotonic() + self._delay
@@ -110,27 +113,27 @@ class SpanQueue:
                 size += len(batch[-1].trace.notes)
             return batch
 
-    def _wait(self, what: Callable[[], bool], due: float | None = None) -> None:
-        self._changed.wait_for(what, None if due is None else max(0.0, due - time.monotonic()))
+    def _wait(self, condition: Callable[[], bool], due: float | None = None) -> None:
+        self._changed.wait_for(condition, None if due is None else max(0.0, due - time.monotonic()))
 
     def _send(self, batch: list[_QueuedTrace]) -> None:
-        size = sum(len(each.trace.notes) for each in batch)
-        why, sent = "", False
+        size = sum(len(item.trace.notes) for item in batch)
+        problem, sent = "", False
         try:
-            spans = [span for each in batch for span in self._make(each.trace, each.end, each.keep_reason)]
+            spans = [span for item in batch for span in self._make(item.trace, item.end, item.keep_reason)]
             sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"
         with self._changed:
             self._pending -= size
             if sent:
                 self.counts.sent += size
             else:
                 self.counts.failed += size
-        self._log_outcome(sent, why)
+        self._log_outcome(sent, problem)
 
     def _log_outcome(self, sent: bool, error: str) -> None:
-        # Once for each time that it begins to fail, and once when that is over.
+        # One line when exports begin to fail, and one when they succeed again.
         if sent is not self._failing:
             return
         self._failing = not sent
@@ -140,6 +143,6 @@ class SpanQueue:
         else:
             log.warning(
                 "traces_not_exported",
-                reason=error or "the receiver did not take them",
-                remedy="see that endpoint and protocol are those of a collector that is reached from here",
+                reason=error or "the receiver did not accept them",
+                remedy="check that endpoint and protocol belong to a collector that this process can reach",
             )

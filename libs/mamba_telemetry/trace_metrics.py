@@ -1,4 +1,4 @@
-"""What became of the spans of this process, for `/metrics`."""
+"""Number of spans of this process by outcome, for `/metrics`."""
 
 from collections.abc import Iterator
 
@@ -11,18 +11,18 @@ from mamba_telemetry.tracing import Tracing
 
 
 class TraceMetrics(Collector):
-    """Registers itself; without tracing there are no series."""
+    """A collector that registers itself; without tracing there are no series."""
 
     def __init__(self, registry: CollectorRegistry, tracing: Tracing) -> None:
         self._tracing = tracing
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The spans so far by outcome."""
+        """Yield the number of spans so far by outcome."""
         counts = self._tracing.counts
         family = CounterMetricFamily(
             PREFIX + "trace_spans",
-            "Spans of kept requests by outcome: sent, dropped for want of room, not taken by the receiver.",
+            "Spans of kept requests by outcome: sent, dropped (no room), failed (not accepted).",
             labels=["outcome"],
         )
         if counts is not None:

@@ -1,4 +1,4 @@
-"""Set up tracing as the standard OTEL_* variables say, or the settings, which win over them.
+"""Sets up tracing from the standard OTEL_* variables and the settings, which take precedence.
 
 Without an endpoint nothing is recorded or sent. The SDK and its exporters are optional packages (extra
 "telemetry").
@@ -22,7 +22,7 @@ _REPAIR = "pip install --force-reinstall --no-deps opentelemetry-proto: another 
 
 
 class TraceSettings(Protocol):
-    """What a settings model says of traces; None = as the standard variables say."""
+    """Settings of traces in a settings model; None = as the standard variables say."""
 
     @property
     def otlp_endpoint(self) -> str | None: ...
@@ -35,7 +35,7 @@ class TraceSettings(Protocol):
 
 
 def enabled(environ: Mapping[str, str]) -> bool:
-    """Whether the standard variables ask for traces."""
+    """Return whether the standard variables request traces."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").lower()
@@ -47,7 +47,7 @@ def enabled(environ: Mapping[str, str]) -> bool:
 
 
 def apply_settings(choices: TraceSettings, environ: MutableMapping[str, str]) -> None:
-    """Say in the standard variables what the settings say, so that one mechanism acts on both."""
+    """Write the settings into the standard variables, so that one mechanism acts on both."""
     if choices.otlp_endpoint is not None:
         environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = choices.otlp_endpoint
         environ.pop("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", None)
@@ -60,8 +60,10 @@ def apply_settings(choices: TraceSettings, environ: MutableMapping[str, str]) ->
 
 
 def set_up_traces(choices: TraceSettings, *, process: str) -> Tracing:
-    """The tracing of this process, `OFF` where nobody asks for it or it cannot be had; `process` names the
-    service unless the variables do."""
+    """Return the tracing of this process; `OFF` if nobody requests it or it is unavailable.
+
+    `process` names the service unless the variables do.
+    """
     apply_settings(choices, os.environ)
     if not enabled(os.environ):
         return OFF
@@ -86,19 +88,19 @@ def set_up_traces(choices: TraceSettings, *, process: str) -> Tracing:
         overwritten = (error.name or "").startswith("opentelemetry.proto.")
         log.warning("traces_unavailable", missing=error.name, remedy=_REPAIR if overwritten else _REMEDY)
         return OFF
-    # The exporters tell of each failure; the queue tells when that begins and ends.
+    # The exporters log each failure; the queue logs when failures begin and end.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over these: create() merges them last.
-    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": process}
-    resource = Resource.create({"service.instance.id": f"{socket.gethostname()}:{os.getpid()}", **named})
+    service = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": process}
+    resource = Resource.create({"service.instance.id": f"{socket.gethostname()}:{os.getpid()}", **service})
     queue = SpanQueue(
         exporter,
         SpanMaker(resource),
-        most=_number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
+        capacity=_number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
         batch=_number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512),
         delay=_number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
     )
-    # The SDK reads OTEL_TRACES_SAMPLER for a provider alone.
+    # The SDK reads OTEL_TRACES_SAMPLER only when it creates a provider.
     sampler = TracerProvider(shutdown_on_exit=False).sampler
     log.info("traces_on", service=resource.attributes.get("service.name"), protocol=protocol)
     return Tracing(sampler, queue, slow_after=choices.slow_request)
@@ -106,7 +108,7 @@ def set_up_traces(choices: TraceSettings, *, process: str) -> Tracing:
 
 def _exporter(protocol: str) -> Any:
     if protocol == GRPC:
-        # Its library writes to standard error by itself, past every log level.
+        # The gRPC library writes to standard error by itself, whatever the log level.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 
@@ -117,6 +119,6 @@ def _exporter(protocol: str) -> Any:
 
 
 def _number(name: str, default: int) -> int:
-    """A standard variable that is a whole number above 0."""
-    given = os.environ.get(name, "")
-    return int(given) if given.isdecimal() and int(given) else default
+    """Return a standard variable that is a whole number above 0, else `default`."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() and int(text) else default

@@ -1,7 +1,8 @@
-"""Tracing of one process: who is sampled is decided when a request begins, what is kept when it ends.
+"""Tracing of one process: sampling is decided when a request begins, keeping when it ends.
 
-Processes that see one request agree without speaking: the first decides by the trace id, the others do as its
-`traceparent` says; and each keeps by itself what failed or was slow there (docs/notes/observability.md).
+Processes that see one request agree without communication: the first decides by the trace id, the others
+follow its `traceparent`, and each keeps by itself what failed or was slow there
+(docs/notes/observability.md).
 """
 
 import time
@@ -23,7 +24,10 @@ _HEADERS = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """Of one process. Without a sampler and a queue nothing is recorded, and a caller's trace passed on."""
+    """Tracing of one process.
+
+    Without a sampler and a queue it records nothing and passes on a caller's trace.
+    """
 
     def __init__(
         self,
@@ -37,16 +41,16 @@ class Tracing:
 
     @property
     def on(self) -> bool:
-        """Requests are recorded."""
+        """Whether requests are recorded."""
         return self._queue is not None
 
     @property
     def counts(self) -> "SpanCounts | None":
-        """What became of the spans; None while tracing is off."""
+        """Number of spans by outcome; None while tracing is off."""
         return None if self._queue is None else self._queue.counts
 
     def begin(self, name: str, headers: Mapping[str, str], *, at: float, record: bool = True) -> RequestTrace:
-        """A request has come. `record` = False: one of no interest, such as a probe."""
+        """Begin the trace of a request. `record` = False for one of no interest, such as a probe."""
         if "traceparent" not in headers and (self._sampler is None or not record):
             return RequestTrace(name)
         context = _HEADERS.extract(headers, Context()) if "traceparent" in headers else Context()
@@ -61,16 +65,16 @@ class Tracing:
         return trace
 
     def end(self, trace: RequestTrace) -> None:
-        """The request is over: its spans are sent or forgotten."""
+        """End the trace of a request: its spans are sent or forgotten."""
         if not trace.recording or self._queue is None:
             return
         now = self._clock()
         trace.root.finish(now)
-        if why := trace.keep_reason(now):
-            self._queue.offer(trace, now, why)
+        if reason := trace.keep_reason(now):
+            self._queue.offer(trace, now, reason)
 
     def close(self) -> None:
-        """Send what waits; for two seconds at most."""
+        """Send the waiting spans, for at most two seconds."""
         if self._queue is not None:
             self._queue.close()
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 import structlog
 
 from mamba_api import names
-from mamba_api.authority import authority
+from mamba_api.names import authority
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess

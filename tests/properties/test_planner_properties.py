@@ -165,7 +165,7 @@ def attempt_engine(
 def test_what_a_plan_tells_of_another_size_is_the_plan_that_is_made_there(
     model: ModelConfig, asked: EngineSettings, gpu: Device, held: int, weights: int | None
 ) -> None:
-    gpu = replace(gpu, free=None if gpu.told else max(gpu.memory - held, 0))
+    gpu = replace(gpu, free=None if gpu.declared else max(gpu.memory - held, 0))
     made = attempt_engine(model, asked, gpu, weights)
     assume(isinstance(made, MemoryPlan))
     assert isinstance(made, MemoryPlan)

@@ -5,8 +5,8 @@ from typing import Any
 
 from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, ref
+from mamba_planner.arithmetic import WeightsSize
 from mamba_planner.model_report import ModelReport
-from mamba_planner.weights_size import WeightsSize
 from operator_objects import NOW, applied, fitting_owner, nano_config, planned
 
 COMMIT = "c0ffee" + "0" * 34

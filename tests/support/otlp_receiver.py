@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
-from mamba_api.authority import authority
+from mamba_api.names import authority
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from eventually import wait_until
-from mamba_api.authority import authority
+from mamba_api.names import authority
 from redis_program import redis_program
 
 MEMORY_ONLY = ("--save", "", "--appendonly", "no")

@@ -55,11 +55,11 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"model": {"uri": f"hf://a/b@{COMMIT}", "cache": cache}}
         for cache in ({}, {"size": "1Gi", "claimName": "c"})
     ],
-    "model.cache.storageClassName and accessMode are for a volume that is made": [
+    "model.cache.storageClassName and accessMode are for a new volume": [
         {"model": {"uri": f"hf://a/b@{COMMIT}", "cache": {"claimName": "c", **more}}}
         for more in ({"accessMode": "ReadWriteOnce"}, {"storageClassName": "s"})
     ],
-    "model.cache.claimName is filled by each node for itself": [
+    "the claim of model.cache.claimName is filled by each node separately": [
         {"model": {"uri": f"hf://a/b{revision}", "cache": {"claimName": "c"}}}
         for revision in ("", "@main", f"@{COMMIT[1:]}", f"@{COMMIT}0", f"@{COMMIT[1:]}A", f"@x/{COMMIT}")
     ],
@@ -72,7 +72,7 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"replicas": 1, "scaling": {"minReplicas": 2, "maxReplicas": 1}},
         {"replicas": 2, "scaling": {"minReplicas": 9, "maxReplicas": 2}},
     ],
-    "limits.keys is for keys by name": [
+    "limits.keys applies to named keys": [
         {"gateway": {"limits": {"keys": [{"name": name} for name in names]}}} for names in ("a", "ab")
     ],
     "limits.queueTimeout is 0": [{"gateway": {"limits": {"queueTimeout": z}}} for z in ZEROS],
@@ -98,7 +98,7 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"engine": {"quantization": "int8", "dtype": "bfloat16"}, "resources": {"gpus": 1}},
     ],
     **{
-        f"{field} is held by the operator's autoscaler alone": [
+        f"{field} can only be held by the operator's autoscaler": [
             {"scaling": {field: "1s", **scaling}}
             for scaling in (
                 {},

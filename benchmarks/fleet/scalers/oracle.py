@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.request import Request
 from mamba_cli.fleet.sample import FleetSample
-from mamba_planner.prefill_work import prefill_work
+from mamba_planner.arithmetic import prefill_work
 
 BUCKET = 15.0
 TOGETHER = 16

@@ -15,7 +15,7 @@ from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.request import Request
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.pool import ProbeReport
-from mamba_planner.prefill_work import prefill_work
+from mamba_planner.arithmetic import prefill_work
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch

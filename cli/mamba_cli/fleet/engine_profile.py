@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from mamba_api.choices import Quantization
 from mamba_api.model_uri import ModelUri, parse_model_uri
-from mamba_api.quantization import Quantization
 from mamba_cli.errors import InvalidInput, RunFailed
-from mamba_planner.arithmetic import DTYPE_BYTES
+from mamba_planner.arithmetic import DTYPE_BYTES, WeightsSize
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.checkpoint.errors import ModelError
 from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.weight_files import weights_size

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mamba_cli.local.planning import PlanOutcome
 from mamba_planner import LedgerLine, MemoryPlan
-from mamba_planner.other_size import OtherSize
+from mamba_planner.memory_plan import OtherSize
 from mamba_settings.byte_size import binary_size
 
 # item of the ledger -> (pattern, colour, words)
@@ -154,7 +154,7 @@ def _memory(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Iterable[R
     of_device = ""
     if outcome.constraints.arena_bytes is None:
         device = "GPU" if outcome.device.kind == "cuda" else "main memory"
-        if device != "GPU" and not outcome.device.told:
+        if device != "GPU" and not outcome.device.declared:
             device = f"free {device}"
         of_device = f" of {binary_size(outcome.device.memory)} {device}"
     taken = plan.budget_bytes - plan.unused_bytes

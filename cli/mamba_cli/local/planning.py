@@ -124,7 +124,7 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
         device, notes = _device(told, gpus, flags)
         if spec.memory.arena is not None:
             # Whoever says how large it is may mean another machine than the one that plans.
-            device = replace(device, told=True)
+            device = replace(device, declared=True)
         if said := profile_in_words(loaded.deployment):
             notes = (*notes, said)
     settings = engine_settings(loaded.deployment)
@@ -233,7 +233,7 @@ def gpu_memory(command: list[str] | None = None, timeout: float = 10.0) -> int |
 def cpu_device() -> Device:
     """The machine's free main memory. Raises `RunFailed` where it cannot be read."""
     try:
-        return Device("cpu", available_bytes(), told=False)
+        return Device("cpu", available_bytes(), declared=False)
     except OSError as error:
         raise RunFailed(
             f"cannot read the free memory of this machine: {error}: give --device-memory"

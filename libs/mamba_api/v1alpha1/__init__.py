@@ -4,7 +4,7 @@ Ordinary pydantic models: the CRD, the reference page, local mode, the CLI and t
 Defaults live here and nowhere else.
 """
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_api.v1alpha1.base import SecretKeyRef, SecretRef
 from mamba_api.v1alpha1.deployment import MambaDeployment, Metadata, Spec
 from mamba_api.v1alpha1.engine import (

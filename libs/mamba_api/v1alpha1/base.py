@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
 FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
-"""An object that Kubernetes itself defines (pod template, affinity): kept as it is."""
+"""Object that Kubernetes itself defines (pod template, affinity), stored unchanged."""
 ObjectName = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]  # fmt: skip
@@ -23,30 +23,32 @@ LongText = Annotated[str, Field(max_length=4096)]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One check over the fields of a model, in CEL and in Python."""
+    """A check over the fields of a model, in CEL and in Python."""
 
     cel: str
     """CEL expression over `self` that must be true."""
     message: str
-    """What is wrong and what to do, for a person."""
+    """Description of the problem and its remedy, for a person."""
     holds: Callable[[Any], bool]
-    """The same check in Python."""
+    """Python form of the same check."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRule:
-    """One check of what may become of a model's fields. The API server alone knows what was before."""
+    """A check of how a model's fields may change. Only the API server knows the previous object."""
 
     cel: str
     """CEL expression over `self` and `oldSelf` that must be true."""
     message: str
-    """What is wrong and what to do, for a person."""
+    """Description of the problem and its remedy, for a person."""
 
 
 def refused(field: str, advice: str) -> Rule:
-    """Any value of an optional field that stands in the contract and that this version does not fulfil.
+    """Return a rule that refuses any value of an optional field that this version does not implement.
 
-    `field` is its YAML name inside the model; `advice` says what is missing and what to do instead.
+    Args:
+        field: its YAML name inside the model.
+        advice: what is missing and what to do instead.
     """
     attribute = to_snake(field)
     return Rule(
@@ -61,7 +63,10 @@ RULES_LATER = {"rules": "later"}
 
 
 class ApiModel(BaseModel):
-    """Frozen, camelCase on the wire, unknown fields refused, described by attribute docstrings."""
+    """A part of a MambaDeployment: frozen, camelCase on the wire, no unknown fields.
+
+    Attribute docstrings describe the fields.
+    """
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -79,7 +84,7 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
-        """A null is an absent field, as it is for the API server: `engine:` with nothing below is fine."""
+        """Treat a null as an absent field, as the API server does: `engine:` with nothing below is fine."""
         if isinstance(data, dict):
             return {key: value for key, value in data.items() if value is not None}
         return data
@@ -96,26 +101,28 @@ class ApiModel(BaseModel):
     def broken_rules(
         self, location: tuple[str | int, ...] = ()
     ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        """Yield where a rule is broken and what is wrong, at every depth: validation itself asks no
-        rule above a broken part."""
-        for name, about in type(self).model_fields.items():
-            place, value = (*location, about.alias or name), getattr(self, name)
+        """Yield the location and message of each broken rule, at every depth.
+
+        Validation itself checks no rule above a part that breaks one.
+        """
+        for name, field in type(self).model_fields.items():
+            path, value = (*location, field.alias or name), getattr(self, name)
             if isinstance(value, ApiModel):
-                yield from value.broken_rules(place)
+                yield from value.broken_rules(path)
             elif isinstance(value, tuple | list):
-                for at, each in enumerate(value):
-                    if isinstance(each, ApiModel):
-                        yield from each.broken_rules((*place, at))
+                for index, item in enumerate(value):
+                    if isinstance(item, ApiModel):
+                        yield from item.broken_rules((*path, index))
         if broken := [rule.message for rule in self.rules if not rule.holds(self)]:
             yield location, "; ".join(broken)
 
     def manifest(self) -> dict[str, Any]:
-        """Plain JSON data in the spelling of the API, without absent fields."""
+        """Return plain JSON data in the spelling of the API, without absent fields."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
 class StatusModel(ApiModel):
-    """Part of a status: fields that a newer operator wrote are dropped when read, never refused."""
+    """A part of a status. Fields that a newer operator wrote are dropped when read, never refused."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -15,88 +15,89 @@ NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 class Metadata(ApiModel):
-    """The parts of Kubernetes' ObjectMeta that mambaserve reads; the rest is kept as it is."""
+    """The parts of Kubernetes' ObjectMeta that mambaserve reads. The rest is stored unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=NAME_PATTERN)]
     """Name of the deployment, its Service and its endpoint."""
     namespace: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """Namespace; absent in a file = the one kubectl uses, `default` in local mode."""
+    """Namespace. In a file it defaults to the one kubectl uses; in local mode to `default`."""
     labels: dict[str, str] = {}
-    """Labels."""
+    """Labels of the object."""
     annotations: dict[str, str] = {}
-    """Annotations."""
+    """Annotations of the object."""
     uid: str | None = None
     """Identity of the object; set by the API server."""
     generation: int | None = None
-    """Counts changes of the spec; set by the API server."""
+    """Number that rises with each change of the spec; set by the API server."""
     resource_version: str | None = None
     """Version of the object; set by the API server."""
     deletion_timestamp: str | None = None
-    """When deletion was asked for; set by the API server."""
+    """Time at which deletion was requested; set by the API server."""
     finalizers: list[str] = []
-    """What must be done before the object goes."""
+    """Names of the steps to finish before the object is removed."""
 
 
 class Spec(ApiModel):
-    """What is wanted."""
+    """The desired state of the deployment."""
 
     model: Model
-    """Which model to serve. A change replaces the engine pods, but for one of cache.size."""
+    """The model to serve. A change replaces the engine pods, except a change of cache.size."""
     mode: Literal["Active", "Plan"] = "Active"
-    """Active serves; Plan computes and shows the plan and touches nothing."""
+    """Active serves the model. Plan computes and shows the plan and creates nothing."""
     replicas: ReplicaCount = 1
     """Number of engines, within scaling.minReplicas and maxReplicas; `kubectl scale` and autoscalers write
-    it. Where the operator decides, it starts from this number, and from any other that is written here later.
-    Gateways know of at most 1,024 engines what they have cached; those beyond are chosen by their load alone.
-    With 0 none runs until a request arrives, which starts one until none came for scaling.scaleDownDelay."""
+    it. Where the operator decides, it starts from this number, and from each other number that is written
+    here later. Gateways know the cached prefixes of at most 1,024 engines; further engines are chosen by load
+    alone. With 0, no engine runs until a request arrives, which starts one; it stops when no request has come
+    for scaling.scaleDownDelay."""
     engine: Engine = Engine()
     """How each engine runs. A change replaces the engine pods."""
     state_cache: StateCache = StateCache()
-    """How recurrent states are kept and reused. A change replaces the engine pods, but for fields that say
-    that running engines take it over."""
+    """How recurrent states are cached and reused. A change replaces the engine pods, except for fields whose
+    description says that running engines apply a change."""
     memory: Memory = Memory()
-    """Byte budget of one engine. A change replaces the engine pods."""
+    """Memory budget of one engine. A change replaces the engine pods."""
     workload: Workload | None = None
-    """Expected traffic; absent = the planner's cautious assumption. Once engines have measured theirs, the
-    strategy follows that instead (workloadSource). A change replaces the engine pods."""
+    """Expected traffic. Defaults to a cautious assumption of the planner. Once engines have measured their
+    traffic, the strategy follows the measurement instead (see workloadSource). A change replaces the engine
+    pods."""
     workload_source: Literal["Measured", "Declared"] = "Measured"
-    """Traffic that stateCache.strategy Auto is chosen for. Measured: what engines see, once that is some
-    hundred requests; another strategy has to win by a margin for half an hour, is announced in
-    status.workload, and is told to running engines ten minutes later. Declared: what spec.workload says or
-    the planner assumes, always; what engines measure is shown all the same. A change is taken over by running
-    engines."""
+    """Traffic that stateCache.strategy Auto is chosen for. Measured: the traffic that engines see, once they
+    have served some hundred requests; another strategy has to win by a margin for half an hour, is announced
+    in status.workload, and is sent to running engines ten minutes later. Declared: always what spec.workload
+    says or the planner assumes; measured traffic is still shown. Running engines apply a change."""
     resources: Resources = Resources()
-    """What each engine pod asks the cluster for. A change replaces the engine pods."""
+    """Resources that each engine pod requests from the cluster. A change replaces the engine pods."""
     scheduling: Scheduling = Scheduling()
-    """Which nodes engine pods may run on. A change replaces the engine pods."""
+    """Nodes that engine pods may run on. A change replaces the engine pods."""
     scaling: Scaling = Scaling()
-    """Who decides how many engines run, and the bounds."""
+    """Policy and bounds for the number of engines."""
     disaggregation: Disaggregation | None = None
-    """Separate pools for prefill and decode; refused by this version, whose engines are unified."""
+    """Separate pools for prefill and decode. Refused by this version, whose engines are unified."""
     gateway: Gateway = Gateway()
     """The OpenAI endpoint in front of the engines. A change replaces the gateway pods."""
     prefix_index: PrefixIndex = PrefixIndex()
     """How gateways learn which engine can resume which prefix. A change replaces engine and gateway pods."""
     telemetry: Telemetry = Telemetry()
-    """Where traces go. A change replaces engine and gateway pods."""
+    """Where traces are sent. A change replaces engine and gateway pods."""
     rollout: Rollout = Rollout()
     """How pods are replaced."""
     pod_template: FreeForm | None = None
-    """Pod template (metadata, spec) that is merged strategically into the engine pods. What of it is not
-    about engines (labels, annotations, imagePullSecrets, securityContext, DNS, further volumes, environment)
-    goes for the loader of spec.model.cache, too; its initContainer loader sets the loader's resources. A
-    change replaces the engine pods."""
+    """Pod template (metadata, spec) that is merged strategically into the engine pods. The parts that do not
+    concern engines (labels, annotations, imagePullSecrets, securityContext, DNS, further volumes,
+    environment) also apply to the loader of spec.model.cache, whose resources are set by an init container
+    named loader in this template. A change replaces the engine pods."""
 
     rules = (
         Rule(
             cel="self.stateCache.trackInterval % self.engine.pageSize == 0",
             message=(
                 "stateCache.trackInterval must be a multiple of engine.pageSize, because a checkpoint needs "
-                f"whole pages: without a value they are {StateCache().track_interval} and "
+                f"whole pages: their defaults are {StateCache().track_interval} and "
                 f"{Engine().page_size}; change one so that the page size divides "
-                "the interval, as 250 and 10, or 255 and 3"
+                "the interval, such as 250 and 10, or 255 and 3"
             ),
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),
@@ -147,15 +148,15 @@ class MambaDeployment(ApiModel):
     """A hybrid Mamba2/attention model served behind one OpenAI-compatible endpoint."""
 
     api_version: Literal["serving.mambaserve.io/v1alpha1"] = "serving.mambaserve.io/v1alpha1"
-    """Version of the API the object is written in."""
+    """Version of the API that the object is written in."""
     kind: Literal["MambaDeployment"] = "MambaDeployment"
     """Always MambaDeployment."""
     metadata: Metadata
     """Name, namespace, labels and annotations."""
     spec: Spec
-    """What is wanted."""
+    """The desired state of the deployment."""
     status: Status | None = None
-    """What the operator saw and decided."""
+    """The observed state of the deployment and the decisions of the operator."""
 
     @property
     def name(self) -> str:
@@ -173,5 +174,5 @@ class MambaDeployment(ApiModel):
         return self.spec.model.served_name or self.metadata.name
 
     def with_status(self, status: Status) -> "MambaDeployment":
-        """A copy with another status."""
+        """Return a copy with another status."""
         return self.model_copy(update={"status": status})

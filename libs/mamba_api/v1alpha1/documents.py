@@ -1,6 +1,6 @@
-"""Reads MambaDeployments out of YAML text, with errors a person can act on.
+"""Reads MambaDeployments from YAML text, with errors a person can act on.
 
-Local mode, `mambaserve plan` and the tests of the examples call `load_documents`. It reads no file itself and
+Local mode, `mambaserve plan` and the tests of the examples call `load_documents`. It reads no file and
 changes nothing: the caller passes the text and the name to show for it.
 """
 
@@ -23,19 +23,19 @@ MAX_DOCUMENTS = 256
 
 
 def load_documents(text: str, source: str) -> list[MambaDeployment]:
-    """Every MambaDeployment of a (multi-document) YAML text, in order.
+    """Return every MambaDeployment of a (multi-document) YAML text, in order.
 
-    Documents of other kinds are skipped, as one file often carries a Secret too; a text without any
+    Documents of other kinds are skipped, because one file often also holds a Secret. A text without any
     MambaDeployment is an error.
 
     Args:
         text: YAML.
-        source: what to call the text in messages: a file name or `<stdin>`.
+        source: name of the text in messages: a file name or `<stdin>`.
 
     Raises:
         InvalidDocument: all problems of all documents, one line each.
     """
-    found: list[MambaDeployment] = []
+    deployments: list[MambaDeployment] = []
     problems: list[str] = []
     for index, data in enumerate(parse(text, source), start=1):
         where = _where(source, index, data)
@@ -43,29 +43,30 @@ def load_documents(text: str, source: str) -> list[MambaDeployment]:
             case None:
                 continue
             case dict():
-                wrong = _wrong_identity(data)
-                if wrong:
-                    problems.append(f"{where}: {wrong}")
+                if problem := _identity_problem(data):
+                    problems.append(f"{where}: {problem}")
                 elif _is_ours(data):
                     try:
-                        found.append(MambaDeployment.model_validate(data, by_alias=True, by_name=False))
+                        deployments.append(MambaDeployment.model_validate(data, by_alias=True, by_name=False))
                     except ValidationError as error:
                         problems += [f"{where}: {line}" for line in _explain_all(data, error)]
             case _:
                 problems.append(f"{where}: a Kubernetes object is a mapping, this is a {type(data).__name__}")
-    problems += _duplicates(found, source)
-    if not found and not problems:
+    problems += _duplicates(deployments, source)
+    if not deployments and not problems:
         problems.append(
             f"{source}: no {KIND} in it: a document needs kind: {KIND} and apiVersion: {API_VERSION}"
         )
     if problems:
         raise InvalidDocument(source, problems)
-    return found
+    return deployments
 
 
 def _explain_all(data: dict[str, Any], error: ValidationError) -> list[str]:
-    """Explain what is wrong with an object; where only rules are broken, those of every depth, as the API
-    server does."""
+    """Explain what is wrong with an object.
+
+    If only rules are broken, the broken rules of every depth are listed, as the API server does.
+    """
     if any(details["type"] != "rule" for details in error.errors(include_url=False)):
         return explain(error)
     whole = MambaDeployment.model_validate(data, by_alias=True, by_name=False, context=RULES_LATER)
@@ -74,15 +75,15 @@ def _explain_all(data: dict[str, Any], error: ValidationError) -> list[str]:
 
 
 def explain(error: ValidationError, model: type[BaseModel] = MambaDeployment) -> list[str]:
-    """One line per problem: the field's path in YAML spelling, what is wrong, the nearest valid field.
+    """Return one line per problem: path of the field in YAML spelling, problem, nearest valid field.
 
-    `model` is what the document was read as.
+    `model` is the type that the document was read as.
     """
     return [_explain_one(details, model) for details in error.errors(include_url=False, include_context=True)]
 
 
 def field_path(location: Sequence[str | int]) -> str:
-    """`("spec", "engine", "env", 0, "name")` as `spec.engine.env[0].name`."""
+    """Return `("spec", "engine", "env", 0, "name")` as `spec.engine.env[0].name`."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -93,7 +94,7 @@ def field_path(location: Sequence[str | int]) -> str:
 
 
 def parse(text: str, source: str) -> list[Any]:
-    """Every document of a YAML text, by strict rules. Raises InvalidDocument."""
+    """Parse every document of a YAML text by strict rules. Raises InvalidDocument."""
     try:
         documents = []
         for document in yaml.load_all(text, Loader=_StrictLoader):
@@ -114,7 +115,7 @@ def parse(text: str, source: str) -> list[Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, keeps timestamps as text and allows no aliases."""
+    """SafeLoader that refuses duplicate keys and aliases and reads timestamps as text."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.events.AliasEvent):
@@ -128,24 +129,24 @@ class _StrictLoader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError):
-            # The readers of numbers and truths trust the pattern that chose them, and 0x_ passes it.
+            # The constructors of numbers and booleans trust the pattern that chose them, and 0x_ matches it.
             raise yaml.constructor.ConstructorError(
-                None, None, f"{_shown(node.value)} cannot be read: quote it if it is text", node.start_mark
+                None, None, f"{_excerpt(node.value)} cannot be read: quote it if it is text", node.start_mark
             ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(
                     None, None, f"keys are strings: quote {key!r}", key_node.start_mark
                 )
-            if key in seen:
+            if key in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key!r} is given twice", key_node.start_mark
                 )
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -166,8 +167,8 @@ def _is_ours(data: dict[str, Any]) -> bool:
     return data.get("kind") == KIND and data.get("apiVersion") == API_VERSION
 
 
-def _wrong_identity(data: dict[str, Any]) -> str | None:
-    """What is wrong with kind and apiVersion of something that was meant to be ours."""
+def _identity_problem(data: dict[str, Any]) -> str | None:
+    """Return what is wrong with kind and apiVersion of a document that may be ours; None if nothing is."""
     kind, version = data.get("kind"), data.get("apiVersion")
     if not isinstance(kind, str) or not isinstance(version, str):
         missing = "kind" if not isinstance(kind, str) else "apiVersion"
@@ -179,16 +180,16 @@ def _wrong_identity(data: dict[str, Any]) -> str | None:
     return None
 
 
-def _duplicates(found: Iterable[MambaDeployment], source: str) -> list[str]:
-    seen: set[tuple[str, str]] = set()
+def _duplicates(deployments: Iterable[MambaDeployment], source: str) -> list[str]:
+    keys: set[tuple[str, str]] = set()
     problems = []
-    for deployment in found:
+    for deployment in deployments:
         key = (deployment.namespace, deployment.name)
-        if key in seen:
+        if key in keys:
             problems.append(
                 f"{source}: {deployment.name} is given twice in the namespace {deployment.namespace}"
             )
-        seen.add(key)
+        keys.add(key)
     return problems
 
 
@@ -202,43 +203,41 @@ def _explain_one(details: ErrorDetails, model: type[BaseModel]) -> str:
             return f"{path}: missing"
         case "literal_error":
             expected = details.get("ctx", {}).get("expected", "")
-            said = (
-                f"{path}: {details['input']!r} is not one of {expected}{_meant(details['input'], expected)}"
-            )
-            return said.replace("'", "")
+            hint = _nearest_word(details["input"], expected)
+            return f"{path}: {details['input']!r} is not one of {expected}{hint}".replace("'", "")
         case "rule" | "value_error":
             message = details["msg"].removeprefix("Value error, ")
             return f"{path}: {message}" if path else message
         case "string_pattern_mismatch":
             pattern = details.get("ctx", {}).get("pattern", "")
             if pattern == NAME_PATTERN:
-                made_of = "a name is made of a-z, 0-9 and -, begins with a letter and does not end with -"
-                return f"{path}: {_shown(details['input'])}: {made_of}"
+                advice = "a name consists of a-z, 0-9 and -, begins with a letter and does not end with -"
+                return f"{path}: {_excerpt(details['input'])}: {advice}"
             return f"{path}: {details['input']!r} does not match {pattern}"
         case "string_too_short" | "too_short" | "string_too_long" | "too_long":
-            return f"{path}: {_shown(details['input'])}: {_of_length(details['type'], details['ctx'])}"
+            return f"{path}: {_excerpt(details['input'])}: {_length_advice(details['type'], details['ctx'])}"
         case _:
             message = details["msg"].removeprefix("Input should be ").replace("a valid integer", "an integer")
             message = re.sub(r"^a valid ", "a ", message)
             message = re.sub(r"a dictionary or instance of \w+|a dictionary", "a mapping", message)
-            return f"{path}: {_shown(details['input'])} should be {message}"
+            return f"{path}: {_excerpt(details['input'])} should be {message}"
 
 
-def _meant(value: Any, expected: str) -> str:
-    """The word of `expected`, as pydantic lists them, that `value` nearly is."""
+def _nearest_word(value: Any, expected: str) -> str:
+    """Return a hint at the word of `expected`, as pydantic lists the words, that `value` resembles."""
     words = {word.lower(): word for word in re.findall(r"'([^']*)'", expected)}
     close = difflib.get_close_matches(str(value).lower(), words, n=1, cutoff=0.8)
     return f"; did you mean {words[close[0]]}?" if close else ""
 
 
-def _of_length(kind: str, limits: dict[str, Any]) -> str:
-    of = "characters" if kind.startswith("string") else "items"
+def _length_advice(kind: str, limits: dict[str, Any]) -> str:
+    unit = "characters" if kind.startswith("string") else "items"
     if kind.endswith("short"):
-        return "must not be empty" if limits["min_length"] == 1 else f"at least {limits['min_length']} {of}"
-    return f"at most {limits['max_length']} {of}"
+        return "must not be empty" if limits["min_length"] == 1 else f"at least {limits['min_length']} {unit}"
+    return f"at most {limits['max_length']} {unit}"
 
 
-def _shown(value: Any) -> str:
+def _excerpt(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -249,31 +248,31 @@ def _did_you_mean(location: Sequence[str | int], root: type[BaseModel]) -> str:
         return ""
     names = [field.alias or name for name, field in model.model_fields.items()]
     typed = str(location[-1])
-    plain = {name.lower(): name for name in names}
-    wanted = re.sub(r"[^a-z0-9]", "", typed.lower())
-    close = difflib.get_close_matches(wanted, plain, n=1)
-    close = close or [name for name in plain if wanted and name.startswith(wanted)]
+    by_lower_case = {name.lower(): name for name in names}
+    query = re.sub(r"[^a-z0-9]", "", typed.lower())
+    close = difflib.get_close_matches(query, by_lower_case, n=1)
+    close = close or [name for name in by_lower_case if query and name.startswith(query)]
     if close:
-        return f"; did you mean {plain[close[0]]}?"
+        return f"; did you mean {by_lower_case[close[0]]}?"
     return f"; known here: {', '.join(sorted(names))}"
 
 
 def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
-    """The model whose fields stand at `location`, or None inside free-form parts."""
+    """Return the model whose fields stand at `location`, or None inside free-form parts."""
     model = root
     for part in location:
         if isinstance(part, int):
             continue
         field = next((f for name, f in model.model_fields.items() if part in (f.alias, name)), None)
-        inner = _model_in(field.annotation) if field else None
-        if inner is None:
+        nested = _model_in(field.annotation) if field else None
+        if nested is None:
             return None
-        model = inner
+        model = nested
     return model
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model inside `Model | None`, `list[Model]` or `Annotated[...]`."""
+    """Return the model inside `Model | None`, `list[Model]` or `Annotated[...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for arg in get_args(annotation) if (model := _model_in(arg))), None)

@@ -1,7 +1,7 @@
-"""What an engine is: `spec.model`, `engine`, `stateCache`, `memory` and the `workload` it is planned for.
+"""Models of one engine: `spec.model`, `engine`, `stateCache`, `memory` and `workload`.
 
 These five decide what runs in an engine and how its memory is split; the planner reads all of them. Where and
-how many engines run is `pods`.
+how many engines run is decided in `pods`.
 """
 
 import re
@@ -10,11 +10,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
-from mamba_api.eviction import Eviction
+from mamba_api.choices import Eviction, Quantization, StrategyChoice
 from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.quantization import Quantization
-from mamba_api.strategy import StrategyChoice
 from mamba_api.v1alpha1.base import ApiModel, ChangeRule, FreeForm, ObjectName, Rule, SecretKeyRef
 
 COMMIT = "@[0-9a-f]{40}$"
@@ -34,37 +32,39 @@ Uri = Annotated[
 
 
 class ModelCache(ApiModel):
-    """A volume that keeps downloaded weights, from which engines serve and ask the Hub nothing. With size it
-    is made, and a Job fills it before engines start; they serve the commit that it downloaded. With claimName
-    it is yours."""
+    """A volume that keeps downloaded weights, so that engines serve from it without asking the Hub.
+
+    With size, the operator creates the volume and a Job fills it before engines start; engines serve the
+    commit that the Job downloaded. With claimName, you provide the volume.
+    """
 
     size: Quantity | None = None
-    """Size of the volume, at least that of the weights, and of those of the next model beside them when the
-    URI changes; it may grow where the storage class allows it. Where it lacks room for what is to be
-    downloaded, copies go that no engine reads and no roll-back needs."""
+    """Size of the volume. It must hold the weights, and after a change of the URI also the weights of the
+    next model. It may grow where the storage class allows it. If a download needs more room, copies that no
+    engine reads and no roll-back needs are removed."""
     claim_name: ObjectName | None = None
-    """Claim of yours in the same namespace, such as one of a local volume, a directory that each node of a
-    group has: each engine pod first downloads what is not there, one pod of a directory at a time.
-    Nothing is removed from it."""
+    """Name of an existing claim in the same namespace, for example of a local volume (a directory on each
+    node of a group). Each engine pod first downloads what is missing, one pod per directory at a time.
+    Nothing is ever removed from the claim."""
     storage_class_name: ObjectName | None = None
-    """Storage class of the volume; absent = the cluster's default."""
+    """Storage class of the volume. Defaults to the default class of the cluster."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """ReadWriteMany lets every node share the volume, and needs a storage class that can do so, which the
-    default classes of most clouds cannot; ReadWriteOnce is enough on one node."""
+    """Access mode of the volume. ReadWriteMany lets all nodes share it and needs a storage class that
+    supports this mode; the default classes of most clouds do not. ReadWriteOnce is enough on one node."""
 
     rules = (
         Rule(
             cel="has(self.size) != has(self.claimName)",
             message=(
-                "model.cache needs either size, for a volume that is made and that a Job fills, or "
-                "claimName, for a claim of yours that engine pods fill: set one of them"
+                "model.cache needs either size, for a new volume that a Job fills, or claimName, for an "
+                "existing claim that engine pods fill: set one of them"
             ),
             holds=lambda self: (self.size is None) != (self.claim_name is None),
         ),
         Rule(
             cel="!has(self.claimName) || (!has(self.storageClassName) && self.accessMode == 'ReadWriteMany')",
             message=(
-                "model.cache.storageClassName and accessMode are for a volume that is made, and the claim of "
+                "model.cache.storageClassName and accessMode are for a new volume, and the claim of "
                 "claimName has its own: remove them"
             ),
             holds=lambda self: (
@@ -83,8 +83,8 @@ class ModelCache(ApiModel):
             ),
             message=(
                 "model.cache.storageClassName and accessMode cannot change, because those of a volume "
-                "cannot: remove model.cache, delete the PersistentVolumeClaim NAME-model, then set the cache "
-                "anew"
+                "cannot: remove model.cache, delete the PersistentVolumeClaim NAME-model, then set "
+                "model.cache again"
             ),
         ),
         ChangeRule(
@@ -94,7 +94,7 @@ class ModelCache(ApiModel):
             ),
             message=(
                 "model.cache.size cannot shrink, because a volume cannot: remove model.cache, delete the "
-                "PersistentVolumeClaim NAME-model, then set the cache anew"
+                "PersistentVolumeClaim NAME-model, then set model.cache again"
             ),
         ),
     )
@@ -105,20 +105,20 @@ class Model(ApiModel):
 
     uri: Uri
     """Where the weights are: hf://owner/name[@revision], pvc://claim/path, file:///path (in local mode
-    relative to the YAML when it starts with file://./) or builtin://tiny-recall. A change is a roll-out."""
+    relative to the YAML if it starts with file://./) or builtin://tiny-recall. A change starts a roll-out."""
     served_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Name of the model in the OpenAI API, which gateways list and wait for while no engine runs; absent =
+    """Name of the model in the OpenAI API, which gateways also list while no engine runs. Defaults to
     metadata.name. A change replaces engine and gateway pods."""
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
-    """Longest prompt plus output in tokens; absent = the model's own limit."""
+    """Maximum length of prompt plus output in tokens. Defaults to the model's own limit."""
     config: FreeForm | None = None
-    """The model's Hugging Face config.json inline, so that the plan is known before any pod starts. A change
-    replaces no pod, unless the plan then takes another stateDtype."""
+    """The model's Hugging Face config.json, inline, so that the plan is known before any pod starts. A change
+    replaces no pod unless the plan then takes another stateDtype."""
     token_secret_ref: SecretKeyRef | None = None
-    """Secret with the access token for gated models; hf:// only."""
+    """Secret with the access token for gated models; for hf:// only."""
     cache: ModelCache | None = None
-    """Keep weights downloaded from hf:// on a volume; with size their configuration is known to the plan
-    before any engine starts. Absent = each pod downloads into its own scratch space."""
+    """Volume that keeps weights downloaded from hf://. With size, the plan also knows their configuration
+    before any engine starts. If absent, each pod downloads into its own scratch space."""
 
     rules = (
         Rule(
@@ -129,8 +129,9 @@ class Model(ApiModel):
         Rule(
             cel=f"!has(self.cache) || !has(self.cache.claimName) || self.uri.matches('{COMMIT}')",
             message=(
-                "model.cache.claimName is filled by each node for itself, at different times: name the "
-                "commit, hf://OWNER/NAME@COMMIT with its 40 digits, so that all serve the same weights"
+                "the claim of model.cache.claimName is filled by each node separately, at different times: "
+                "name the commit, hf://OWNER/NAME@COMMIT with its 40 digits, so that all nodes serve the "
+                "same weights"
             ),
             holds=lambda self: (
                 self.cache is None or self.cache.claim_name is None or re.search(COMMIT, self.uri) is not None
@@ -148,12 +149,12 @@ class Model(ApiModel):
 
     @property
     def location(self) -> ModelUri:
-        """The URI taken apart."""
+        """The parsed URI."""
         return parse_model_uri(self.uri)
 
 
 class EnvVar(ApiModel):
-    """One environment variable, as in a Kubernetes container."""
+    """An environment variable, as in a Kubernetes container."""
 
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
     """Name of the variable."""
@@ -172,11 +173,11 @@ class EnvVar(ApiModel):
 
 
 def _each_once(env: list[EnvVar]) -> list[EnvVar]:
-    """What `x-kubernetes-list-type: map` says to the API server."""
-    seen = [variable.name for variable in env]
-    twice = next((name for name in seen if seen.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice} is given twice: remove one")
+    """Enforce in Python what `x-kubernetes-list-type: map` enforces in the API server: unique names."""
+    names = [variable.name for variable in env]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ValueError(f"{duplicate} is set twice: remove one")
     return env
 
 
@@ -184,35 +185,40 @@ class Engine(ApiModel):
     """Settings of every engine of the deployment."""
 
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    """Container image of the engine; absent = the operator's `--engine-image`."""
+    """Container image of the engine. Defaults to the operator's `--engine-image`."""
     dtype: Literal["Auto", "float32", "bfloat16", "float16"] = "Auto"
-    """Type of weights and activations; Auto = the checkpoint's."""
+    """Type of weights and activations. Auto takes the type of the checkpoint."""
     quantization: Quantization = "none"
-    """How matrices are held and multiplied: none = as dtype says; int8 = one byte a weight and a scale for 32
-    of them, quantised while loading, by activations that are made int8 as well: half the memory of bfloat16,
-    more tokens, answers that differ a little. Without GPUs alone (resources.gpus 0)."""
+    """How matrices are stored and multiplied. none: in the type that dtype names. int8: one byte for each
+    weight and a scale for every 32 of them, quantized while loading and multiplied by activations quantized
+    to int8. int8 takes half the memory of bfloat16 and yields more tokens per second; answers differ
+    slightly. It is available without GPUs only (resources.gpus 0)."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """GPUs one engine spreads the model over; this version runs each engine on one and refuses more."""
+    """Number of GPUs that one engine spreads the model over. This version runs each engine on one GPU and
+    refuses more."""
     page_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens per page of attention KV."""
     step_time: Duration | None = None
-    """Time of a step while answers are being written, and so the gap between their tokens: prompts are
-    computed in pieces that fill the rest of it. 0s = no such limit; absent = 200ms on a CPU and 50ms on a
-    GPU, or no limit where chunkedPrefillTokens is set."""
+    """Target duration of a step while answers are being written, which is the gap between their tokens:
+    prompts are computed in pieces that fill the rest of the step. 0s sets no limit. Defaults to 200ms on a
+    CPU and 50ms on a GPU, or to no limit if chunkedPrefillTokens is set."""
     chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Most tokens of one step, however quick they are; absent = 2048, and fewer as stepTime asks."""
+    """Maximum number of tokens in one step, however fast they are computed. Defaults to 2048; stepTime may
+    lower it further."""
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Most sequences that run at once, even if memory holds more; absent = as many as it holds, up to 1024
-    with a GPU and 32 without."""
+    """Maximum number of sequences that run at once, even if memory holds more. Defaults to as many as memory
+    holds, up to 1024 with a GPU and 32 without."""
     overlap_schedule: bool | None = None
-    """Plan step n+1 on the CPU while the device runs step n; absent = with GPUs yes, without no."""
+    """Whether the CPU plans step n+1 while the device runs step n. Defaults to true with GPUs and to false
+    without."""
     batch_invariant: bool = False
-    """Make a token's logits independent of the batch it runs in (slower)."""
+    """Whether a token's logits are independent of the batch that it runs in (slower)."""
     decode_graphs: Literal["Auto", "Off"] = "Auto"
-    """Whether steps that only decode are captured as CUDA graphs: Auto = all that can be, where Triton's
-    kernels compute; Off = each is issued anew, which is slower at small batches. None without GPUs."""
+    """Whether steps that only decode are captured as CUDA graphs. Auto captures every step that can be
+    captured where Triton's kernels compute. Off issues each step separately, which is slower at small
+    batches. Without GPUs there are no graphs."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
-    """More arguments of `mambaserve serve`, after all others."""
+    """Further arguments of `mambaserve serve`, appended to all others."""
     env: Annotated[
         list[EnvVar],
         Field(
@@ -221,7 +227,7 @@ class Engine(ApiModel):
         ),
         AfterValidator(_each_once),
     ] = []
-    """More environment variables of the engine container."""
+    """Further environment variables of the engine container."""
 
     rules = (
         Rule(
@@ -242,50 +248,50 @@ class StateCache(ApiModel):
     """The state cache of every engine."""
 
     strategy: StrategyChoice = "Auto"
-    """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
-    ends, ExtraBufferLazy has one spare slot and borrows another around a boundary, ExtraBuffer has two and
-    misses no boundary; Auto lets the planner choose. A change is taken over by running engines; where the
-    plan takes another stateDtype for it, pods are replaced."""
+    """How a running sequence writes checkpoints. NoBuffer has no spare slot and donates its own slot when the
+    sequence ends. ExtraBufferLazy has one spare slot and borrows a second one around a boundary. ExtraBuffer
+    has two and misses no boundary. Auto lets the planner choose. Running engines apply a change; pods are
+    replaced only if the plan then takes another stateDtype."""
     state_dtype: Literal["Auto", "float32", "float16"] = "Auto"
-    """Type of the stored SSM state; Auto lets the planner choose. float16 doubles the slots."""
+    """Type of the stored SSM state. Auto lets the planner choose. float16 doubles the number of slots."""
     track_interval: Annotated[int, Field(ge=1, le=1_048_576)] = 256
-    """Most tokens between checkpoints while decoding (the first of an answer are closer together); a multiple
-    of spec.engine.pageSize. A change is taken over by running engines."""
+    """Maximum number of tokens between checkpoints while decoding (the first checkpoints of an answer are
+    closer together); a multiple of spec.engine.pageSize. Running engines apply a change."""
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Most checkpoints that a prompt adds to its path of the radix tree, and most kept there once slots are
-    short. A change is taken over by running engines."""
+    """Maximum number of checkpoints that a prompt adds to its path of the radix tree, and maximum number kept
+    on that path when slots are short. Running engines apply a change."""
     min_checkpoint_depth: Annotated[int, Field(ge=0, le=16_777_216)] = 0
-    """Fewest tokens a checkpoint folds in: a shorter prefix is cheap to compute again, while its state would
-    take a whole slot; 0 = keep all."""
+    """Minimum number of tokens that a checkpoint covers. A shorter prefix is cheap to compute again, while
+    its state would take a whole slot. 0 keeps all checkpoints."""
     eviction: Eviction = "RecomputeCost"
-    """Which checkpoint goes first when memory is short: the one expected to save least, or the least
-    recently used. A change is taken over by running engines."""
+    """Which checkpoint is evicted first when memory is short: the one expected to save least (RecomputeCost),
+    or the least recently used (LRU). Running engines apply a change."""
     prefix_caching: bool = True
-    """Reuse checkpoints between requests that share a prefix."""
+    """Whether requests that share a prefix reuse checkpoints."""
 
 
 class Memory(ApiModel):
-    """What one engine may take."""
+    """Memory that one engine may take."""
 
     device_memory: Quantity | None = None
-    """Memory of one GPU, such as 80Gi; absent = the node label nvidia.com/gpu.memory, else what the device
-    reports."""
+    """Memory of one GPU, such as 80Gi. Defaults to the node label nvidia.com/gpu.memory, or to what the
+    device reports."""
     utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the device memory the engine may take for weights, workspace and arena; of a GPU no more than
-    is free when it starts."""
+    """Share of the device memory that the engine may take for weights, workspace and arena; on a GPU at most
+    what is free when the engine starts."""
     arena: Quantity | None = None
-    """Exact size of the arena that KV pages and state slots share; absent = what the planner computes. On a
-    machine without a GPU: how much main memory to use."""
+    """Exact size of the arena that KV pages and state slots share. Defaults to what the planner computes. On
+    a machine without a GPU this sets how much main memory to use."""
 
 
 class Workload(ApiModel):
-    """Traffic that the plan is made for."""
+    """Traffic that the plan is computed for."""
 
     prompt_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 2048
     """Mean prompt length in tokens."""
     output_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 256
     """Mean output length in tokens."""
     shared_prefix_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of prompt tokens that an earlier request had too."""
+    """Share of prompt tokens that an earlier request also had."""
     concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Sequences one engine should run at once; the plan prefers a choice that meets it."""
+    """Number of sequences that one engine should run at once. The plan prefers a choice that reaches it."""

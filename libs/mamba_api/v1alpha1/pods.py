@@ -1,7 +1,7 @@
-"""Where and how many: `spec.resources`, `scheduling`, `scaling`, `disaggregation` and `rollout`.
+"""Placement and number of engines: `spec.resources`, `scheduling`, `scaling`, `rollout`, `disaggregation`.
 
-What the cluster is asked for on behalf of one engine, and how many engines there are. None of it changes what
-an engine computes.
+These parts say what the cluster provides for one engine, and how many engines there are. None of them changes
+what an engine computes.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,11 +15,14 @@ from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule
 
 
 def _no_default(schema: JsonDict) -> None:
-    """The API server writes none into the object: there it could not be told from what the object says."""
+    """Remove a default from the schema, so that the API server does not write it into the object.
+
+    Such a default could not be distinguished from a value that the user wrote.
+    """
     schema.pop("default", None)
 
 
-_UNSAID = Field(json_schema_extra=_no_default)
+_NOT_DEFAULTED = Field(json_schema_extra=_no_default)
 GpuResource = Annotated[
     str, Field(min_length=1, max_length=316, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")
 ]  # fmt: skip
@@ -30,20 +33,21 @@ class Resources(ApiModel):
     """Requests and limits of the engine container."""
 
     profile: ProfileName | None = None
-    """Named set of resources, scheduling.nodeSelector, tolerations and runtimeClassName, and
-    memory.deviceMemory, such as nvidia-l4 or one of the operator's settings. What this object says itself
-    wins, field by field and label by label; Planned shows what came of it. Where the set behind the name
-    changes, engine pods are replaced as by a change here."""
-    gpus: Annotated[int, Field(ge=0, le=64), _UNSAID] = 1
-    """GPUs of each engine pod: 1, or 0 to serve on the CPU; this version refuses more. Absent = what the
-    profile says, else 1."""
-    gpu_resource: Annotated[GpuResource, _UNSAID] = "nvidia.com/gpu"
-    """Extended resource that stands for one GPU; absent = what the profile says, else nvidia.com/gpu."""
+    """Name of a set of resources, scheduling.nodeSelector, tolerations, runtimeClassName and
+    memory.deviceMemory, such as nvidia-l4 or one from the operator's settings. Values of this object win over
+    those of the profile, field by field and label by label; the condition Planned shows the result. If the
+    definition of the profile changes, engine pods are replaced, as after a change of this object."""
+    gpus: Annotated[int, Field(ge=0, le=64), _NOT_DEFAULTED] = 1
+    """GPUs of each engine pod: 1, or 0 to serve on the CPU; this version refuses more. Defaults to the value
+    of the profile, else 1."""
+    gpu_resource: Annotated[GpuResource, _NOT_DEFAULTED] = "nvidia.com/gpu"
+    """Extended resource that represents one GPU. Defaults to the value of the profile, else
+    nvidia.com/gpu."""
     cpu: Quantity | None = None
-    """CPU cores the engine container asks for; absent = what the profile says, else no request."""
+    """CPU cores that the engine container requests. Defaults to the value of the profile, else no request."""
     memory: Quantity | None = None
-    """Main memory the engine container asks for and is limited to; absent = what the profile says, else no
-    request and no limit."""
+    """Main memory that the engine container requests and is limited to. Defaults to the value of the profile,
+    else neither request nor limit."""
 
     rules = (
         Rule(
@@ -58,14 +62,14 @@ class Resources(ApiModel):
 
     @property
     def leaves_gpus_open(self) -> bool:
-        """Whether the profile says how many GPUs there are."""
+        """Whether the profile decides the number of GPUs."""
         return self.profile is not None and "gpus" not in self.model_fields_set
 
     @model_serializer(mode="wrap")
-    def _as_said(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A default that the object did not say is not written: read again, it would win over a profile."""
-        unsaid = {"gpus", "gpu_resource"} - self.model_fields_set
-        return {key: value for key, value in written(self).items() if to_snake(key) not in unsaid}
+    def _without_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out defaults that the object did not set: when read again, they would win over a profile."""
+        unset = {"gpus", "gpu_resource"} - self.model_fields_set
+        return {key: value for key, value in serialize(self).items() if to_snake(key) not in unset}
 
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=316)]
@@ -73,13 +77,13 @@ LabelValue = Annotated[str, Field(max_length=63)]
 
 
 class Scheduling(ApiModel):
-    """Placement of engine pods; each field means what it means in a pod."""
+    """Placement of engine pods; each field has the meaning that it has in a pod."""
 
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-    """Labels a node must have."""
+    """Labels that a node must have."""
     tolerations: Annotated[list[FreeForm], Field(max_length=64)] = []
-    """Taints the pods tolerate, besides those that keep other pods off GPUs: NoSchedule with the name of
-    resources.gpuResource, or of the whole GPU of a slice, such as nvidia.com/gpu."""
+    """Taints that the pods tolerate, in addition to those that keep other pods off GPUs: NoSchedule with the
+    name of resources.gpuResource, or of the whole GPU of a slice, such as nvidia.com/gpu."""
     affinity: FreeForm | None = None
     """Affinity rules of the pods."""
     priority_class_name: ObjectName | None = None
@@ -91,49 +95,50 @@ class Scheduling(ApiModel):
 ReplicaCount = Annotated[int, Field(ge=0, le=10_000)]
 
 
-def _held(field: str) -> tuple[Rule, Rule]:
-    """Rules of a target: only the operator's autoscaler holds it, and it cannot be no time."""
+def _target_rules(field: str) -> tuple[Rule, Rule]:
+    """Return the rules of a target: only the operator's autoscaler can hold it, and it cannot be zero."""
     attribute = to_snake(field)
     return (
         Rule(
             cel=f"!has(self.{field}) || (self.mode == 'Internal' && has(self.minReplicas) && "
             "has(self.maxReplicas) && self.minReplicas < self.maxReplicas)",
-            message=f"{field} is held by the operator's autoscaler alone: use mode Internal with minReplicas "
-            f"below maxReplicas, or remove {field}",
+            message=f"{field} can only be held by the operator's autoscaler: use mode Internal with "
+            f"minReplicas below maxReplicas, or remove {field}",
             holds=lambda self: getattr(self, attribute) is None or self.automatic,
         ),
         Rule(
             cel=f"!has(self.{field}) || self.{field}.matches('[1-9]')",
-            message=f"{field} is 0, which no number of engines can hold: give it some time",
+            message=f"{field} is 0, which no number of engines can hold: set it above 0",
             holds=lambda self: (target := getattr(self, attribute)) is None or target.seconds > 0,
         ),
     )
 
 
 class Scaling(ApiModel):
-    """Who decides how many engines run, and between which bounds."""
+    """Policy for the number of engines: who decides it, and its bounds."""
 
     mode: Literal["Internal", "External"] = "Internal"
-    """Internal: with minReplicas below maxReplicas the operator decides, by what engines and gateways report;
-    else spec.replicas is a fixed number that people write. External: a HorizontalPodAutoscaler or KEDA writes
-    spec.replicas through the scale subresource, and nothing else changes the number."""
+    """Internal: with minReplicas below maxReplicas the operator decides, based on the reports of engines and
+    gateways; otherwise spec.replicas is a fixed number that people write. External: a HorizontalPodAutoscaler
+    or KEDA writes spec.replicas through the scale subresource, and nothing else changes the number."""
     min_replicas: ReplicaCount | None = None
-    """Fewest engines. 0 in mode Internal lets the engines stop until a request arrives, which starts one, or
-    spec.replicas of them without maxReplicas. While fewer answer, the condition Available is False. Absent =
-    no bound, and none stops itself."""
+    """Minimum number of engines. 0 in mode Internal lets the engines stop until a request arrives, which
+    starts one engine, or spec.replicas of them without maxReplicas. While fewer engines answer, the condition
+    Available is False. If absent, there is no bound, and engines do not stop by themselves."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Most engines, whoever decides; more is refused. Above 1,024 gateways choose some engines by their load
-    alone, not by what they have cached. Absent = no bound, and no autoscaling."""
+    """Maximum number of engines in every mode; a larger number is refused. Above 1,024 engines, gateways
+    choose some of them by load alone and not by their cached prefixes. If absent, there is no bound and no
+    autoscaling."""
     ttft_target: Duration | None = None
-    """Time to first token that the operator gives requests enough engines for; absent = prompts may wait 2 s
-    for their turn. Needs mode Internal with minReplicas below maxReplicas."""
+    """Time to first token that the operator provides enough engines for. If absent, prompts may wait 2 s for
+    their turn. Needs mode Internal with minReplicas below maxReplicas."""
     tpot_target: Duration | None = None
-    """Time per output token that the operator gives requests enough engines for; absent = no bound. Needs
-    mode Internal with minReplicas below maxReplicas."""
+    """Time per output token that the operator provides enough engines for. If absent, there is no bound.
+    Needs mode Internal with minReplicas below maxReplicas."""
     scale_down_delay: Duration = Duration("300s")
-    """How long the largest recommendation holds before engines are given up, and how long no request may have
-    come before the last ones stop. Bursts are remembered for twelve times as long, and the engines that they
-    needed kept."""
+    """How long the largest recommendation holds before engines are removed, and how long no request may have
+    arrived before the last engines stop. Bursts are remembered for twelve times as long, and the engines that
+    they needed are kept meanwhile."""
 
     rules = (
         Rule(
@@ -145,13 +150,13 @@ class Scaling(ApiModel):
                 or self.min_replicas <= self.max_replicas
             ),
         ),
-        *_held("ttftTarget"),
-        *_held("tpotTarget"),
+        *_target_rules("ttftTarget"),
+        *_target_rules("tpotTarget"),
     )
 
     @property
     def automatic(self) -> bool:
-        """Whether the operator decides how many engines run, beyond none and some."""
+        """Whether the operator decides the number of engines, beyond starting and stopping the last ones."""
         return (
             self.mode == "Internal"
             and self.min_replicas is not None
@@ -161,7 +166,7 @@ class Scaling(ApiModel):
 
 
 class Disaggregation(ApiModel):
-    """Sizes of the two pools. Refused by this version, whose engines do both."""
+    """Sizes of the two pools. Refused by this version, whose engines both prefill and decode."""
 
     prefill_replicas: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Engines that only prefill."""
@@ -170,47 +175,52 @@ class Disaggregation(ApiModel):
 
 
 IN_PLACE_AFTER = Duration("10m")
-"""More than a cloud takes for a node with GPUs."""
+"""Default of inPlaceAfter: longer than a cloud takes to provide a node with GPUs."""
 LONGEST_DEADLINE = "596523h"
-"""A Deployment counts its seconds in 32 bits."""
+"""Longest progressDeadline: a Deployment counts seconds in 32 bits."""
 
 
 class Rollout(ApiModel):
-    """Replacement of pods; each is drained before it ends. Gateways are replaced one by one, none missing."""
+    """Replacement of pods.
+
+    Each pod is drained before it ends. Gateways are replaced one by one, with none missing.
+    """
 
     max_surge: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Engine pods above the wanted count while rolling out."""
+    """Maximum number of engine pods above the desired number during a roll-out."""
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Engine pods below the wanted count while rolling out; absent = 0. A 0 that is written, without
-    inPlaceAfter, also holds where there is no room for one engine more: the roll-out then waits for room."""
+    """Maximum number of engine pods below the desired number during a roll-out. Defaults to 0. An explicit 0
+    without inPlaceAfter also holds where there is no room for one more engine: the roll-out then waits for
+    room."""
     in_place_after: Duration | None = None
-    """How long a pod that a roll-out adds waits for room, on a node or in a quota, that engines of the older
-    revision have. Then one of those is drained first, and requests wait at the gateway for the new
-    one; one engine more than there is no room for may be missing meanwhile, also where maxUnavailable is 0.
-    Absent = 10m, or never where maxUnavailable 0 is written. Longer than progressDeadline: never. A node that
-    has to be made first takes minutes."""
+    """How long a pod added by a roll-out waits for room, on a node or in a quota, that engines of the older
+    revision occupy. After that one of those engines is drained first, and requests wait at the gateway for
+    the new engine. Meanwhile one engine more than there is no room for may be missing, even if maxUnavailable
+    is 0. Defaults to 10m, or to never if maxUnavailable is an explicit 0. A value above progressDeadline
+    means never. Allow for the minutes that a cloud needs to provide a node."""
     min_ready_time: Duration = Duration("30s")
-    """How long a new engine serves beside those of the older revision before the next of them goes: the
-    `minReadySeconds` of the engine Deployment. If the new ones fail more requests meanwhile than the old
-    ones, engines go back to the older revision."""
+    """How long a new engine serves together with those of the older revision before the next old engine is
+    removed: the `minReadySeconds` of the engine Deployment. If the new engines fail more requests than the
+    old ones during this time, engines go back to the older revision."""
     pause: bool = False
-    """Leaves engines on the revision that they have: what would replace pods waits until this is false again.
-    Scaling goes on, and a pod that is lost is made anew of the older revision. Gateways do not wait."""
+    """Keeps engines on their present revision: changes that would replace pods wait until this is false
+    again. Scaling continues, and a lost pod is replaced by one of the older revision. Gateways do not
+    wait."""
     drain_timeout: Duration = Duration("300s")
-    """Longest wait for the requests of a draining engine or gateway before it ends anyway. A change replaces
+    """Maximum time that a draining engine or gateway waits for its requests before it ends. A change replaces
     engine and gateway pods."""
     progress_deadline: Duration = Duration("30m")
-    """Longest time the engines may take without progress, loading of weights included, before the roll-out is
-    called stuck. Longer than minReadyTime. A change replaces the engine pods."""
+    """Maximum time that the engines may take without progress, including loading of weights, before the
+    roll-out counts as stuck. Must be longer than minReadyTime. A change replaces the engine pods."""
 
     @property
     def unavailable(self) -> int:
-        """Engine pods below the wanted count while rolling out."""
+        """Maximum number of engine pods below the desired number during a roll-out."""
         return self.max_unavailable or 0
 
     @property
     def in_place_wait(self) -> Duration | None:
-        """How long an added pod waits for room until an old one goes first; None: none ever does."""
+        """How long an added pod waits for room before an old one is drained first. None means for ever."""
         if self.in_place_after is None and self.max_unavailable == 0:
             return None
         return self.in_place_after or IN_PLACE_AFTER

@@ -1,4 +1,4 @@
-"""Reads resource profiles out of YAML text: what the chart's values have below `resourceProfiles`.
+"""Reads resource profiles from YAML text: the chart's values below `resourceProfiles`.
 
 The operator and the command line read the same file. Pure: the caller passes the text and its name.
 """
@@ -17,32 +17,32 @@ _NAME: TypeAdapter[str] = TypeAdapter(ProfileName)
 
 
 def read_profiles(text: str, source: str) -> Profiles:
-    """The profiles of a YAML document, by name.
+    """Return the profiles of a YAML document by name.
 
     Args:
-        text: YAML, a mapping with `resourceProfiles`; the rest of a chart's values is left alone.
-        source: what to call the text in messages: a file name.
+        text: YAML, a mapping with `resourceProfiles`; other keys of a chart's values are ignored.
+        source: name of the text in messages: a file name.
 
     Raises:
         InvalidDocument: all problems, one line each.
     """
-    documents = [one for one in parse(text, source) if one is not None]
-    given = documents[0].get(KEY, ()) if len(documents) == 1 and isinstance(documents[0], dict) else ()
-    if not isinstance(given, dict | None):
+    documents = [document for document in parse(text, source) if document is not None]
+    entries = documents[0].get(KEY, ()) if len(documents) == 1 and isinstance(documents[0], dict) else ()
+    if not isinstance(entries, dict | None):
         raise InvalidDocument(
-            source, [f"{source}: no {KEY} in it: a map of names to profiles, as in the chart's values"]
+            source, [f"{source}: no {KEY} in it: write a map of names to profiles, as in the chart's values"]
         )
-    found: dict[str, ResourceProfile] = {}
+    profiles: dict[str, ResourceProfile] = {}
     problems: list[str] = []
-    for name, profile in (given or {}).items():
+    for name, profile in (entries or {}).items():
         try:
-            found[_NAME.validate_python(name)] = _read(profile)
+            profiles[_NAME.validate_python(name)] = _read(profile)
         except ValidationError as error:
             lines = explain(error, ResourceProfile)
             problems += [f"{source}: {KEY}.{name}{_below(line)}" for line in lines]
     if problems:
         raise InvalidDocument(source, problems)
-    return found
+    return profiles
 
 
 def _read(profile: Any) -> ResourceProfile:
@@ -50,5 +50,5 @@ def _read(profile: Any) -> ResourceProfile:
 
 
 def _below(line: str) -> str:
-    """A line of `explain` after the path of what was read: of the whole of it, or of a field."""
+    """Return a line of `explain` such that it can follow the path of the profile or of its field."""
     return line if line.startswith(":") else f".{line}"

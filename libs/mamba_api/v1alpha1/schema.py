@@ -1,8 +1,9 @@
 """Writes the CustomResourceDefinition of MambaDeployment from the pydantic models.
 
-Built on pydantic's own hook for JSON Schema; what a structural schema refuses (`$ref`, `anyOf` with null,
+It extends pydantic's own hook for JSON Schema: what a structural schema refuses (`$ref`, `anyOf` with null,
 `const`, numeric `exclusiveMinimum`, closed objects, titles) is rewritten here, and each model's rules become
-CEL. `mambaserve crd` prints it and the drift test compares it with `crds/`. Pure: no file, no cluster.
+CEL. `mambaserve crd` prints the result and the drift test compares it with `crds/`. Pure: no file, no
+cluster.
 """
 
 import json
@@ -46,38 +47,38 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Max running", "integer", ".status.plan.maxRunningRequests", 1),
     ("Headroom", "string", ".status.plan.headroom", 1),
 )
-"""Name, type, JSON path and priority of what `kubectl get` shows; priority 1 is `-o wide`."""
+"""Name, type, JSON path and priority of the columns of `kubectl get`; priority 1 is shown with `-o wide`."""
 
 
 class StructuralSchema(GenerateJsonSchema):
-    """JSON Schema as the API server accepts it, one self-contained tree."""
+    """JSON Schema in the form the API server accepts: one self-contained tree."""
 
     def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
-        """The schema of a model, every reference put in place of itself."""
-        raw = super().generate(schema, mode)
-        definitions = raw.pop("$defs", {})
-        structural = _structural(raw, definitions)
+        """Return the schema of a model with every reference replaced by its target."""
+        flat = super().generate(schema, mode)
+        definitions = flat.pop("$defs", {})
+        structural = _structural(flat, definitions)
         assert isinstance(structural, dict)
         return structural
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        """A model's fields and, as CEL, its rules."""
-        produced = super().model_schema(schema)
+        """Return the schema of a model's fields, with its rules as CEL."""
+        json_schema = super().model_schema(schema)
         model = schema["cls"]
         rules: tuple[Rule | ChangeRule, ...] = ()
         if issubclass(model, ApiModel):
             rules = (*model.rules, *model.change_rules)
         if rules:
-            produced[VALIDATIONS] = [{"rule": rule.cel, "message": rule.message} for rule in rules]
-        return produced
+            json_schema[VALIDATIONS] = [{"rule": rule.cel, "message": rule.message} for rule in rules]
+        return json_schema
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        """`X | None` is an optional X: the API server drops nulls instead of storing them."""
+        """Treat `X | None` as an optional X: the API server drops nulls instead of storing them."""
         return self.generate_inner(schema["schema"])
 
 
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The structural OpenAPI v3 schema of `model`."""
+    """Return the structural OpenAPI v3 schema of `model`."""
     return model.model_json_schema(
         by_alias=True,
         ref_template=DEFAULT_REF_TEMPLATE,
@@ -86,12 +87,12 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The CRD as plain data."""
+    """Return the CRD as plain data."""
     root = structural_schema(MambaDeployment)
     properties = root["properties"]
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string", "description": properties[name]["description"]}
-    # The API server owns metadata; of its schema only restrictions of the name may be given.
+    # The API server owns metadata; a CRD may only restrict the name.
     name_schema = properties["metadata"]["properties"]["name"]
     properties["metadata"] = {
         "type": "object",
@@ -145,78 +146,86 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def crd_yaml() -> str:
-    """The CRD as the text of `crds/mambadeployments.serving.mambaserve.io.yaml`."""
-    # Through JSON once: shared sub-trees would become YAML aliases, which people cannot read.
+    """Return the text of `crds/mambadeployments.serving.mambaserve.io.yaml`."""
+    # A round trip through JSON: shared sub-trees would become YAML aliases, which people cannot read.
     plain = json.loads(json.dumps(custom_resource_definition()))
     return HEADER + yaml.safe_dump(plain, sort_keys=False, width=100, allow_unicode=True)
 
 
 def chart_template() -> str:
-    """The CRD as a template of the Helm chart, behind `crds.enabled` and `crds.keep`; left out where the
-    cluster has it from somebody else, since Helm would refuse the whole release.
+    """Return the CRD as a template of the Helm chart, enabled by `crds.enabled` and kept by `crds.keep`.
 
-    A chart's `crds/` folder is never upgraded by Helm, a template is.
+    Helm never upgrades a chart's `crds/` folder, but it upgrades templates. The template renders nothing
+    where the cluster has the CRD from another owner, because Helm would refuse the whole release.
     """
     head, tail = crd_yaml().removeprefix(HEADER).split("metadata:\n", 1)
     assert "{{" not in head + tail, "a description would be read as a template action"
-    ours = '{{- if and .Values.crds.enabled (not (include "mambaserve.crdOfOthers" .)) }}'
-    return f"{ours}\n{HEADER}{head}metadata:\n{CHART_METADATA}{tail}{{{{- end }}}}\n"
+    condition = '{{- if and .Values.crds.enabled (not (include "mambaserve.crdOfOthers" .)) }}'
+    return f"{condition}\n{HEADER}{head}metadata:\n{CHART_METADATA}{tail}{{{{- end }}}}\n"
 
 
 def _structural(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """`node` with everything rewritten that a structural schema refuses."""
+    """Rewrite everything in `node` that a structural schema refuses."""
     if isinstance(node, list):
         return [_structural(item, definitions) for item in node]
     if not isinstance(node, dict):
         return node
-    if reference := node.get("$ref"):
-        target = definitions[reference.rsplit("/", 1)[-1]]
-        beside = {key: value for key, value in node.items() if key != "$ref"}
-        return _structural({**target, **beside}, definitions)
-    if "allOf" in node and len(node["allOf"]) == 1:
-        beside = {key: value for key, value in node.items() if key != "allOf"}
-        return _structural({**node["allOf"][0], **beside}, definitions)
+    resolved = _resolve(node, definitions)
+    if resolved is not None:
+        return _structural(resolved, definitions)
+    assert "anyOf" not in node or node.get(INT_OR_STRING), f"a union is no structural schema: {node}"
     result: dict[str, Any] = {}
     for key, value in node.items():
-        match key:
-            case "title" | "propertyNames":
-                continue
-            case "properties":
-                result[key] = {name: _structural(child, definitions) for name, child in value.items()}
-            case "default":
-                if value is not None:
-                    result[key] = _without_nulls(value)
-            case "const":
-                result["enum"] = [value]
-            case "exclusiveMinimum" | "exclusiveMaximum":
-                result[key.replace("exclusiveM", "m")] = value
-                result[key] = True
-            case "additionalProperties":
-                if isinstance(value, dict):
-                    result[key] = _structural(value, definitions)
-                elif value and "properties" not in node:
-                    result[PRESERVE] = True
-            case "description":
-                result[key] = " ".join(value.split())
-            case "anyOf" if not node.get(INT_OR_STRING):
-                raise AssertionError(f"a union is no structural schema: {node}")
-            case "items":
-                result[key] = _structural(value, definitions)
-            case _:
-                result[key] = value
-    return _finished(result)
+        result |= _keyword(key, value, definitions, has_properties="properties" in node)
+    return _finish(result)
+
+
+def _resolve(node: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Replace a reference, or an `allOf` of one schema, by its target; None if `node` has neither.
+
+    Keywords next to it win over those of the target.
+    """
+    if reference := node.get("$ref"):
+        target = definitions[reference.rsplit("/", 1)[-1]]
+        return {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+    if "allOf" in node and len(node["allOf"]) == 1:
+        return {**node["allOf"][0], **{key: value for key, value in node.items() if key != "allOf"}}
+    return None
+
+
+def _keyword(key: str, value: Any, definitions: Mapping[str, Any], *, has_properties: bool) -> dict[str, Any]:
+    """Return the keywords of a structural schema that replace one keyword of JSON Schema."""
+    match key:
+        case "title" | "propertyNames":
+            return {}
+        case "properties":
+            return {key: {name: _structural(child, definitions) for name, child in value.items()}}
+        case "default":
+            return {} if value is None else {key: _without_nulls(value)}
+        case "const":
+            return {"enum": [value]}
+        case "exclusiveMinimum" | "exclusiveMaximum":
+            return {key.replace("exclusiveM", "m"): value, key: True}
+        case "additionalProperties" if not isinstance(value, dict):
+            return {PRESERVE: True} if value and not has_properties else {}
+        case "items" | "additionalProperties":
+            return {key: _structural(value, definitions)}
+        case "description":
+            return {key: " ".join(value.split())}
+        case _:
+            return {key: value}
 
 
 def _without_nulls(default: Any) -> Any:
-    # Written out in full and not as {}: the API server checks an object's default against its CEL rules
-    # before it fills in the defaults of the fields.
+    # Defaults of objects are written out in full and not as {}: the API server checks them against its CEL
+    # rules before it fills in the defaults of their fields.
     if isinstance(default, dict):
         return {key: _without_nulls(value) for key, value in default.items() if value is not None}
     return default
 
 
-def _finished(node: dict[str, Any]) -> dict[str, Any]:
-    """`node` with sizes and bounds in the API server's manner."""
+def _finish(node: dict[str, Any]) -> dict[str, Any]:
+    """Convert sizes and bounds of `node` to the API server's form and order its keys."""
     if node.get("type") == "object" and "maxLength" in node:
         node["maxProperties"] = node.pop("maxLength")
     for key in ("minimum", "maximum"):

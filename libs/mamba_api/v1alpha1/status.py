@@ -1,10 +1,10 @@
-"""`status`: what the operator saw and decided; written by it alone, read by everyone."""
+"""Model of `status`: what the operator observed and decided. Only the operator writes it."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_api.v1alpha1.base import LongText, StatusModel, Text
 from mamba_api.v1alpha1.engine import StateDtype
 
@@ -13,10 +13,10 @@ Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "da
 
 
 class Condition(StatusModel):
-    """One aspect of the deployment, as Kubernetes conditions are."""
+    """One aspect of the deployment, in the form of Kubernetes conditions."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """Planned, Available, Progressing, Degraded, UpToDate or Ready."""
+    """Type: Planned, Available, Progressing, Degraded, UpToDate, Reconciling, Stalled or Ready."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     reason: Annotated[
@@ -24,198 +24,209 @@ class Condition(StatusModel):
     ]
     """One word for programs; the reference page lists them."""
     message: LongText = ""
-    """What a person should know and do."""
+    """Explanation for a person, with the next step."""
     last_transition_time: Timestamp
-    """When the status last flipped."""
+    """Time at which the status last changed."""
     observed_generation: Count = 0
     """metadata.generation the condition was computed from."""
 
 
 class LedgerEntry(StatusModel):
-    """One line of the byte ledger."""
+    """One line of the byte ledger of a plan."""
 
     item: Text
-    """What the bytes are for."""
+    """Purpose of the bytes."""
     bytes: int
-    """How many, on one GPU."""
+    """Number of bytes on one GPU."""
 
 
 class RejectedChoice(StatusModel):
-    """A strategy the planner did not choose."""
+    """A strategy that the planner did not choose."""
 
     strategy: Strategy
-    """The strategy."""
+    """Name of the strategy."""
     state_dtype: StateDtype
-    """The state dtype it was tried with."""
+    """State dtype that was combined with it."""
     reason: LongText
     """Why it was rejected, with numbers."""
 
 
 class OtherSize(StatusModel):
-    """What the planner would choose for the same engine on a GPU of another size."""
+    """The planner's choice for the same engine on a GPU of another size."""
 
     memory: Text
-    """Memory of such a GPU, as spec.memory.deviceMemory takes it."""
+    """Memory of such a GPU, in the form of spec.memory.deviceMemory."""
     fits: bool
     """Whether the engine would run there."""
     strategy: Strategy | None = None
-    """The strategy it would choose; this and what follows only where it fits."""
+    """Strategy that the planner would choose. This field and the following ones are present only if the
+    engine fits."""
     state_dtype: StateDtype | None = None
-    """The type of the stored SSM state."""
+    """Type of the stored SSM state."""
     slots: Count | None = None
-    """Slots for states."""
+    """Number of state slots."""
     pages: Count | None = None
-    """Pages for attention KV."""
+    """Number of attention KV pages."""
     max_running_requests: Count | None = None
-    """Sequences of the planned lengths that would fit at once."""
+    """Number of sequences of the planned lengths that would fit at once."""
     max_model_len: Count | None = None
-    """Longest sequence, in tokens."""
+    """Maximum length of a sequence in tokens."""
     checkpoints: Count | None = None
-    """Reusable checkpoints beside the sequences that are planned for."""
+    """Number of reusable checkpoints in addition to the planned sequences."""
     resumed: Text | None = None
-    """Share of prompt tokens that would be resumed, estimated, such as 43%."""
+    """Estimated share of prompt tokens that would be resumed, such as 43%."""
     reason: LongText | None = None
-    """Why it does not fit, with numbers."""
+    """Why the engine does not fit, with numbers."""
 
 
 class PlanStatus(StatusModel):
-    """What the planner chose for one engine."""
+    """The planner's choice for one engine."""
 
     strategy: Strategy
-    """The chosen strategy."""
+    """Chosen strategy."""
     reason: LongText
-    """Why it was chosen, with numbers."""
+    """Why the strategy was chosen, with numbers."""
     state_dtype: StateDtype
-    """The chosen type of the stored SSM state."""
+    """Chosen type of the stored SSM state."""
     slots: Count
-    """Slots for states."""
+    """Number of state slots."""
     pages: Count
-    """Pages for attention KV."""
+    """Number of attention KV pages."""
     slots_per_sequence: Count
-    """Slots one running sequence takes."""
+    """Slots that one running sequence takes."""
     max_running_requests: Count
-    """Sequences of the planned lengths that fit at once; shorter ones run in greater, longer ones in smaller
-    number."""
+    """Number of sequences of the planned lengths that fit at once. More sequences fit if they are shorter,
+    fewer if they are longer."""
     binding_constraint: Text
-    """What runs out first: state slots, kv pages, memory, a configured limit, or the default limit."""
+    """The limit that is reached first: state slots, kv pages, memory, a configured limit, or the default
+    limit."""
     headroom: Text
-    """What is left of the budget, such as 3.1Gi."""
+    """Unused part of the budget, such as 3.1Gi."""
     ledger: Annotated[list[LedgerEntry], Field(max_length=64)] = []
-    """Where every byte goes; the lines sum to the budget."""
+    """Use of every byte; the lines add up to the budget."""
     rejected: Annotated[list[RejectedChoice], Field(max_length=32)] = []
-    """The other choices, and why not."""
+    """The other choices, each with the reason against it."""
     one_size_down: OtherSize | None = None
-    """The same engine on a GPU of the next smaller size that is sold; absent without a GPU, with
-    spec.memory.arena, or where there is no smaller one."""
+    """The same engine on a GPU of the next smaller size on the market. Absent without a GPU, with
+    spec.memory.arena, or if there is no smaller size."""
     one_size_up: OtherSize | None = None
-    """The same on one of the next larger size."""
+    """The same engine on a GPU of the next larger size on the market. Absent without a GPU, with
+    spec.memory.arena, or if there is no larger size."""
 
 
 class ScalingChange(StatusModel):
-    """One time that the number of engines was decided anew."""
+    """One change of the number of engines."""
 
     time: Timestamp
-    """When."""
+    """Time of the decision."""
     before: Count
-    """Engines before."""
+    """Number of engines before the decision."""
     after: Count
-    """Engines since."""
+    """Number of engines after the decision."""
     reason: LongText
-    """Why, with numbers."""
+    """Why the number changed, with numbers."""
     record: Annotated[str, Field(max_length=16_384)] = ""
-    """All that the decision was made from, for `mambaserve scaling replay`; empty where none was computed."""
+    """All inputs of the decision, for `mambaserve scaling replay`; empty if none were recorded."""
 
 
 HISTORY = 8
-"""Decisions that are kept."""
+"""Number of decisions that are kept."""
 
 
 class ScalingStatus(StatusModel):
-    """What the operator's autoscaler decided; absent while somebody else does."""
+    """The decisions of the operator's autoscaler. Absent if another component decides."""
 
     current: Count = 0
-    """Engine pods that exist."""
+    """Number of engine pods that exist."""
     desired: Count
-    """Engines that shall run."""
+    """Number of engines that should run."""
     reason: LongText = ""
-    """Why, with numbers."""
+    """Why this number is desired, with numbers."""
     binding: Annotated[str, Field(max_length=64)] = ""
-    """What asks for them: prefill, decode, slots, pages, queue, history, idle, wake, bounds, data or spec."""
+    """Demand that sets the number: prefill, decode, slots, pages, queue, history, idle, wake, bounds, data or
+    spec."""
     last_change: Timestamp | None = None
-    """When desired last changed."""
+    """Time at which desired last changed."""
     start: Count = 0
-    """The spec.replicas that was started from; another one there starts from it anew."""
+    """Value of spec.replicas that scaling started from. Another value in the spec makes it start from there
+    again."""
     answered_wake: Annotated[str, Field(max_length=64)] | None = None
-    """What a gateway last asked for before the engines stopped: only another request wakes them."""
+    """Last wake request of a gateway before the engines stopped. Only a newer request wakes them."""
     history: Annotated[list[ScalingChange], Field(max_length=HISTORY)] = []
     """The last decisions that changed the number, newest last."""
 
 
 class RolloutStatus(StatusModel):
-    """Which revision of the engines was ready, and which was not. A revision is the value of the pods' label
-    serving.mambaserve.io/revision."""
+    """The last ready revision of the engines, and the one that failed.
+
+    A revision is the value of the pods' label serving.mambaserve.io/revision.
+    """
 
     ready_revision: Annotated[str, Field(max_length=63)]
-    """The last revision of which all engines were ready; engines go back to it when a later one fails."""
+    """The last revision with which all engines were ready. Engines go back to it when a later one fails."""
     failed_revision: Annotated[str, Field(max_length=63)] = ""
-    """The revision of the present spec, where it failed and engines went back; empty otherwise."""
+    """The revision of the current spec, if it failed and engines went back; empty otherwise."""
     reason: Annotated[str, Field(max_length=64)] = ""
-    """What it failed of, in a word of the condition Degraded, or ErrorRateRose: it answered, and failed more
-    requests than the older one beside it."""
+    """Cause of the failure: a reason of the condition Degraded, or ErrorRateRose if the new engines failed
+    more requests than the older ones that served at the same time."""
     message: LongText = ""
-    """The same with what the pod or the cluster said."""
+    """The cause in words, with the message of the pod or the cluster."""
 
 
 class ProposedStrategy(StatusModel):
-    """A strategy that is expected to do better for the measured traffic than the one in force."""
+    """A strategy that is expected to do better for the measured traffic than the current one."""
 
     strategy: Strategy
-    """The strategy."""
+    """Name of the strategy."""
     gain: Text
-    """How many more tokens per second are expected, by a byte-count model, such as 23%."""
+    """Expected increase in tokens per second, by a byte-count model, such as 23%."""
     since: Timestamp
-    """Since when it wins by enough."""
+    """Time since which its advantage is large enough."""
     takes_effect: Timestamp | None = None
-    """When running engines are told, if it still wins; absent until it has won for long enough."""
+    """Time at which running engines receive it, if it still has the advantage. Absent until it has had the
+    advantage for long enough."""
 
 
 class WorkloadStatus(StatusModel):
-    """Traffic that engines measured: means of one engine over the last half hour or so, rounded, and written
-    anew when they have moved."""
+    """Traffic measured by engines: means of one engine over about the last half hour.
+
+    The numbers are rounded and updated only when they have changed noticeably.
+    """
 
     prompt_tokens: Count
     """Mean prompt length in tokens."""
     output_tokens: Count
     """Mean output length in tokens."""
     shared_prefix_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of prompt tokens that came by before, kept or not; absent with eviction LRU or without prefix
-    caching, where engines do not know it."""
+    """Share of prompt tokens that an earlier request also had, whether or not they were kept. Absent with
+    eviction LRU or without prefix caching, because engines then do not measure it."""
     concurrency: Count
-    """Sequences that one engine has at once, those that wait for it included."""
+    """Number of sequences that one engine has at once, including those that wait for it."""
     requests: Count
-    """Requests that these are the means of, older ones counted less."""
+    """Number of requests in the means; older requests count less."""
     since: Timestamp
-    """Since when there is anything to show."""
+    """Time since which there are measurements."""
     time: Timestamp
-    """When this was written."""
+    """Time at which these numbers were written."""
     proposed: ProposedStrategy | None = None
-    """A strategy that does better for it; absent where that in force is the best, or not to be changed."""
+    """A strategy that does better for this traffic. Absent if the current one is the best, or may not be
+    changed."""
 
 
 class Status(StatusModel):
-    """What the operator saw and decided."""
+    """The observed state of the deployment and the decisions of the operator."""
 
     observed_generation: Count = 0
-    """metadata.generation this status was computed from."""
+    """metadata.generation that this status was computed from."""
     replicas: Count = 0
-    """Engine pods that exist."""
+    """Number of engine pods that exist."""
     ready_replicas: Count = 0
-    """Engine pods that answer requests."""
+    """Number of engine pods that answer requests."""
     engines: Annotated[str, Field(max_length=32)] = ""
-    """Engines that answer, of those that are wanted, such as 1/2."""
+    """Number of answering engines out of the desired number, such as 1/2."""
     strategy: Annotated[str, Field(max_length=64)] = ""
-    """Strategy that was chosen; Auto while each engine chooses for itself when it starts, until one tells
-    what it chose."""
+    """Chosen strategy. Auto while each engine chooses for itself at its start, until an engine reports its
+    choice."""
     selector: Annotated[str, Field(max_length=1024)] = ""
     """Label selector of the engine pods, for the scale subresource."""
     url: Annotated[str, Field(max_length=1024)] = ""
@@ -227,16 +238,16 @@ class Status(StatusModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = []
-    """Planned, Available, Progressing, Degraded, UpToDate, Reconciling, Stalled and Ready; Ready sums up the
-    others, UpToDate says that this generation of the spec is what runs, and Reconciling and Stalled repeat it
-    for tools of GitOps."""
+    """Planned, Available, Progressing, Degraded, UpToDate, Reconciling, Stalled and Ready. Ready sums up the
+    others; UpToDate says whether this generation of the spec is running; Reconciling and Stalled repeat
+    UpToDate for GitOps tools."""
     plan: PlanStatus | None = None
-    """What the planner chose; while the operator does not know the model or the memory, what an engine told;
-    absent until one answers."""
+    """The planner's choice. While the operator does not know the model or the memory, this is the plan that
+    an engine reports; absent until one answers."""
     rollout: RolloutStatus | None = None
-    """The engine revision that can be gone back to, and the one that failed; absent until all engines were
-    ready once."""
+    """The engine revision to go back to, and the one that failed. Absent until all engines have been ready
+    once."""
     scaling: ScalingStatus | None = None
-    """How many engines the operator's autoscaler wants; absent while somebody else decides."""
+    """Number of engines that the operator's autoscaler wants. Absent if another component decides."""
     workload: WorkloadStatus | None = None
-    """The traffic that engines measured; absent until they have served some hundred requests."""
+    """Traffic measured by the engines. Absent until they have served some hundred requests."""

@@ -1,4 +1,4 @@
-"""What the adapters share: the mixer shapes several families spell alike, and the list of layers.
+"""Parts that the adapters share: mixer shapes that several families spell alike, and the list of layers.
 
 Pure functions of `Fields`; called by the family modules only.
 """
@@ -9,11 +9,11 @@ from mamba_planner.families.fields import LARGEST, Fields
 from mamba_planner.model_config import AttentionConfig, LayerKind, MambaConfig, MoeConfig
 
 UNLIMITED_DT = (0.0, float("inf"))
-# A model without positional embeddings and without a declared limit (pure Mamba2) has none of its own.
+# Length limit of a model without positional embeddings and without a declared limit (pure Mamba2).
 NO_LIMIT = 1 << 20
 
 QUANTIZATION = ("quantization_config", "compression_config")
-"""Where configurations say that weights are quantized; the second by its older name."""
+"""Sections of a configuration that describe quantized weights; the second is the older name."""
 
 _KINDS: dict[str, LayerKind] = {
     "linear_attention": "mamba",
@@ -27,7 +27,7 @@ _KINDS: dict[str, LayerKind] = {
 
 
 def layer_kinds(fields: Fields, name: str, values: list[Any], allowed: tuple[str, ...]) -> list[LayerKind]:
-    """Words for layer types, new and old -> our kinds. Raises `WrongField` at the first unknown one."""
+    """Translate names of layer types, new and old, to our kinds. Raises `WrongField` for an unknown one."""
     if not values:
         raise fields.wrong(name, "is empty: a model has at least one layer")
     kinds: list[LayerKind] = []
@@ -42,7 +42,7 @@ def layer_kinds(fields: Fields, name: str, values: list[Any], allowed: tuple[str
 def with_feed_forward(
     mixers: list[LayerKind], feed_forward: list[LayerKind]
 ) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
-    """Decoder layers "mixer, then feed-forward" -> blocks in order, and the layer each belongs to."""
+    """Return decoder layers "mixer, then feed-forward" as blocks, with the layer each belongs to."""
     layers: list[LayerKind] = []
     owners: list[int] = []
     for index, (mixer, second) in enumerate(zip(mixers, feed_forward, strict=True)):
@@ -52,9 +52,9 @@ def with_feed_forward(
 
 
 def mamba_d_mixer(fields: Fields, norm_eps: float, inner: int | None = None, **more: Any) -> MambaConfig:
-    """The mixer as Bamba, Granite hybrid and Falcon-H1 spell it (`mamba_n_heads`, `mamba_d_state`, …).
+    """Read the mixer as Bamba, Granite hybrid and Falcon-H1 spell it (`mamba_n_heads`, `mamba_d_state`, …).
 
-    `inner` is H * P when the family declares it apart from `mamba_expand`.
+    `inner` is H * P if the family declares it apart from `mamba_expand`.
     """
     heads = fields.integer("mamba_n_heads", "mamba_num_heads")
     if inner is None:
@@ -79,7 +79,7 @@ def mamba_d_mixer(fields: Fields, norm_eps: float, inner: int | None = None, **m
             proj_bias=fields.flag("mamba_proj_bias", default=False),
             dt_limit=dt_limit(fields),
             norm_eps=norm_eps,
-            # One field of these families names it for the convolution and the feed-forward.
+            # These families have one field for the activation of convolution and feed-forward.
             activation=fields.word("hidden_act", default="silu"),
             **more,
         ),
@@ -87,7 +87,7 @@ def mamba_d_mixer(fields: Fields, norm_eps: float, inner: int | None = None, **m
 
 
 def inner_width(fields: Fields, name: str, hidden: int) -> int:
-    """H * P by the expansion factor `name`. Raises `WrongField` when that is no width."""
+    """Return H * P from the expansion factor `name`. Raises `WrongField` if that is no width."""
     inner = fields.number(name, default=2) * hidden
     if not 1 <= inner <= LARGEST:
         raise fields.wrong(name, f"times the hidden_size {hidden} must be a width, found {inner:g}")
@@ -95,7 +95,7 @@ def inner_width(fields: Fields, name: str, hidden: int) -> int:
 
 
 def check_groups(fields: Fields, mamba: MambaConfig) -> MambaConfig:
-    """Heads share B and C by group, so groups divide heads. Raises `WrongField`."""
+    """Return `mamba` if its groups divide its heads, which share B and C by group. Raises `WrongField`."""
     if mamba.heads % mamba.groups:
         raise fields.wrong("n_groups", f"{mamba.groups} groups must divide {mamba.heads} heads")
     return mamba
@@ -109,14 +109,17 @@ def dt_limit(fields: Fields) -> tuple[float, float]:
 def attention(
     fields: Fields, *, kv_heads: int | None = None, head_dim: int = 0, **more: Any
 ) -> AttentionConfig:
-    """Grouped-query attention under the names all families share.
+    """Read grouped-query attention from the names all families share.
 
-    kv_heads, head_dim: of a configuration that leaves the field out, as the published classes have them;
-    None = as many as heads, 0 = the hidden size over the heads.
+    Args:
+        fields: the configuration.
+        kv_heads: default as in the published classes; None = as many as heads.
+        head_dim: default as in the published classes; 0 = the hidden size divided by the heads.
+        **more: further fields of `AttentionConfig`.
     """
     heads = fields.integer("num_attention_heads")
     if kv_heads is None or fields.has("num_key_value_heads"):
-        # null stands for as many as heads, in whatever family.
+        # In every family, null means as many as heads.
         kv_heads = fields.integer("num_key_value_heads", default=heads)
     elif heads % kv_heads:
         kv_heads = fields.integer("num_key_value_heads")
@@ -140,10 +143,10 @@ def attention(
 
 
 def rope_theta(fields: Fields, default: float = 10_000.0) -> float:
-    """Read it from the section of rotary positions or the older flat field.
+    """Read the base of rotary positions from their section or the older flat field.
 
-    default: of a configuration that leaves it out, as the published classes have it.
-    Raises `WrongField` for scaled variants (yarn, linear, …): serving them as plain RoPE would be wrong.
+    `default` is that of the published classes. Raises `WrongField` for scaled variants (yarn, linear, …),
+    because serving them as plain RoPE would be wrong.
     """
     for scaling in (fields.section("rope_parameters"), fields.section("rope_scaling")):
         kind = scaling.word("rope_type", "type", default="default")
@@ -153,10 +156,10 @@ def rope_theta(fields: Fields, default: float = 10_000.0) -> float:
 
 
 def rotary_fraction(fields: Fields, default: float) -> float:
-    """Read the share of each head that is rotated from that section alone.
+    """Read the rotated share of each head from the section of rotary positions alone.
 
-    default: of a section without it. Families that rotate a part of each head read the older flat field for
-    it; the others rotate all of it whatever that field says.
+    `default` is used if the section lacks it. Families that rotate a part of each head pass the older flat
+    field; the others rotate the whole head whatever that field says.
     """
     share = _rotary(fields).number("partial_rotary_factor", default=default)
     if not 0 < share <= 1:
@@ -165,14 +168,14 @@ def rotary_fraction(fields: Fields, default: float) -> float:
 
 
 def _rotary(fields: Fields) -> Fields:
-    """The section under its new name, or else under the older one."""
+    """Return the section under its new name, or else under the older one."""
     return fields.section("rope_parameters") or fields.section("rope_scaling")
 
 
 def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:
-    """The fields every family spells alike. `parameters` is filled in by the registry.
+    """Read the fields that every family spells alike. The registry fills in `parameters`.
 
-    bos, eos: of a configuration that leaves the field out, as the published classes have them.
+    `bos` and `eos` are the defaults of the published classes.
     """
     dtype = fields.word("dtype", "torch_dtype", default="float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
@@ -195,7 +198,7 @@ def _quantized(fields: Fields) -> str | None:
 
 
 def _is_fp8(method: str, section: Fields) -> bool:
-    """What is quantized is FP8 with scales, which is read as the numbers that it stands for."""
+    """Return whether the weights are FP8 with scales, which are read as the numbers they represent."""
     match method:
         case "fp8":
             return section.word("fmt", default="e4m3") == "e4m3"
@@ -204,27 +207,27 @@ def _is_fp8(method: str, section: Fields) -> bool:
         case "compressed-tensors":
             weights = [group.section("weights") for group in section.section("config_groups").sections()]
             return bool(weights) and all(
-                each.word("type", default="") == "float" and each.integer("num_bits", default=0) == 8
-                for each in weights
+                group.word("type", default="") == "float" and group.integer("num_bits", default=0) == 8
+                for group in weights
             )
         case _:
             return False
 
 
-def check_experts(fields: Fields, made: MoeConfig) -> MoeConfig:
-    """The same experts, if each token can have as many as it takes. Raises `WrongField`."""
-    if made.experts_per_token > made.experts:
+def check_experts(fields: Fields, moe: MoeConfig) -> MoeConfig:
+    """Return `moe` if each token can have as many experts as it takes. Raises `WrongField`."""
+    if moe.experts_per_token > moe.experts:
         raise fields.wrong(
-            "num_experts_per_tok", f"{made.experts_per_token} of {made.experts} experts cannot be taken"
+            "num_experts_per_tok", f"{moe.experts_per_token} of {moe.experts} experts cannot be taken"
         )
-    if made.experts % made.groups:
-        raise fields.wrong("n_group", f"{made.groups} groups do not divide {made.experts} experts")
-    if made.groups_per_token > made.groups:
-        raise fields.wrong("topk_group", f"{made.groups_per_token} of {made.groups} groups cannot be taken")
-    in_groups = made.groups_per_token * (made.experts // made.groups)
-    if made.experts_per_token > in_groups:
+    if moe.experts % moe.groups:
+        raise fields.wrong("n_group", f"{moe.groups} groups do not divide {moe.experts} experts")
+    if moe.groups_per_token > moe.groups:
+        raise fields.wrong("topk_group", f"{moe.groups_per_token} of {moe.groups} groups cannot be taken")
+    in_groups = moe.groups_per_token * (moe.experts // moe.groups)
+    if moe.experts_per_token > in_groups:
         raise fields.wrong(
             "num_experts_per_tok",
-            f"{made.experts_per_token} experts are more than the {in_groups} of a token's groups",
+            f"{moe.experts_per_token} experts are more than the {in_groups} of a token's groups",
         )
-    return made
+    return moe

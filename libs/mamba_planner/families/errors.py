@@ -1,6 +1,6 @@
 """Errors of reading a model's configuration; each names the source, the field and what is accepted.
 
-ModelConfigError          exit code 2, HTTP is never reached: a process that meets it does not start
+ModelConfigError          exit code 2; a process that meets it does not start and serves no HTTP
 ├── UnknownArchitecture   no adapter for `model_type` / `architectures`
 ├── MissingField          a needed field is absent under all of its known names
 ├── WrongField            a field has a value of the wrong type or outside its range
@@ -9,7 +9,7 @@ ModelConfigError          exit code 2, HTTP is never reached: a process that mee
 
 
 class ModelConfigError(ValueError):
-    """Base. `source` is the file (or `spec.model.config`), `field` the name in it, if one is to blame."""
+    """Base class. `source` is the file (or `spec.model.config`), `field` the name of the field, if any."""
 
     exit_code = 2
 
@@ -20,16 +20,16 @@ class ModelConfigError(ValueError):
 
 
 class UnknownArchitecture(ModelConfigError):
-    """No adapter knows this model."""
+    """A model that no adapter knows."""
 
 
 class MissingField(ModelConfigError):
-    """A field the adapter cannot do without is absent."""
+    """A required field that is absent."""
 
 
 class WrongField(ModelConfigError):
-    """A field is there and its value cannot be used."""
+    """A field with an unusable value."""
 
 
 class UnreadableConfig(ModelConfigError):
-    """The configuration cannot be read at all."""
+    """A configuration that cannot be read at all."""

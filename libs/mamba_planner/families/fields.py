@@ -1,4 +1,4 @@
-"""Typed reading of a Hugging Face configuration, where one quantity goes by several names.
+"""Typed reading of a Hugging Face configuration, in which one quantity has several names.
 
 Used by the family adapters only. Every failure names the source and the field; nothing is guessed.
 """
@@ -12,25 +12,26 @@ from mamba_planner.families.errors import MissingField, WrongField
 T = TypeVar("T")
 
 MAX_LAYERS = 10_000
-"""Far beyond any model: a list of so many layers is harmless, one of 10**12 fills the memory."""
+"""Maximum number of layers, far beyond any model: a list of this length is harmless, one of 10**12 fills the
+memory."""
 _ABSENT = object()
 LARGEST = (1 << 63) - 1
-"""Of an integer: larger ones are a slip of the pen, and sums of them leave the range of floating point."""
+"""Maximum of an integer: larger ones are typing errors, and their sums leave the range of floating point."""
 
 
 class Fields:
-    """View of one configuration. The first name given is the one used in messages."""
+    """View of one configuration. The first of several names is the one used in messages."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values
         self.source = source
 
     def __bool__(self) -> bool:
-        """Whether it has any field."""
+        """Return whether the configuration has any field."""
         return bool(self._values)
 
     def has(self, name: str) -> bool:
-        """Whether the field is there, if only as null."""
+        """Return whether the field is present, even as null."""
         return name in self._values
 
     @overload
@@ -38,9 +39,10 @@ class Fields:
     @overload
     def integer(self, *names: str, default: T, absent: T = ..., minimum: int = ...) -> int | T: ...
     def integer(self, *names: str, default: Any = _ABSENT, absent: Any = _ABSENT, minimum: int = 1) -> Any:
-        """From `minimum` to `LARGEST`. `absent`: of a field that is not there, not even as null.
+        """Return an integer from `minimum` to `LARGEST`.
 
-        Raises `MissingField` without `default`, `WrongField` otherwise.
+        `absent` is the value of a field that is not present, not even as null. Raises `MissingField` without
+        `default`, `WrongField` otherwise.
         """
         name, value = self._find(names)
         if value is None:
@@ -58,14 +60,14 @@ class Fields:
         return value
 
     def layer_count(self, *names: str) -> int:
-        """How many layers: bounded, because a list of that length is made from one number of a stranger."""
+        """Return a number of layers, which is bounded because a list of that length is created from it."""
         count = self.integer(*names)
         if count > MAX_LAYERS:
             raise self.wrong(self._find(names)[0], f"must be at most {MAX_LAYERS}, found {count}")
         return count
 
     def integer_or_auto(self, name: str, auto: int) -> int:
-        """An integer, or `auto` where the field is absent or says "auto"."""
+        """Return an integer, or `auto` if the field is absent or is "auto"."""
         return auto if self._values.get(name) == "auto" else self.integer(name, default=auto)
 
     @overload
@@ -103,7 +105,7 @@ class Fields:
         return list(value)
 
     def numbers(self, *names: str, length: int, default: tuple[float, ...]) -> tuple[float, ...]:
-        """A list of exactly `length` numbers; infinities may be spelled `Infinity` or `{"__float__": …}`."""
+        """Return exactly `length` numbers; infinities may be spelled `Infinity` or `{"__float__": …}`."""
         values = self.items(*names)
         if values is None:
             return default
@@ -113,7 +115,7 @@ class Fields:
         return tuple(self._as_float(name, value) for value in values)
 
     def tokens(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """One token id or a list of them, as in `eos_token_id`; null = none."""
+        """Return one token id or a list of them, as in `eos_token_id`; null = none."""
         value = self._values.get(name)
         if value is None:
             return () if self.has(name) else default
@@ -124,7 +126,7 @@ class Fields:
         return tuple(values)
 
     def section(self, name: str) -> "Fields":
-        """A nested object; absent = an empty one."""
+        """Return a nested object; an absent one is empty."""
         value = self._values.get(name)
         if value is None:
             return Fields({}, f"{self.source}: {name}")
@@ -133,7 +135,7 @@ class Fields:
         return Fields(value, f"{self.source}: {name}")
 
     def sections(self) -> "list[Fields]":
-        """All nested objects, whatever they are called."""
+        """Return all nested objects, whatever their names."""
         return [self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)]
 
     def wrong(self, name: str, message: str) -> WrongField:

@@ -8,7 +8,7 @@ from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig, MoeCon
 
 def model_config(fields: Fields, architecture: str) -> ModelConfig:
     mixers = _mixers(fields)
-    # Those without experts say that they have 0.
+    # Configurations without experts set the number to 0.
     experts = fields.integer("num_local_experts", default=0, absent=8, minimum=0)
     layers, owners = blocks.with_feed_forward(mixers, ["moe" if experts else "mlp"] * len(mixers))
     activation = fields.word("hidden_act", default="silu")
@@ -79,7 +79,7 @@ def _mixers(fields: Fields) -> list[LayerKind]:
     for name in ("layer_types", "layers_block_type"):
         if (values := fields.items(name)) is not None:
             return blocks.layer_kinds(fields, name, values, ("mamba", "attention"))
-    # transformers takes "all recurrent" here; for a published hybrid that would be a silent wrong answer.
+    # transformers assumes "all recurrent" here; for a published hybrid that would silently be wrong.
     raise MissingField(
         fields.source, "field layer_types is missing (also looked for layers_block_type)", field="layer_types"
     )

@@ -103,7 +103,7 @@ def _mlp(fields: Fields) -> MlpConfig:
 
 
 def _moe(fields: Fields) -> MoeConfig:
-    made = MoeConfig(
+    moe = MoeConfig(
         experts=fields.integer("n_routed_experts", "num_local_experts"),
         experts_per_token=fields.integer("num_experts_per_tok"),
         intermediate=fields.integer("moe_intermediate_size"),
@@ -118,4 +118,4 @@ def _moe(fields: Fields) -> MoeConfig:
         groups_per_token=fields.integer("topk_group", default=1),
         latent=fields.integer("moe_latent_size", default=None),
     )
-    return blocks.check_experts(fields, made)
+    return blocks.check_experts(fields, moe)

@@ -1,13 +1,16 @@
 """Number of parameters of a `ModelConfig`, by arithmetic over its blocks. Pure.
 
-The planner uses it where no weights are at hand; with weights their true bytes win.
+The planner uses it where no weights are at hand; otherwise the true size of the weights takes precedence.
 """
 
 from mamba_planner.model_config import ModelConfig
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Parameters of embeddings, blocks, final norm and output head (once when tied). Buffers do not count."""
+    """Return the parameters of embeddings, blocks, final norm and output head (once if tied).
+
+    Buffers do not count.
+    """
     hidden = config.hidden_size
     head = 0 if config.tie_embeddings else config.vocab_size * hidden
     per_kind = {

@@ -66,7 +66,7 @@ def _gated_delta(fields: Fields, eps: float, activation: str) -> GatedDeltaConfi
 
 
 def _moe(fields: Fields, activation: str) -> MoeConfig:
-    made = MoeConfig(
+    moe = MoeConfig(
         experts=fields.integer("num_experts"),
         experts_per_token=fields.integer("num_experts_per_tok"),
         intermediate=fields.integer("moe_intermediate_size"),
@@ -78,7 +78,7 @@ def _moe(fields: Fields, activation: str) -> MoeConfig:
         normalize=fields.flag("norm_topk_prob", default=True),
         shared_gate=True,
     )
-    return blocks.check_experts(fields, made)
+    return blocks.check_experts(fields, moe)
 
 
 def _mixers(fields: Fields) -> list[LayerKind]:

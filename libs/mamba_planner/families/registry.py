@@ -1,6 +1,6 @@
-"""Which adapter reads which model; the one door from a Hugging Face `config.json` to a `ModelConfig`.
+"""Registry of adapters: the only way from a Hugging Face `config.json` to a `ModelConfig`.
 
-Called by the engine, the planner and the operator. Torch-free; reads at most one small file.
+Engine, planner and operator call it. Torch-free; reads at most one small file.
 """
 
 import json
@@ -32,22 +32,22 @@ FAMILIES: dict[str, tuple[str, Callable[[Fields, str], ModelConfig]]] = {
     "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next.model_config),
 }
 
-_OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
-"""What a multimodal configuration says outside of its `text_config`."""
+_INHERITED_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
+"""Fields that a multimodal configuration has outside of its `text_config`."""
 
 
 def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
     """Read a configuration in today's or the published spelling.
 
-    A multimodal configuration is read through its `text_config`. `source` opens every message.
-    Raises the errors of `mamba_planner.families.errors`.
+    A multimodal configuration is read through its `text_config`. `source` opens every message. Raises the
+    errors of `mamba_planner.families.errors`.
     """
-    found = _family(config)
-    if found is None and isinstance(nested := config.get("text_config"), Mapping):
-        inherited = {key: config[key] for key in _OF_THE_WHOLE if key in config}
+    family = _family(config)
+    if family is None and isinstance(nested := config.get("text_config"), Mapping):
+        inherited = {key: config[key] for key in _INHERITED_FIELDS if key in config}
         config, source = {**inherited, **nested}, f"{source}: text_config"
-        found = _family(config)
-    if found is None:
+        family = _family(config)
+    if family is None:
         supported = ", ".join(f"{name} ({architecture})" for name, (architecture, _) in FAMILIES.items())
         raise UnknownArchitecture(
             source,
@@ -55,18 +55,18 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
             f"is not supported; supported: {supported}",
             field="model_type",
         )
-    architecture, adapter = FAMILIES[found]
-    neutral = adapter(Fields(config, source), architecture)
-    return replace(neutral, parameters=count_parameters(neutral))
+    architecture, adapter = FAMILIES[family]
+    model = adapter(Fields(config, source), architecture)
+    return replace(model, parameters=count_parameters(model))
 
 
 def load_model_config(directory: Path) -> ModelConfig:
-    """Read `directory/config.json`. Raises `UnreadableConfig` when there is none or it is not an object."""
+    """Read `directory/config.json`. Raises `UnreadableConfig` if there is none or it is not an object."""
     return model_config_from_hf(read_config(directory), str(directory / "config.json"))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The raw object in `directory/config.json`."""
+    """Return the raw object in `directory/config.json`."""
     path = directory / "config.json"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

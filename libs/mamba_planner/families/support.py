@@ -1,7 +1,7 @@
-"""Which models this version can serve: the one answer of planner, operator, local mode and engine.
+"""The models that this version can serve: one answer for planner, operator, local mode and engine.
 
-Every family that the adapters read is served, but not with everything that its configuration can say: such
-models can be planned for and are refused everywhere with the same words. Torch-free.
+Every family that the adapters read is served, but not every option of its configuration. Models with other
+options can be planned for and are refused everywhere with the same words. Torch-free.
 """
 
 from mamba_planner.model_config import ModelConfig
@@ -11,11 +11,15 @@ ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_ta
 CONVOLUTION_ACTIVATIONS_SERVED = ("silu", "swish")
 """Two names of one function."""
 EXPERT_ACTIVATIONS_SERVED = {True: ("silu", "swish"), False: ("relu2",)}
-"""By whether experts have a gate."""
+"""Served activations of experts with a gate (True) and without (False)."""
 
 
 def why_not_served(model: ModelConfig) -> str | None:
-    """Why this version's engine cannot serve the model, and what it serves instead; None = it can."""
+    """Return why this version's engine cannot serve the model, and what it serves instead; None = it can."""
+    return _checkpoint_problem(model) or _mixer_problem(model) or _feed_forward_problem(model)
+
+
+def _checkpoint_problem(model: ModelConfig) -> str | None:
     if model.family not in FAMILIES_SERVED:
         return _refusal(f"models of family {model.family}", f"{' and '.join(FAMILIES_SERVED)} models")
     if model.quantized is not None:
@@ -24,22 +28,31 @@ def why_not_served(model: ModelConfig) -> str | None:
             "weights that are stored as bfloat16, float16, float32 or FP8, and quantizes them itself with "
             "quantization int8",
         )
+    return None
+
+
+def _mixer_problem(model: ModelConfig) -> str | None:
     if model.attention is not None and model.attention.rotated % 2:
         what = f"heads of which {model.attention.rotated} elements are rotated"
         return _refusal(what, "even numbers of them")
     for mixer in (model.mamba, model.gated_delta):
         if mixer is not None and mixer.activation not in CONVOLUTION_ACTIVATIONS_SERVED:
-            what = f"mixers with the activation {mixer.activation} behind their convolution"
+            what = f"mixers with the activation {mixer.activation} after their convolution"
             return _refusal(what, ", ".join(CONVOLUTION_ACTIVATIONS_SERVED))
     if model.mamba is not None and model.mamba.gated_norm and model.mamba.norm_before_gate:
-        return _refusal(f"{model.family} models that norm in front of the gate", "those that norm behind it")
+        what = f"{model.family} models whose norm comes before the gate"
+        return _refusal(what, "those whose norm comes after the gate")
+    return None
+
+
+def _feed_forward_problem(model: ModelConfig) -> str | None:
     if model.mlp is not None and model.mlp.activation not in ACTIVATIONS_SERVED:
         return _refusal(f"models with the activation {model.mlp.activation}", ", ".join(ACTIVATIONS_SERVED))
     if (moe := model.moe) is None:
         return None
-    if moe.activation not in (known := EXPERT_ACTIVATIONS_SERVED[moe.gated]):
-        with_gate = "with" if moe.gated else "without"
-        return _refusal(f"experts {with_gate} a gate and the activation {moe.activation}", ", ".join(known))
+    if moe.activation not in (activations := EXPERT_ACTIVATIONS_SERVED[moe.gated]):
+        what = f"experts {'with' if moe.gated else 'without'} a gate and the activation {moe.activation}"
+        return _refusal(what, ", ".join(activations))
     if moe.latent is not None or moe.bias:
         what = "a latent width" if moe.latent is not None else "a bias"
         return _refusal(f"{model.family} models whose experts have {what}", "experts without one")

@@ -8,7 +8,7 @@ from typing import Self
 import aiohttp
 
 from mamba_api import names
-from mamba_api.authority import authority
+from mamba_api.names import authority
 
 ReadMetrics = Callable[[str], Awaitable[str | None]]
 """From the address of a pod to the text of its `/metrics`; None when it does not answer in time."""

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from mamba_api import names
-from mamba_api.authority import authority
+from mamba_api.names import authority
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)

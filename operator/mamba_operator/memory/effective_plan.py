@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import mamba_planner
 from mamba_api import names
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_api.v1alpha1 import MambaDeployment, ProposedStrategy, WorkloadStatus
 from mamba_operator.memory.memory_plan import PlannerInput, planned
 from mamba_operator.memory.plan_pin import PinnedVerdict

@@ -19,10 +19,10 @@ from mamba_operator.memory.plan_verdict import (
     PlanVerdict,
     SpecInvalid,
 )
+from mamba_planner.arithmetic import WeightsSize
 from mamba_planner.families import ModelConfigError, model_config_from_hf
 from mamba_planner.families.support import why_not_served
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.weights_size import WeightsSize
 from mamba_settings.engine_settings import EngineSettings
 from mamba_settings.spec_settings import engine_settings
 

@@ -9,7 +9,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from mamba_api.authority import authority
+from mamba_api.names import authority
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import Unauthorized
 from mamba_edge.listener import CannotListen

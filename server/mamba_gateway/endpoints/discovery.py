@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from mamba_api import names
-from mamba_api.authority import authority
+from mamba_api.names import authority
 from mamba_gateway.endpoints.pool import Target
 from mamba_gateway.endpoints.watch import Objects, Watch
 from mamba_kube.api_server import ApiServer

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mamba_planner.prefill_work import prefill_work
+from mamba_planner.arithmetic import prefill_work
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from mamba_api.authority import authority
+from mamba_api.names import authority
 from mamba_gateway.upstream.connection import EngineUnreachable, UpstreamConnection
 from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_gateway.upstream.response import Pair, UpstreamResponse

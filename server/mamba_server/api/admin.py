@@ -15,8 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mamba_api.eviction import Eviction
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Eviction, Strategy
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.application import JsonResponse, KeyGuard, error_responses, make_application, publish
 from mamba_edge.exchange.request_middleware import RequestMiddleware

@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator
 from typing import get_args
 
-from mamba_api import eviction
+from mamba_api import choices
 from mamba_server.cache.ghost_tree import GhostTree
 from mamba_server.cache.node import Node, ReturnForecast
 
-Policy = eviction.Eviction
+Policy = choices.Eviction
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 

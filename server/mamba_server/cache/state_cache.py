@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mamba_planner.checkpoint_spacing import decode_spacing
-from mamba_planner.strategy import Reservation
+from mamba_planner.strategy import Reservation, decode_spacing
 from mamba_server.cache import ledger
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointChooser

@@ -15,6 +15,7 @@ import torch
 
 from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
+from mamba_planner.arithmetic import attention_ratio
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_plan import plan_engine
 from mamba_planner.families.registry import load_model_config
@@ -22,7 +23,6 @@ from mamba_planner.families.support import why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.prefill_work import attention_ratio
 from mamba_planner.strategy import reservation
 from mamba_planner.workspace import CHUNK
 from mamba_server.cache import (
@@ -234,10 +234,10 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
         size = int(settings.device_memory)
     elif device.type == "cuda":
         free, size = torch.cuda.mem_get_info(device)
-        return Device("cuda", size, told=False, free=free)
+        return Device("cuda", size, declared=False, free=free)
     else:
         size = available_bytes()
-    return Device("cuda" if device.type == "cuda" else "cpu", size, told=is_configured)
+    return Device("cuda" if device.type == "cuda" else "cpu", size, declared=is_configured)
 
 
 def _limits(

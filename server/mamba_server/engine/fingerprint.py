@@ -6,7 +6,7 @@ Two engines with one fingerprint tokenize and compute alike, wherever their file
 from hashlib import blake2b
 from pathlib import Path
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 
 SAMPLE_BYTES = 4096
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"

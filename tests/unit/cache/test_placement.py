@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_planner.checkpoint_spacing import decode_spacing
+from mamba_planner.strategy import decode_spacing
 from mamba_server.cache.placement import place
 
 

@@ -257,7 +257,7 @@ def test_the_first_start_says_that_it_compiles(tmp_path: Path, monkeypatch: pyte
     [
         ({"model": "/no/such/place"}, 2, "/no/such/place"),
         ({"track_interval": 100}, 2, "track_interval 100 must be a multiple of the page size 16"),
-        ({"max_model_len": 1}, 2, "max_model_len 1 leaves no room"),
+        ({"max_model_len": 1}, 2, "max_model_len 1 is too short"),
         ({"arena_bytes": 1}, 3, "the arena has 1"),
         ({"arena_bytes": 1 << 20, "max_model_len": 10**6}, 3, "one sequence of 1000000 tokens"),
         ({"arena_bytes": None, "device_memory": "100Mi"}, 3, "What would fit: a machine with"),
@@ -333,6 +333,6 @@ def test_a_worst_step_that_leaves_nothing_or_does_not_fit_is_refused_with_number
 def test_a_gpu_s_free_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 << 30, 8 << 30))
     found = booting._memory(EngineSettings(model="any"), torch.device("cuda"))
-    assert found == Device("cuda", 8 << 30, told=False, free=3 << 30)
+    assert found == Device("cuda", 8 << 30, declared=False, free=3 << 30)
     told = booting._memory(EngineSettings(model="any", device_memory="4Gi"), torch.device("cuda"))
     assert told == Device("cuda", 4 << 30)

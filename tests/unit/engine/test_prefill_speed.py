@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mamba_planner.prefill_work import prefill_work
+from mamba_planner.arithmetic import prefill_work
 from mamba_server.engine.stepping.prefill_speed import DOUBLING_SECONDS, MAX_ERROR, PrefillSpeed
 
 TOKEN, DECODE = 1e-4, 0.02

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from mamba_kernels.dispatch import backend
+from mamba_planner.arithmetic import WeightsSize
 from mamba_planner.memory import RUNTIME_BYTES
-from mamba_planner.weights_size import WeightsSize
 from mamba_server.engine import boot as booting
 from mamba_server.engine.boot import NO_OVERRIDES, BootOverrides, Engine
 from mamba_server.wire import AddRequest, SamplingParams

@@ -50,7 +50,7 @@ async def test_where_there_is_no_kubeconfig_at_all_the_place_is_named(
 ) -> None:
     monkeypatch.setattr(access, "SERVICE_ACCOUNT_NAMESPACE", tmp_path / "absent")
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{tmp_path}/config:{tmp_path}/other")
-    said = f"no usable Kubernetes configuration: {tmp_path}/config:{tmp_path}/other: no such file; give "
+    said = f"no usable Kubernetes configuration: {tmp_path}/config:{tmp_path}/other: no such file; pass "
     with pytest.raises(NoClusterAccess, match=said):
         await load_access(None)
     assert caplog.records == []

@@ -37,7 +37,7 @@ def loaded(name: str = "one", **spec: Any) -> LoadedDeployment:
 
 
 def replan(each: LoadedDeployment) -> PlanOutcome:
-    return plan_deployment(each, PlanFlags(gpus=1), Device("cpu", 4 << 30, told=False))
+    return plan_deployment(each, PlanFlags(gpus=1), Device("cpu", 4 << 30, declared=False))
 
 
 @dataclass

@@ -90,7 +90,7 @@ def test_the_engine_gets_every_field_and_the_plan(planned: MemoryPlan, tmp_path:
 
 def test_what_the_engine_gets_it_plans_to_the_same_arena(planned: MemoryPlan, tmp_path: Path) -> None:
     settings = settings_of(unit_for(deployment(), planned, tmp_path))
-    again = plan_engine(load_model_config(tmp_path), settings, Device("cpu", 8 * GIB, told=False))
+    again = plan_engine(load_model_config(tmp_path), settings, Device("cpu", 8 * GIB, declared=False))
     assert (again.strategy, again.state_dtype) == (planned.strategy, planned.state_dtype)
     assert (again.arena_bytes, again.slabs) == (planned.arena_bytes, planned.slabs)
     assert again.max_running_requests == planned.max_running_requests

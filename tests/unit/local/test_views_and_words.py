@@ -28,7 +28,7 @@ from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, pla
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_edge.listener import bound
 from mamba_planner import LedgerLine
-from mamba_planner.weights_size import WeightsSize
+from mamba_planner.arithmetic import WeightsSize
 from mamba_server.model.checkpoint.errors import WeightsError
 from mamba_server.model.checkpoint.weight_files import weights_size
 
@@ -64,8 +64,8 @@ def test_a_plan_says_once_how_many_run_and_writes_thousands_alike(tmp_path: Path
     assert outcome.plan.max_running_requests == 1024
     text = " ".join(shown(plan_view(outcome)).split())
     assert "1,024 sequences of 2,048 + 256 tokens at once, the default on GPUs" in text
-    assert "assumed prompts of 2,048 and outputs of 256 tokens" in text
-    assert "kept to 1,024 running sequences" in text
+    assert "assumed prompts of 2,048 tokens" in text
+    assert "limited to 1,024 running sequences" in text
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9), st.integers(9, 200))

@@ -105,7 +105,7 @@ def test_engines_that_fit_one_by_one_and_not_together_are_not_started(file: Path
     for path, name in ((file, "one"), (other, "two")):
         path.write_text(document(name, memory={"arena": "30Gi"}))
         assert plan_deployment(
-            read_deployments([path])[0], PlanFlags(), Device("cpu", 64 << 30, told=False)
+            read_deployments([path])[0], PlanFlags(), Device("cpu", 64 << 30, declared=False)
         ).plan
     with pytest.raises(NoFittingPlan, match=r"one, two together need .* of which 64\.0Gi are free"):
         up(file, other)

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 from mamba_kernels.dispatch.backend import backend_for
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.checkpoint.mapped_pages import give_back

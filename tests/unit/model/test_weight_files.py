@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from mamba_planner.weights_size import WeightsSize
+from mamba_planner.arithmetic import WeightsSize
 from mamba_server.model.checkpoint.errors import WeightsError
 from mamba_server.model.checkpoint.weight_files import INDEX, shards, weights_size
 from mamba_server.model.checkpoint.weights import Weights

@@ -19,7 +19,7 @@ from mamba_operator.memory.plan_verdict import (
     SpecInvalid,
 )
 from mamba_operator.objects.recorded_status import with_readable_status
-from mamba_planner.weights_size import WeightsSize
+from mamba_planner.arithmetic import WeightsSize
 from model_configs import unserved_config
 from operator_objects import CONFIGS, fitting_owner, nano_config, owner
 

@@ -104,7 +104,8 @@ UNCHANGEABLE = {"mode", "disaggregation"}
 """The one takes all away or makes it; the other is refused."""
 SAYS = re.compile(
     r"A change (?:from several to another number )?"
-    r"(replaces (?:the engine|the gateway|engine and gateway|no) pods?|is taken over by running engines)"
+    r"replaces (?:the engine|the gateway|engine and gateway|no) pods?"
+    r"|Running engines apply a change"
 )
 SPEC = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 
@@ -132,7 +133,7 @@ def explained(field: str) -> set[str]:
     for name in field.split("."):
         at = at["properties"][name]
         if found := SAYS.search(" ".join(at["description"].split())):
-            said = {one for one in ("engine", "gateway") if f"{one} " in found[1]}
+            said = {one for one in ("engine", "gateway") if f"{one} " in found[0]}
     return said
 
 

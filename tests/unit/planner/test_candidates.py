@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner import Constraints, Device, MemoryBudget, UnusableInput, Workload
 from mamba_planner.candidates import (
     Candidate,
@@ -140,19 +140,19 @@ def test_overlap_costs_a_slot_of_each_sequence_with_a_ping_pong_buffer() -> None
 
 def on_cpu(memory: int, **fixed: Any) -> Candidate:
     constraints = Constraints(**fixed)
-    budget = MemoryBudget.of(SMALL, constraints, Device("cpu", memory, told=False))
+    budget = MemoryBudget.of(SMALL, constraints, Device("cpu", memory, declared=False))
     return evaluate(SMALL, constraints, budget, Workload(64, 64), "NoBuffer", "float32")
 
 
 def test_a_machine_gives_the_arena_a_part_of_what_is_free() -> None:
-    budget = MemoryBudget.of(SMALL, Constraints(), Device("cpu", 8 * GIB, told=False))
+    budget = MemoryBudget.of(SMALL, Constraints(), Device("cpu", 8 * GIB, declared=False))
     assert on_cpu(8 * GIB).slabs == budget.arena // SHAPE.slab // CPU_ARENA_PART
 
 
 def test_a_sequence_longer_than_the_limit_still_gets_the_arena_it_needs() -> None:
     wide = model("falcon-h1-7b")
     constraints = Constraints(max_model_len=100_000)
-    budget = MemoryBudget.of(wide, constraints, Device("cpu", 30 * GIB, told=False))
+    budget = MemoryBudget.of(wide, constraints, Device("cpu", 30 * GIB, declared=False))
     found = evaluate(wide, constraints, budget, Workload(64, 64), "NoBuffer", "float32")
     assert not found.misfit
     assert found.slabs * found.shape.slab > budget.arena // CPU_ARENA_PART

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner import Constraints, StateDtype, Workload
 from mamba_planner.candidates import STATE_DTYPES, Candidate, SlabGeometry
 from mamba_planner.choice import TIE, choose, reject, why
@@ -170,10 +170,10 @@ def test_a_misfit_keeps_its_own_words() -> None:
     ("other", "says"),
     [
         (candidate("NoBuffer", score=0.5), ": -50% tokens per second by a byte-count model, not measured"),
-        (candidate("NoBuffer", score=1.01), "decoding leaves checkpoints in free slots alone"),
+        (candidate("NoBuffer", score=1.01), "decoding leaves checkpoints only in free slots"),
         (candidate("ExtraBufferLazy", score=0.995), "checkpoints are skipped when no slot can be borrowed"),
         (candidate(dtype="float16", score=1.5), "+50% tokens per second by a byte-count model, not measured"),
-        (candidate(dtype="float16", score=1.5), "set stateDtype float16 to take it"),
+        (candidate(dtype="float16", score=1.5), "set stateDtype float16 to choose it"),
         (candidate("NoBuffer", saved=0.05, score=0.5), "5% of prompt tokens resumed against 40%"),
         (candidate("NoBuffer", running=33, score=0.5), "would run 33 at once against 10"),
     ],

@@ -53,16 +53,16 @@ def test_an_explicit_arena_needs_no_device_memory(nano: ModelConfig) -> None:
 def test_an_arena_that_measured_main_memory_has_no_room_for_does_not_fit(nano: ModelConfig) -> None:
     asked = Constraints(arena_bytes=50 * GIB)
     with pytest.raises(InsufficientMemory, match=r"50\.0Gi.*64\.0Gi") as caught:
-        MemoryBudget.of(nano, asked, Device("cpu", 64 * GIB, told=False))
+        MemoryBudget.of(nano, asked, Device("cpu", 64 * GIB, declared=False))
     assert caught.value.need > caught.value.have == 64 * GIB
-    for elsewhere in (Device("cpu", 64 * GIB), Device("cpu", 80 * GIB, told=False)):
+    for elsewhere in (Device("cpu", 64 * GIB), Device("cpu", 80 * GIB, declared=False)):
         assert MemoryBudget.of(nano, asked, elsewhere).arena == 50 * GIB
 
 
 def test_a_cpu_arena_is_kept_small_only_when_nobody_named_the_memory(nano: ModelConfig) -> None:
-    assert MemoryBudget.of(nano, Constraints(), Device("cpu", 64 * GIB, told=False)).arena_limited
+    assert MemoryBudget.of(nano, Constraints(), Device("cpu", 64 * GIB, declared=False)).arena_limited
     assert not MemoryBudget.of(nano, Constraints(), Device("cpu", 64 * GIB)).arena_limited
-    assert not MemoryBudget.of(nano, Constraints(), Device("cuda", 64 * GIB, told=False)).arena_limited
+    assert not MemoryBudget.of(nano, Constraints(), Device("cuda", 64 * GIB, declared=False)).arena_limited
 
 
 def test_a_track_interval_off_the_page_grid_is_refused_with_one_that_works() -> None:

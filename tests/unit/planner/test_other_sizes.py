@@ -12,8 +12,8 @@ from mamba_planner.candidates import evaluate
 from mamba_planner.errors import FittingSize
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.gpu_sizes import MIB, SIZES
+from mamba_planner.memory_plan import OtherSize
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.other_size import OtherSize
 from mamba_settings.byte_size import binary_size
 from mamba_settings.engine_settings import EngineSettings
 
@@ -120,15 +120,17 @@ def test_a_refusal_says_that_no_size_would_do(memory: int) -> None:
 
 
 def test_a_refusal_counts_what_others_hold_of_the_gpu_on_larger_ones_too() -> None:
-    full = replace(H100, told=False, free=8 << 30)
+    full = replace(H100, declared=False, free=8 << 30)
     sizes = refusal(NANO, full).sizes
     assert sizes is not None
     assert sizes.smallest == 97_887 * MIB
     others = H100.memory - (8 << 30)
-    plan_engine(NANO, settings(), Device("cuda", sizes.smallest, told=False, free=sizes.smallest - others))
+    plan_engine(
+        NANO, settings(), Device("cuda", sizes.smallest, declared=False, free=sizes.smallest - others)
+    )
 
 
-@pytest.mark.parametrize("device", [Device("cpu", 8 << 30), Device("cpu", 8 << 30, told=False)])
+@pytest.mark.parametrize("device", [Device("cpu", 8 << 30), Device("cpu", 8 << 30, declared=False)])
 def test_without_a_gpu_a_refusal_names_no_size(device: Device) -> None:
     assert refusal(NANO, device).sizes is None
 
@@ -146,7 +148,7 @@ def test_beyond_the_ends_there_is_no_size() -> None:
 @pytest.mark.parametrize(
     ("device", "given"),
     [
-        (Device("cpu", 64 << 30), {}), (Device("cpu", 64 << 30, told=False), {}),
+        (Device("cpu", 64 << 30), {}), (Device("cpu", 64 << 30, declared=False), {}),
         (H100, {"arena_bytes": "8Gi"}),
     ],
 )  # fmt: skip
@@ -160,8 +162,8 @@ def test_without_a_gpu_and_with_an_arena_in_bytes_no_size_is_told(
 
 def test_what_others_hold_of_a_gpu_they_hold_of_the_other_one_too() -> None:
     others = 20 << 30
-    made = plan_engine(NANO, settings(), replace(H100, told=False, free=H100.memory - others))
-    larger = Device("cuda", 97_887 * MIB, told=False, free=97_887 * MIB - others)
+    made = plan_engine(NANO, settings(), replace(H100, declared=False, free=H100.memory - others))
+    larger = Device("cuda", 97_887 * MIB, declared=False, free=97_887 * MIB - others)
     assert said(made.one_size_up) == as_planned(plan_engine(NANO, settings(), larger), "97887Mi")
     smaller = replace(H100, memory=46_068 * MIB, free=46_068 * MIB - others)
     assert said(made.one_size_down) == as_planned(plan_engine(NANO, settings(), smaller), "46068Mi")

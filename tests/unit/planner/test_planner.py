@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_planner import (
     Constraints,
@@ -98,7 +98,7 @@ def test_asking_for_16_bit_states_overrules_the_checkpoints_wish() -> None:
 def test_a_strategy_that_is_asked_for_is_taken_and_the_others_say_so(strategy: Strategy) -> None:
     result = plan(NANO, Constraints(strategy=strategy), CARD, workload=CHAT)
     assert result.strategy == strategy
-    assert "what the configuration asks for" in result.reason
+    assert f"the configuration asks for strategy {strategy}" in result.reason
     others = [reason for (name, _), reason in reasons(result).items() if name != strategy]
     assert len(others) == 4
     assert all(f"asks for strategy {strategy}" in reason for reason in others)
@@ -120,8 +120,8 @@ def test_a_choice_that_resumes_nothing_says_why_and_what_would_leave_room(name: 
     )
     half = crowded.planned_running // 2
     asked = plan(model(name), Constraints(max_running_requests=half, strategy="NoBuffer"), CARD)
-    assert f"{half} at once would leave {asked.checkpoints} and resume" in crowded.reason
-    assert f"maxRunningRequests {half} keeps that room" in crowded.reason
+    assert f"{half} at once would leave room for {asked.checkpoints} and resume" in crowded.reason
+    assert f"set maxRunningRequests {half} to keep that room" in crowded.reason
     assert f"{asked.expected_saved:.0%} of prompt tokens" in crowded.reason
     assert asked.checkpoints >= half
 
@@ -242,17 +242,17 @@ def test_an_explicit_arena_is_cut_into_whole_slabs() -> None:
 
 def test_a_cpu_arena_takes_a_quarter_of_what_is_free_and_says_so_unless_told() -> None:
     small = model("granite-4.0-h-350m")
-    measured = plan(small, Constraints(), Device("cpu", 16 * GIB, told=False))
+    measured = plan(small, Constraints(), Device("cpu", 16 * GIB, declared=False))
     told = plan(small, Constraints(), Device("cpu", 16 * GIB))
     left = measured.budget_bytes - measured.ledger[0].bytes - measured.ledger[1].bytes
     assert left // 5 < measured.arena_bytes <= left // 4 < told.arena_bytes
-    assert any("arena kept to" in note and "a quarter" in note for note in measured.notes)
+    assert any("arena limited to" in note and "a quarter" in note for note in measured.notes)
 
 
 def test_a_small_model_on_a_cpu_has_room_to_resume_what_is_shared() -> None:
     """The cache of a machine with much free memory is not what is saved on."""
     tiny = model_config_from_hf(json.loads((SHIPPED / "config.json").read_text()))
-    result = plan(tiny, Constraints(), Device("cpu", 16 * GIB, told=False))
+    result = plan(tiny, Constraints(), Device("cpu", 16 * GIB, declared=False))
     assert result.checkpoints >= 2 * result.planned_running
     assert result.expected_saved > 0.75 * result.workload.shared_prefix_ratio
     assert any("32 sequences" in note for note in result.notes)
@@ -266,7 +266,7 @@ def test_what_is_not_declared_of_the_traffic_is_assumed_as_where_nothing_is() ->
 def test_a_cpu_arena_is_no_larger_than_all_sequences_could_ever_use() -> None:
     small = model("granite-4.0-h-350m")
     limits = Constraints(max_running_requests=2, max_model_len=512)
-    result = plan(small, limits, Device("cpu", 64 * GIB, told=False))
+    result = plan(small, limits, Device("cpu", 64 * GIB, declared=False))
     pages_each = -(-512 // 16)
     ever = 2 * 3 + 4 * 4 + 2 * -(-4 * pages_each // result.pages_per_slab)
     assert result.slabs <= 1 + ever
@@ -288,7 +288,7 @@ def test_what_was_declared_and_cannot_be_had_is_said() -> None:
     few = plan(NANO, Constraints(max_running_requests=8), CARD, workload=replace(CHAT, concurrency=9))
     assert any(re.search(r"\b9\b.*\b8\b", note) for note in few.notes)
     beyond = plan(NANO, Constraints(max_model_len=NANO.max_position + 1), CARD, workload=CHAT)
-    assert any("made for 131,072 tokens" in note for note in beyond.notes)
+    assert any("131,072 tokens" in note for note in beyond.notes)
 
 
 def test_status_is_what_the_contract_accepts_and_nothing_more() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamba_planner.arithmetic import attention_ratio, prefill_work
 from mamba_planner.families import model_config_from_hf
-from mamba_planner.prefill_work import attention_ratio, prefill_work
 
 depths = st.integers(0, 1 << 20)
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"

@@ -23,7 +23,7 @@ def model(path: str) -> ModelConfig:
 
 NANO = model("libs/mamba_planner/published/nemotron-nano-9b-v2.json")
 TINY = model("server/mamba_server/builtin/tiny-recall/config.json")
-GPU, CPU = Device("cuda", 22 * GIB), Device("cpu", 16 * GIB, told=False)
+GPU, CPU = Device("cuda", 22 * GIB), Device("cpu", 16 * GIB, declared=False)
 LONG = {"max_model_len": 131_072}
 CASES: tuple[tuple[ModelConfig, Device, dict[str, Any], set[str]], ...] = (
     (NANO, GPU, LONG, {"max_model_len", "utilization"}),

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from cache_bench import CacheBench, ids
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_planner.strategy import MOST_ROBUST_FIRST, STRATEGIES, reservation
 
 ROOT = Path(__file__).parents[3]

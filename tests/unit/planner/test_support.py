@@ -135,7 +135,7 @@ def test_a_norm_in_front_of_the_gate_is_refused() -> None:
     assert falcon.mamba is not None
 
     normed = replace(falcon, mamba=replace(falcon.mamba, gated_norm=True, norm_before_gate=True))
-    assert "in front of the gate" in (why_not_served(normed) or "")
+    assert "norm comes before the gate" in (why_not_served(normed) or "")
 
 
 def test_an_odd_number_of_rotated_elements_is_refused() -> None:

@@ -15,7 +15,7 @@ from mamba_planner import Constraints, Workload
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
-from mamba_planner.throughput import KEPT_WITHOUT_BUFFER, StepTraffic, expected_saved, expected_throughput
+from mamba_planner.throughput import NO_BUFFER_SHARE, StepTraffic, expected_saved, expected_throughput
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 CHAT = Workload(4000, 500, 0.5, declared=True)
@@ -44,7 +44,7 @@ def saved(
 def test_with_plenty_of_checkpoints_all_that_is_shared_is_saved_but_the_tail() -> None:
     tail = 0.5 * 4000 - saved("ExtraBuffer") * 4000
     assert 0 < tail <= 256
-    kept = KEPT_WITHOUT_BUFFER * (0.5 * 4000 - 500) / 4000
+    kept = NO_BUFFER_SHARE * (0.5 * 4000 - 500) / 4000
     assert saved("NoBuffer") == pytest.approx(kept, rel=0.01)
 
 

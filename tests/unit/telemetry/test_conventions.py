@@ -9,7 +9,7 @@ from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from mamba_telemetry import conventions
 
 OURS = "mambaserve."
-SERVER = Path(conventions.__file__).parents[1]
+ROOT = Path(conventions.__file__).parents[2]
 
 
 def test_attributes_are_those_of_the_conventions_or_have_our_prefix() -> None:
@@ -33,7 +33,8 @@ def test_attributes_are_those_of_the_conventions_or_have_our_prefix() -> None:
 def test_every_name_is_said_by_somebody() -> None:
     used = {
         node.attr
-        for path in SERVER.rglob("*.py")
+        for folder in ("libs", "server")
+        for path in (ROOT / folder).rglob("*.py")
         if path != Path(conventions.__file__)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)

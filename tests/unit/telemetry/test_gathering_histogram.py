@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from mamba_telemetry.gathering_histogram import MOST_GATHERED, GatheringHistogram
+from mamba_telemetry.gathering_histogram import MAX_PENDING, GatheringHistogram
 
 BOUNDS = (0.5, 1, 2, 4)
 # Sums of eighths are exact in whatever order.
@@ -45,7 +45,7 @@ def test_what_is_beyond_every_bound_counts_and_much_is_counted_unread() -> None:
     (plain_registry, plain), (registry, gathering) = both()
     for histogram in (plain, gathering):
         child = histogram.labels("a")
-        for _ in range(3 * MOST_GATHERED + 1):
+        for _ in range(3 * MAX_PENDING + 1):
             child.observe(math.inf)
     assert len(gathering.labels("a")._gathered) == 1  # type: ignore[attr-defined]
     assert told(registry) == told(plain_registry)

@@ -11,9 +11,9 @@ import pytest
 import structlog
 
 from mamba_telemetry.logs import (
-    GATHERED_SECONDS,
-    MOST_GATHERED,
-    MOST_KEPT,
+    FLUSH_SECONDS,
+    MAX_PENDING_LINES,
+    MAX_TEMPLATES,
     get_logger,
     log_context,
     log_request,
@@ -74,7 +74,7 @@ def test_the_line_of_a_request_says_what_any_other_line_would(stream: io.StringI
 
 def test_lines_of_requests_with_other_fields_are_other_lines(stream: io.StringIO) -> None:
     set_up_logs(process="gateway", stream=stream)
-    made: list[dict[str, object]] = [{"model": f"m{number}"} for number in range(2 * MOST_KEPT)]
+    made: list[dict[str, object]] = [{"model": f"m{number}"} for number in range(2 * MAX_TEMPLATES)]
     first_two: list[dict[str, object]] = [{"key": "a", "model": "b"}, {"model": "a", "key": "b"}]
     for fields in (*first_two, *made):
         of_request(fields)
@@ -107,7 +107,7 @@ async def test_lines_of_requests_are_written_together_and_before_whatever_is_log
         for number in range(5):
             of_request({"number": number})
         assert stream.getvalue() == ""
-        await asyncio.sleep(GATHERED_SECONDS)
+        await asyncio.sleep(FLUSH_SECONDS)
         assert [line["number"] for line in lines(stream)] == [0, 1, 2, 3, 4]
         assert stream.writes == 1
         of_request({"number": 5})
@@ -116,9 +116,9 @@ async def test_lines_of_requests_are_written_together_and_before_whatever_is_log
         of_request({"number": 7})
         logging.getLogger().handlers[0].flush()  # as at the end of a process
         assert lines(stream)[-1]["number"] == 7
-        for number in range(MOST_GATHERED):
+        for number in range(MAX_PENDING_LINES):
             of_request({"number": number})
-        assert len(lines(stream)) == 8 + MOST_GATHERED
+        assert len(lines(stream)) == 8 + MAX_PENDING_LINES
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -54,7 +54,7 @@ class Receiver(SpanExporter):
 def queue_to(
     receiver: Receiver, *, most: int = 64, batch: int = 8, delay: float = 0.0
 ) -> Iterator[SpanQueue]:
-    queue = SpanQueue(receiver, SpanMaker(Resource({})), most=most, batch=batch, delay=delay)
+    queue = SpanQueue(receiver, SpanMaker(Resource({})), capacity=most, batch=batch, delay=delay)
     try:
         yield queue
     finally:

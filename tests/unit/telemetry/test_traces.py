@@ -119,7 +119,7 @@ def test_the_bounds_are_those_of_the_standard_variables(queues: list[Any]) -> No
         OTEL_BSP_SCHEDULE_DELAY="250", OTEL_BSP_MAX_EXPORT_BATCH_SIZE="nonsense",
     )  # fmt: skip
     traces.set_up_traces(NOTHING, process="api")
-    assert queues[0].options == {"most": 99, "batch": 512, "delay": 0.25}
+    assert queues[0].options == {"capacity": 99, "batch": 512, "delay": 0.25}
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ An assumption and no measurement; every answer made of it says so. Pure.
 
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.size_search.gpu import Gpu
-from mamba_planner.arithmetic import active_parameters
+from mamba_planner.arithmetic import active_parameters, attention_ratio
 from mamba_planner.constraints import Constraints
 from mamba_planner.memory import MOST_RUNNING
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.prefill_work import attention_ratio
 from mamba_server.engine.stepping.step_pace import STEP_TIME
 
 ARITHMETIC, BANDWIDTH = 0.5, 0.7

@@ -7,7 +7,7 @@ engines keep more promises, and then asked for twice the load. The cheapest is c
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mamba_api.strategy import Strategy
+from mamba_api.choices import Strategy
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
@@ -19,9 +19,9 @@ from mamba_cli.fleet.size_search.roofline import profile_of
 from mamba_cli.fleet.slo import GOAL, Slo
 from mamba_cli.fleet.workload import RequestStream, scaled
 from mamba_planner import Constraints, Device, InsufficientMemory, plan
+from mamba_planner.arithmetic import prefill_work
 from mamba_planner.constraints import Workload
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.prefill_work import prefill_work
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 SURPLUS = 2.0

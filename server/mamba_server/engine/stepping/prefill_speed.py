@@ -8,7 +8,7 @@ slow.
 
 import math
 
-from mamba_planner.prefill_work import prefill_work
+from mamba_planner.arithmetic import prefill_work
 from mamba_server.engine.sequences.schedule import Schedule
 
 FADING = 0.95

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from mamba_planner.weights_size import WeightsSize
+from mamba_planner.arithmetic import WeightsSize
 from mamba_server.model.checkpoint.errors import WeightsError
 
 INDEX = "model.safetensors.index.json"

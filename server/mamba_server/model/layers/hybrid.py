@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import frequencies, turns

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from mamba_api.quantization import Quantization
+from mamba_api.choices import Quantization
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import ACTIVATIONS, PackedLinear, PackedMatrix, PackedWeight
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight

@@ -1,0 +1,19 @@
+"""Values a user chooses among, listed once for every process: strategies, eviction policies, quantization.
+
+The CRD offers `StrategyChoice`; the planner turns `Auto` into a `Strategy`, which the engine runs.
+"""
+
+from typing import Literal
+
+Strategy = Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
+"""How a running sequence writes checkpoints."""
+
+StrategyChoice = Literal["Auto", Strategy]
+"""A strategy, or Auto for the planner's choice."""
+
+Eviction = Literal["RecomputeCost", "LRU"]
+"""Which checkpoint is evicted first: the one expected to save least, or the least recently used."""
+
+Quantization = Literal["none", "int8"]
+"""How an engine holds and multiplies the matrices of a model: none = in the type of the weights; int8 = one
+byte a weight with a scale for 32 inputs of an output, multiplied by activations quantized in the same way."""
