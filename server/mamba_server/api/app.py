@@ -1,4 +1,4 @@
-"""The public HTTP application: which path is answered by whom, and how the document describes it."""
+"""The public HTTP application: its routes, and how the OpenAPI document describes them."""
 
 from typing import Any
 
@@ -33,42 +33,42 @@ from mamba_server.api.serving_status import StatusEndpoint
 
 _TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
-_READINESS: Responses = {503: {"model": Readiness, "description": "Loading, restarting or draining"}}
+_READINESS: Responses = {503: {"model": Readiness, "description": "The engine loads, restarts or drains"}}
 _GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
-_STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, then [DONE]"
+_STREAM_OR_WHOLE = "The complete answer; with `stream`, events that hold its chunks, then [DONE]"
 
 
-_UNAUTHORIZED = error_responses(e401="No or a wrong API key")
+_UNAUTHORIZED = error_responses(e401="The API key is missing or wrong")
 _ARCHIVE: Responses = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
-    304: {"description": "The client has these files: If-None-Match names their ETag"},
-    **error_responses(e503="The model is not there yet; see Retry-After"),
+    304: {"description": "The client already has these files: If-None-Match names their ETag"},
+    **error_responses(e503="The tokenizer is not loaded yet; see Retry-After"),
 }
-_NO_MODEL = error_responses(e404="No such model")
+_NO_MODEL = error_responses(e404="The model does not exist")
 _GENERATION_ERRORS = error_responses(
-    e400="The request is wrong; `param` names the field",
-    e401="No or a wrong API key",
-    e404="No such model",
+    e400="The request is invalid; `param` names the field",
+    e401="The API key is missing or wrong",
+    e404="The model does not exist",
     e408="The body did not arrive in time",
     e413="The body is too large",
     e415="The body is not JSON",
-    e429="Too many requests wait; see Retry-After",
-    e500="A defect of the server",
-    e503="Not ready, draining, or the engine was lost; see Retry-After",
+    e429="Too many requests are waiting; see Retry-After",
+    e500="The server failed",
+    e503="The model is not ready, the server drains, or the engine process ended; see Retry-After",
 )
 
 
 def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None) -> ASGIApp:
-    """The application. With `keys`, everything below /v1/ needs one."""
+    """Build the application. With `keys`, everything below /v1/ needs an API key."""
     settings = serving.settings
-    about_keys = "One of the keys in `--api-key-file`; without that option nobody needs one."
+    about_keys = "One of the keys in `--api-key-file`. Without that option, no key is needed."
     guard = KeyGuard(keys, about_keys)
     app = make_application(
         "mambaserve",
         guard=guard,
         guarded="/v1/",
         description="OpenAI-compatible API of one engine. Fields beyond the OpenAI reference are described "
-        "with the others; unknown ones are ignored.",
+        "like the others; unknown fields are ignored.",
     )
 
     app.router.route_class = limited_route(
@@ -80,19 +80,19 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         "/v1/prefix_changes",
         PrefixFeed(serving.engine.changes).prefix_changes,
         operation_id="prefixChanges",
-        summary="What is cached here, for gateways",
+        summary="Changes of this engine's prefix cache, for gateways",
         response_class=Response,
         dependencies=[Security(GatewayGuard(keys, about_keys))],
         responses=_UNAUTHORIZED
         | _MSGPACK
-        | error_responses(e400="A parameter is wrong", e403="The key is not the one of gateways"),
+        | error_responses(e400="A parameter is invalid", e403="The key is not that of gateways"),
     )
 
     app.add_api_route(
         "/v1/status",
         StatusEndpoint(serving).status,
         operation_id="status",
-        summary="What this engine does",
+        summary="Status of this engine",
         response_model=ServingStatus,
         dependencies=[Security(guard)],
         responses=_UNAUTHORIZED,
@@ -173,7 +173,7 @@ def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
         responses=_UNAUTHORIZED | _ARCHIVE,
     )
     for path, operation, summary in (
-        ("/readyz", "readyz", "Whether requests are welcome"),
+        ("/readyz", "readyz", "Whether new requests are accepted"),
         ("/health", "health", "Same as /readyz"),
     ):
         app.add_api_route(
@@ -184,7 +184,7 @@ def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
             response_model=Readiness,
             responses=_READINESS,
         )
-    app.add_api_route("/livez", info.livez, operation_id="livez", summary="Whether the process lives")
+    app.add_api_route("/livez", info.livez, operation_id="livez", summary="Whether the process is alive")
     app.add_api_route(
         "/metrics",
         info.metrics,

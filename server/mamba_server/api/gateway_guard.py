@@ -1,6 +1,6 @@
-"""`GatewayGuard`: lets gateways alone ask for what tells of other clients' prompts.
+"""`GatewayGuard`: restricts what reveals other clients' prompts to gateways.
 
-Used by the route of the prefix feed, whose hashes of pages anybody could hold guesses against.
+The route of the prefix feed uses it: with the feed's page hashes, a client could test guesses of prompts.
 """
 
 from fastapi.security import HTTPAuthorizationCredentials
@@ -13,20 +13,22 @@ from mamba_server.api.requests.errors import Forbidden
 
 
 class GatewayGuard(KeyGuard):
-    """The security scheme of routes for gateways: the key named `gateway`, or the only one that there is.
-    Without a key file it lets everybody pass."""
+    """Guard of routes for gateways: requires the key named `gateway`, or the only key of the key file.
+
+    Without a key file, every call passes.
+    """
 
     def __init__(self, keys: KeyFile | None, description: str) -> None:
         super().__init__(keys, description)
         self._accepted = keys
 
     async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
-        """Raises Unauthorized or Forbidden."""
+        """Check the key. Raises Unauthorized or Forbidden."""
         passed = await super().__call__(request)
         name = request.scope.get(SCOPE_KEY)
         if self._accepted is not None and name != GATEWAY_KEY and self._accepted.names != {name}:
             raise Forbidden(
-                f"this is for gateways, and needs the key named {GATEWAY_KEY!r}: a line 'KEY {GATEWAY_KEY}' "
-                "of --api-key-file"
+                f"this path is for gateways and needs the key named {GATEWAY_KEY!r}: send the KEY of a line "
+                f"'KEY {GATEWAY_KEY}' in --api-key-file"
             )
         return passed

@@ -1,4 +1,4 @@
-"""What an engine tells a gateway of its checkpoints when there is no Redis between them."""
+"""The feed of an engine's checkpoints, which gateways read when there is no Redis between them."""
 
 import asyncio
 import contextlib
@@ -10,13 +10,13 @@ from starlette.responses import Response
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import Feed, pack
 
-MOST_BATCHES = 256
-LONGEST_WAIT = 30.0
+MAX_BATCHES = 256
+MAX_WAIT_SECONDS = 30.0
 CONTENT_TYPE = "application/msgpack"
 
 
 class PrefixFeed:
-    """The handler over one engine's log."""
+    """The handler of `GET /v1/prefix_changes` over one engine's change log."""
 
     def __init__(self, changes: ChangeLog) -> None:
         self._log = changes
@@ -25,17 +25,17 @@ class PrefixFeed:
         self,
         incarnation: Annotated[str, Query(max_length=64)] = "",
         since: Annotated[int, Query(ge=0)] = 0,
-        wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 0.0,
+        wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = 0.0,
     ) -> Response:
-        """Changes after batch `since` of `incarnation`, or a snapshot where that is too long ago.
+        """Return the changes after batch `since` of `incarnation`, or a snapshot if they are no longer kept.
 
-        Waits up to `wait` seconds for the first.
+        Waits up to `wait` seconds for the first change.
         """
         log = self._log
         if (incarnation, since) == (log.incarnation, log.seq):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await log.changed()
-        changes = log.since(incarnation, since, MOST_BATCHES) if log.page_size else []
+        changes = log.since(incarnation, since, MAX_BATCHES) if log.page_size else []
         snapshot = log.snapshot() if changes is None else None
         return Response(pack(Feed(log.heartbeat(), snapshot, changes or [])), media_type=CONTENT_TYPE)

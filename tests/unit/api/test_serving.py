@@ -10,7 +10,7 @@ from mamba_edge.errors import InvalidRequest, ModelNotFound, TooManyRequests
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.metrics.request_metrics import RequestMetrics
-from mamba_server.api.serving import MOST_SEQUENCES, Serving
+from mamba_server.api.serving import MAX_SEQUENCES, Serving
 from mamba_settings.engine_settings import EngineSettings
 
 
@@ -47,7 +47,7 @@ def test_a_request_that_could_never_be_admitted_is_wrong_rather_than_early() -> 
 
 
 def test_the_sequences_of_one_request_are_bounded() -> None:
-    with serving().admitted(8, MOST_SEQUENCES // 8):
+    with serving().admitted(8, MAX_SEQUENCES // 8):
         pass
     with pytest.raises(InvalidRequest) as caught, serving().admitted(9, 128):
         pass
