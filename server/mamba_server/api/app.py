@@ -24,9 +24,8 @@ from mamba_edge.exchange.body_budget import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints
-from mamba_server.api.gateway_guard import GatewayGuard
 from mamba_server.api.info import InfoEndpoints
-from mamba_server.api.prefix_feed import CONTENT_TYPE, PrefixFeed
+from mamba_server.api.prefix_feed import CONTENT_TYPE, GatewayGuard, PrefixFeed
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.serving_status import StatusEndpoint

@@ -1,14 +1,23 @@
-"""The feed of an engine's checkpoints, which gateways read when there is no Redis between them."""
+"""The feed of an engine's checkpoints, which gateways read when there is no Redis between them.
+
+Only gateways may read it: with its page hashes, a client could test guesses of other clients' prompts.
+"""
 
 import asyncio
 import contextlib
 from typing import Annotated
 
 from fastapi import Query
+from fastapi.security import HTTPAuthorizationCredentials
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from mamba_api.names import GATEWAY_KEY
+from mamba_edge.api_keys import KeyFile, KeyGuard
+from mamba_edge.client_name import SCOPE_KEY
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import Feed, pack
+from mamba_server.api.requests.errors import Forbidden
 
 MAX_BATCHES = 256
 MAX_WAIT_SECONDS = 30.0
@@ -39,3 +48,25 @@ class PrefixFeed:
         changes = log.since(incarnation, since, MAX_BATCHES) if log.page_size else []
         snapshot = log.snapshot() if changes is None else None
         return Response(pack(Feed(log.heartbeat(), snapshot, changes or [])), media_type=CONTENT_TYPE)
+
+
+class GatewayGuard(KeyGuard):
+    """Guard of routes for gateways: requires the key named `gateway`, or the only key of the key file.
+
+    Without a key file, every call passes.
+    """
+
+    def __init__(self, keys: KeyFile | None, description: str) -> None:
+        super().__init__(keys, description)
+        self._accepted = keys
+
+    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
+        """Check the key. Raises Unauthorized or Forbidden."""
+        passed = await super().__call__(request)
+        name = request.scope.get(SCOPE_KEY)
+        if self._accepted is not None and name != GATEWAY_KEY and self._accepted.names != {name}:
+            raise Forbidden(
+                f"this path is for gateways and needs the key named {GATEWAY_KEY!r}: send the KEY of a line "
+                f"'KEY {GATEWAY_KEY}' in --api-key-file"
+            )
+        return passed

@@ -68,5 +68,5 @@ def test_the_served_model_or_none_is_right(name: Any) -> None:
 
 
 def test_another_model_is_not_found() -> None:
-    with pytest.raises(ModelNotFound, match="'m' is served"):
+    with pytest.raises(ModelNotFound, match="serves 'm'"):
         serving().check_model("x")

@@ -62,8 +62,8 @@ def test_a_sound_step_passes() -> None:
         ({"query_start": ints(0, 1, 1, 7), "context_len": ints(4, 6, 6)}, "decodes have one token"),
         ({"token_sequence": ints(0, 1, 1, 0, 1, 1, 1)}, "token_sequence"),
         ({"context_len": ints(4, 7)}, "context ends at the last token"),
-        ({"slot_out": ints(1, 0)}, "the padding slot belongs to nobody"),
-        ({"slot_out": ints(1, -1)}, "the padding slot belongs to nobody"),
+        ({"slot_out": ints(1, 0)}, "the padding slot belongs to no sequence"),
+        ({"slot_out": ints(1, -1)}, "the padding slot belongs to no sequence"),
         ({"chunk_start": ints(2, 5)}, "chunks begin with the first piece"),
         ({"chunk_len": ints(4, 1)}, "chunks cover the pieces without gaps"),
         ({"chunk_start": ints(1, 4)}, "chunks cover the pieces without gaps"),
@@ -128,10 +128,10 @@ def test_pieces_are_counted_from_the_first_of_them() -> None:
 def test_what_is_beside_the_step_travels_with_it() -> None:
     made = ForwardBatch.from_host(
         step(), token_ids=ints(*range(7)), page_table=torch.from_numpy(PAGES), chunk_size=CHUNK,
-        page_size=PAGE, device=torch.device("cpu"), beside={"rows": ints(2, 0)},
+        page_size=PAGE, device=torch.device("cpu"), extras={"rows": ints(2, 0)},
     )  # fmt: skip
-    assert made.beside["rows"].tolist() == [2, 0]
-    assert made.beside["rows"].untyped_storage().data_ptr() == made.page.untyped_storage().data_ptr()
+    assert made.extras["rows"].tolist() == [2, 0]
+    assert made.extras["rows"].untyped_storage().data_ptr() == made.page.untyped_storage().data_ptr()
 
 
 def test_the_batch_keeps_its_integers_when_the_host_reuses_its_arrays() -> None:

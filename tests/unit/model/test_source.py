@@ -41,7 +41,7 @@ def test_a_claim_uri_cannot_lead_out_of_its_claim(uri: str, tmp_path: Path) -> N
     ("uri", "hint"),
     [
         ("", "give a directory"),
-        ("s3://bucket/model", "known are file, hf, pvc and builtin"),
+        ("s3://bucket/model", "write file, hf, pvc or builtin"),
         ("file://models/x", "file:///models/x"),
         ("hf://only-a-name", "hf://OWNER/NAME"),
         ("hf://a/b/c", "hf://OWNER/NAME"),
@@ -71,7 +71,7 @@ def test_a_file_or_a_directory_without_a_configuration_is_refused(model: Path) -
         # "cannot be read" or "no directory": versions of Python differ in what they raise here.
         ("x" * 300, ""),
         (f"file:///{'x' * 300}", ""),
-        ("~no-such-user/model", "there is no such home directory"),
+        ("~no-such-user/model", "the home directory does not exist"),
         (
             "/dev/null/model",
             "no directory /dev/null/model; a model is a directory, hf://OWNER/NAME or builtin://",
@@ -147,5 +147,5 @@ def test_an_unreachable_hub_is_a_download_error_that_names_the_way_out(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(DownloadFailed, match="give a local directory"):
+    with pytest.raises(DownloadFailed, match="write a local directory"):
         resolve("hf://owner/name")

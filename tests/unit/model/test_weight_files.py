@@ -107,7 +107,7 @@ def test_half_of_a_download_is_not_planned_as_if_it_were_all(tmp_path: Path) -> 
 def test_an_index_that_is_none_is_named(tmp_path: Path, ask: Ask, text: bytes) -> None:
     tensors(tmp_path / FILE, a=1)
     (tmp_path / INDEX).write_bytes(text)
-    with pytest.raises(WeightsError, match=rf"{INDEX}: not an index"):
+    with pytest.raises(WeightsError, match=rf"{INDEX}: the file is not an index"):
         ask(tmp_path)
 
 
@@ -149,7 +149,7 @@ def test_a_header_that_describes_no_tensors_is_damage(tmp_path: Path, ask: Ask, 
 
 def test_a_tensor_that_ends_before_it_begins_makes_no_model_smaller(tmp_path: Path) -> None:
     write(tmp_path / FILE, {"a": {"dtype": "F32", "shape": [1], "data_offsets": [8, 0]}}, bytes(8))
-    with pytest.raises(WeightsError, match="a lies from byte 8 to 0"):
+    with pytest.raises(WeightsError, match="a reaches from byte 8 to byte 0"):
         weights_size(tmp_path)
 
 

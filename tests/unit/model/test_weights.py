@@ -112,7 +112,7 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(sharded, tmp_path / "x"))
     victim = sorted(directory.glob("*.safetensors"))[1]
     victim.unlink()
-    with pytest.raises(WeightsError, match=rf"{victim.name}: shard is missing .*backbone\."):
+    with pytest.raises(WeightsError, match=rf"{victim.name}: the file is missing.*backbone\."):
         load(directory)
 
 

@@ -219,7 +219,7 @@ class ModelRunner:
                 rows, positions = (_to(each, self._device) for each in beside.values())
             else:
                 batch = self._batch_of(host, arrays.token_ids, beside)
-                rows, positions = batch.beside["rows"], batch.beside["positions"]
+                rows, positions = batch.extras["rows"], batch.extras["positions"]
                 if decodes:
                     batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
                 hidden = self._hidden(batch)
@@ -256,7 +256,7 @@ class ModelRunner:
             page_size=self._page_size,
             device=self._device,
             segments=self._segments,
-            beside=beside,
+            extras=beside,
         )
 
     def _decode_step(self, rows: int) -> DecodeStep:
