@@ -114,7 +114,7 @@ def test_a_model_that_the_disk_does_not_hold_is_not_begun(hub: Hub, monkeypatch:
         free: int
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10))
-    with pytest.raises(InvalidInput, match=r"has 10 left.*spec\.model\.cache"):
+    with pytest.raises(InvalidInput, match=r"has 10 free.*spec\.model\.cache"):
         run("hf://owner/name")
     assert hub.served == []
 

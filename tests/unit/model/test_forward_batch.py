@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mamba_server.model.forward_batch import AS_THEY_ARE, ForwardBatch, HostBatch
+from mamba_server.model.forward_batch import COPIED_ARRAYS, ForwardBatch, HostBatch
 
 CHUNK, PAGE = 4, 2
 PAGES = np.array([[4, 5, 6], [6, 7, 0], [1, 2, -1]], np.int32)
@@ -104,7 +104,7 @@ def test_a_chunk_across_two_sequences_is_found() -> None:
 def test_every_array_arrives_with_its_shape_and_values() -> None:
     host = step()
     made = batch(host, ints(9, 8, 7, 6, 5, 4, 3))
-    for name in AS_THEY_ARE:
+    for name in COPIED_ARRAYS:
         arrived = getattr(made, name)
         assert arrived.dtype == torch.int32
         assert np.array_equal(arrived.numpy(), getattr(host, name)), name

@@ -108,7 +108,7 @@ def test_whoever_comes_second_waits_and_finds_it_done(hub: Hub, cache: Path) -> 
     waits, found = Event(), list[Path]()
 
     def second() -> None:
-        found.append(sound_copy(URI, cache, silent, lambda said: waits.set() if "waits" in said else None))
+        found.append(sound_copy(URI, cache, silent, lambda said: waits.set() if "waiting" in said else None))
 
     other = Thread(target=second)
     other.start()

@@ -248,9 +248,9 @@ def _require_space(total: int, uri: str, commit: str) -> None:
     free = shutil.disk_usage(folder).free
     if total > free:
         raise InsufficientDiskSpace(
-            f"{uri}: the download needs {binary_size(total)}, and {cache} has {binary_size(free)} of free "
-            "space: free disk space, or set HF_HOME to a directory on a larger volume (in a cluster, enlarge "
-            "that of spec.model.cache)",
+            f"{uri}: the download needs {binary_size(total)}, and {cache} has {binary_size(free)} free: free "
+            "disk space, or set HF_HOME to a directory on a larger volume (in a cluster, enlarge that of "
+            "spec.model.cache)",
             commit,
         )
 
