@@ -41,7 +41,7 @@ class Drain:
             if not self.under_way:
                 self._idle.set()
 
-    async def finished(self, deadline: float) -> bool:
+    async def wait_until_idle(self, deadline: float) -> bool:
         """Wait for running requests, at most `deadline` seconds; return whether all have finished."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline):

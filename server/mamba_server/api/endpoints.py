@@ -94,7 +94,7 @@ class GenerationEndpoints:
     async def _complete(self, request: CompletionRequest, scope: Scope, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("text_completion", request, scope)
-        with self._serving.admitted(len(request.prompts), request.n or 1) as places:
+        with self._serving.admit(len(request.prompts), request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompts = await prompt_builder.of_completion(request)
             form = await output_grammar(request, text, self._check_grammar(scope, places))
@@ -127,7 +127,7 @@ class GenerationEndpoints:
     async def _answer(self, request: ChatCompletionRequest, scope: Scope, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("chat", request, scope)
-        with self._serving.admitted(1, request.n or 1) as places:
+        with self._serving.admit(1, request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompt_builder.of_chat(request, scope["body_bytes"])
             form = await output_grammar(request, text, self._check_grammar(scope, places), prompt.opening)

@@ -54,7 +54,7 @@ class InfoEndpoints:
     async def model(self, name: str) -> ModelCard:
         """Return one model by name. Raises ModelNotFound."""
         if name != self._serving.model_name:
-            raise self._serving.not_served(name)
+            raise self._serving.model_not_found(name)
         return self._card()
 
     async def tokenizer(self, request: Request) -> Response:

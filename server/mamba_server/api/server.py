@@ -297,7 +297,7 @@ class Server:
         remaining = max(0.0, deadline - loop.time())
         drain.draining = True
         log.info("draining", under_way=drain.under_way, deadline=remaining)
-        finished = asyncio.create_task(drain.finished(remaining))
+        finished = asyncio.create_task(drain.wait_until_idle(remaining))
         next_signal = asyncio.create_task(self._signalled.wait())
         await asyncio.wait({finished, next_signal}, return_when=asyncio.FIRST_COMPLETED)
         clean = finished.done() and finished.result()

@@ -66,9 +66,9 @@ class Serving:
     def check_model(self, name: str | None) -> None:
         """Check that this is the served model. Raises ModelNotFound."""
         if name and name != self.model_name:
-            raise self.not_served(name)
+            raise self.model_not_found(name)
 
-    def not_served(self, name: str) -> ModelNotFound:
+    def model_not_found(self, name: str) -> ModelNotFound:
         """Return the error for a request of a model that is not served."""
         return ModelNotFound(
             f"the model '{name[:200]}' does not exist here; this server serves '{self.model_name}'",
@@ -76,7 +76,7 @@ class Serving:
         )
 
     @contextmanager
-    def admitted(self, prompts: int, n: int) -> Iterator["Places"]:
+    def admit(self, prompts: int, n: int) -> Iterator["Places"]:
         """Hold places for a request's prompts until the engine has them: tokenizing costs, too.
 
         Yields the places. Raises TooManyRequests, or InvalidRequest if the request can never be admitted.

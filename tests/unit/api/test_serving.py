@@ -29,36 +29,36 @@ def serving(waiting: int = 0) -> Serving:
 
 @pytest.mark.parametrize(("waiting", "prompts"), [(0, 16), (15, 1), (8, 8)])
 def test_up_to_the_limit_prompts_may_wait(waiting: int, prompts: int) -> None:
-    with serving(waiting).admitted(prompts, 1):
+    with serving(waiting).admit(prompts, 1):
         pass
 
 
 @pytest.mark.parametrize(("waiting", "prompts"), [(16, 1), (1, 16), (9, 8)])
 def test_beyond_it_the_client_is_told_to_come_back(waiting: int, prompts: int) -> None:
-    with pytest.raises(TooManyRequests) as caught, serving(waiting).admitted(prompts, 1):
+    with pytest.raises(TooManyRequests) as caught, serving(waiting).admit(prompts, 1):
         pass
     assert caught.value.headers() == {"retry-after": "1"}
 
 
 def test_a_request_that_could_never_be_admitted_is_wrong_rather_than_early() -> None:
-    with pytest.raises(InvalidRequest) as caught, serving().admitted(17, 1):
+    with pytest.raises(InvalidRequest) as caught, serving().admit(17, 1):
         pass
     assert caught.value.param == "prompt"
 
 
 def test_the_sequences_of_one_request_are_bounded() -> None:
-    with serving().admitted(8, MAX_SEQUENCES // 8):
+    with serving().admit(8, MAX_SEQUENCES // 8):
         pass
-    with pytest.raises(InvalidRequest) as caught, serving().admitted(9, 128):
+    with pytest.raises(InvalidRequest) as caught, serving().admit(9, 128):
         pass
     assert caught.value.param == "n"
 
 
 def test_what_is_being_prepared_waits_too_and_makes_room_when_it_is_given_up() -> None:
     made = serving(waiting=8)
-    with made.admitted(8, 1), pytest.raises(TooManyRequests), made.admitted(1, 1):
+    with made.admit(8, 1), pytest.raises(TooManyRequests), made.admit(1, 1):
         pass
-    with made.admitted(8, 1):
+    with made.admit(8, 1):
         pass
 
 

@@ -31,7 +31,7 @@ from mamba_server.api.answers.responses import (
     ToolCallDeltaBody,
     UsageBody,
 )
-from mamba_server.api.answers.score_json import LongParts, let_go, prompt_scores, together
+from mamba_server.api.answers.score_json import LongParts, join_pieces, let_go, prompt_scores
 from mamba_server.wire import TokenLogprobs
 from mamba_text import strict_json
 from mamba_text.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ class ChatResponseBuilder:
             if self._request.return_token_ids:
                 body.token_ids = update.token_ids
             events += self._event(body, shared_usage)
-        return together(events)
+        return join_pieces(events)
 
     @property
     def _sends_details(self) -> bool:
@@ -159,7 +159,7 @@ class ChatResponseBuilder:
             body.choices.append(entry)
         parts = LongParts()
         body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
-        return parts.in_place(responses.encode(body))
+        return parts.insert_parts(responses.encode(body))
 
     def _with_reasoning(self, usage: UsageBody) -> UsageBody:
         """Add the number of reasoning tokens, if reasoning is parsed."""
@@ -191,7 +191,7 @@ class ChatResponseBuilder:
             self._begun = True
             parts = LongParts()
             body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
-            return parts.in_place(responses.event(body))
+            return parts.insert_parts(responses.event(body))
         return [responses.event(body)]
 
 

@@ -9,7 +9,13 @@ from mamba_api.openai import CompletionRequest
 from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ChoiceUpdate
 from mamba_server.api.answers.responses import CompletionBody, CompletionChoiceBody, UsageBody
-from mamba_server.api.answers.score_json import LongParts, completion_scores, let_go, prompt_scores, together
+from mamba_server.api.answers.score_json import (
+    LongParts,
+    completion_scores,
+    join_pieces,
+    let_go,
+    prompt_scores,
+)
 from mamba_server.wire import FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
@@ -74,7 +80,9 @@ class CompletionResponseBuilder:
         describes_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
         if not (body.text or body.finish_reason or has_details or describes_prompt):
             return None
-        return together(parts.in_place(responses.event(self._body([body], usage if with_usage else UNSET))))
+        return join_pieces(
+            parts.insert_parts(responses.event(self._body([body], usage if with_usage else UNSET)))
+        )
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """Encode the event after the last choice."""
@@ -96,7 +104,7 @@ class CompletionResponseBuilder:
         choice = self._choices[index]
         parts = LongParts()
         body = self._choice_body(index, choice, parts, first=True, finish=choice.finish_reason)
-        self._sealed[index] = parts.in_place(responses.encode(body))
+        self._sealed[index] = parts.insert_parts(responses.encode(body))
         self._choices[index] = _CompletionChoice()
         first = index - index % self._n
         if all(choice_index in self._sealed for choice_index in range(first, first + self._n)):
@@ -151,7 +159,7 @@ class CompletionResponseBuilder:
                 tokenizer, token_ids, entries, choice.offset, parts, special=special
             )
             choice.offset += sum(
-                responses.shown_length(tokenizer, token_id, special=special) for token_id in token_ids
+                responses.text_length(tokenizer, token_id, special=special) for token_id in token_ids
             )
         if self._request.prompt_logprobs is not None and first and scores is not None:
             body.prompt_logprobs = prompt_scores(self._tokenizer, scores, parts)

@@ -192,7 +192,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs]) -> ChatLog
     )
 
 
-def shown_length(tokenizer: Tokenizer, token_id: int, *, special: bool = False) -> int:
+def text_length(tokenizer: Tokenizer, token_id: int, *, special: bool = False) -> int:
     """Return the number of characters that a token adds to the text; `special`: with special tokens.
 
     Of several tokens that form one character, the first one adds it.
@@ -234,7 +234,7 @@ def completion_logprobs(
         continues = bool(raw) and raw[0] & 0xC0 == 0x80
         body.text_offset.append(max(0, offset - 1) if continues else offset)
         body.tokens.append(text)
-        offset += shown_length(tokenizer, token_id, special=special)
+        offset += text_length(tokenizer, token_id, special=special)
         if entry is None:
             body.token_logprobs.append(None)
             body.top_logprobs.append(None)

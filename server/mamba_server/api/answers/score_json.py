@@ -35,7 +35,7 @@ class LongParts:
         self._parts[mark] = pieces
         return msgspec.Raw(mark)
 
-    def in_place(self, encoded: bytes) -> list[bytes]:
+    def insert_parts(self, encoded: bytes) -> list[bytes]:
         """Return the answer in pieces, with the parts in the places of their marks.
 
         Marks appear in the order in which `mark` returned them.
@@ -45,7 +45,7 @@ class LongParts:
             head, separator, rest = rest.partition(mark)
             assert separator
             pieces += [head, *part]
-        return list(_joined([*pieces, rest]))
+        return list(_join([*pieces, rest]))
 
 
 def completion_scores(
@@ -66,7 +66,7 @@ def completion_scores(
         body = responses.completion_logprobs(tokenizer, ids, scores, offset, special=special)
         for name in names:
             lists[name] += [responses.encode(getattr(body, name))[1:-1], b","]
-        offset += sum(responses.shown_length(tokenizer, token_id, special=special) for token_id in ids)
+        offset += sum(responses.text_length(tokenizer, token_id, special=special) for token_id in ids)
     pieces = [b"{"]
     for name in names:
         pieces += [b'"%s":[' % name.encode(), *lists[name][:-1], b"]", b","]
@@ -83,10 +83,10 @@ def prompt_scores(tokenizer: Tokenizer, entries: Entries, parts: LongParts) -> P
     return parts.mark([*pieces[:-1], b"]"])
 
 
-def together(pieces: list[bytes]) -> bytes | list[bytes] | None:
+def join_pieces(pieces: list[bytes]) -> bytes | list[bytes] | None:
     """Join pieces: one if the bytes are few, several if they are many, None if there are none."""
     if len(pieces) > 1:
-        pieces = list(_joined(pieces))
+        pieces = list(_join(pieces))
     return pieces if len(pieces) > 1 else pieces[0] if pieces else None
 
 
@@ -100,7 +100,7 @@ def _pieces(items: list[Item]) -> Iterator[list[Item]]:
     return (items[start : start + PIECE_TOKENS] for start in range(0, len(items), PIECE_TOKENS))
 
 
-def _joined(pieces: list[bytes]) -> Iterator[bytes]:
+def _join(pieces: list[bytes]) -> Iterator[bytes]:
     """Yield the same bytes in fewer pieces."""
     pending: list[bytes] = []
     size = 0

@@ -28,11 +28,13 @@ def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
         prompt_logprobs=scores,
         started=first.started or second.started,
         first_at=first.first_at or second.first_at,
-        timeline=_joined(first.timeline, second.timeline),
+        timeline=_join_timelines(first.timeline, second.timeline),
     )
 
 
-def _joined(first: SequenceTimeline | None, second: SequenceTimeline | None) -> SequenceTimeline | None:
+def _join_timelines(
+    first: SequenceTimeline | None, second: SequenceTimeline | None
+) -> SequenceTimeline | None:
     if first is None or second is None:
         return first or second
     return SequenceTimeline(first.pieces + second.pieces, first.checkpoints + second.checkpoints)

@@ -49,7 +49,7 @@ class FormLimits:
         self.left_out.add(name)
 
 
-def followed(schema: dict[str, Any], limits: FormLimits, *, strict: bool = False) -> dict[str, Any]:
+def enforceable_schema(schema: dict[str, Any], limits: FormLimits, *, strict: bool = False) -> dict[str, Any]:
     """Return the schema without keys that cannot be enforced and without unknown formats.
 
     By the specification a `format` is an annotation, and generators write many of their own. Raises

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest
 from mamba_api.openai_tools import INPUT, CustomGrammar, Tool
-from mamba_server.api.forms.followed_schema import FormLimits, followed
+from mamba_server.api.forms.followed_schema import FormLimits, enforceable_schema
 from mamba_text.tagged_call import SchemaTypes
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
@@ -83,7 +83,7 @@ def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, onc
         end = token_or_text(calls.end, tokenizer)
         # A model may spell a marker in letters although it has a special token for it.
         inner = f"(inner | rest {end})" if end.startswith("<") else "inner"
-        call = [f"call: {begin} {inner}", f"inner[lazy]: /(?s:.*){escaped(calls.end)}/", "rest: /(?s:.*)/"]
+        call = [f"call: {begin} {inner}", f"inner[lazy]: /(?s:.*){escape(calls.end)}/", "rest: /(?s:.*)/"]
     more = "" if once or calls.listed or not calls.end else " (blank call)*"
     rules = [f"start: call{more} | @form", *call, "blank: /\\n{0,2}/"]
     first, *others = grammars_of(form)
@@ -91,7 +91,7 @@ def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, onc
     return json.dumps({"grammars": grammars})
 
 
-def escaped(marker: str) -> str:
+def escape(marker: str) -> str:
     """Return an expression that matches exactly this text."""
     return re.escape(marker).replace("/", "\\/")
 
@@ -138,7 +138,7 @@ def parameters_of(tool: Tool, limits: FormLimits) -> dict[str, Any]:
         # An expression that cannot be followed is an error, because it is the requested form.
         pattern = {"type": "string", "pattern": f"^(?:{tool.custom.grammar.definition})$"}
         return {**schema, "properties": {INPUT: pattern}}
-    return followed(schema, limits, strict=tool.strict)
+    return enforceable_schema(schema, limits, strict=tool.strict)
 
 
 def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from mamba_api.openai_tools import INPUT, Tool
 from mamba_server.api.forms.followed_schema import FormLimits
-from mamba_server.api.forms.forced_calls import escaped, grammars_of, of_input, parameters_of, token_or_text
+from mamba_server.api.forms.forced_calls import escape, grammars_of, of_input, parameters_of, token_or_text
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
 
@@ -32,7 +32,7 @@ def free_calls(tools: Sequence[Tool], form: ToolCallFormat, tokenizer: Tokenizer
     Raises ValueError if a format cannot be followed.
     """
     begin, end = (token_or_text(marker, tokenizer) for marker in (form.begin, form.end))
-    spelled = "" if form.tagged else f"{escaped(form.begin)}\\s*"
+    spelled = "" if form.tagged else f"{escape(form.begin)}\\s*"
     heads = [_tagged_head(tool) if form.tagged else _json_head(tool) for tool in tools]
     any_head = spelled + f"({'|'.join(heads)})"
     rules = [f"TEXT: /(?s:.+)/ & ~/(?s:.*){any_head}(?s:.*)/"]
@@ -95,8 +95,8 @@ def _json_rest(number: int, tool: Tool, limits: FormLimits, end: str) -> list[st
 def _json_head(tool: Tool) -> str:
     """Return an expression for the beginning of a call, up to the tool's name."""
     names = dict.fromkeys((json.dumps(tool.name), json.dumps(tool.name, ensure_ascii=False)))
-    return f'\\{{\\s*"name"\\s*:\\s*({"|".join(map(escaped, names))})'
+    return f'\\{{\\s*"name"\\s*:\\s*({"|".join(map(escape, names))})'
 
 
 def _tagged_head(tool: Tool) -> str:
-    return escaped(f"<function={tool.name}>").replace("\\\n", "\\n")
+    return escape(f"<function={tool.name}>").replace("\\\n", "\\n")

@@ -15,7 +15,7 @@ from mamba_api.openai import ChatCompletionRequest, GenerationRequest
 from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
 from mamba_api.openai_tools import Tool
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.forms.followed_schema import FormLimits, followed
+from mamba_server.api.forms.followed_schema import FormLimits, enforceable_schema
 from mamba_server.api.forms.forced_calls import (
     calls_or_form,
     forced_calls,
@@ -102,13 +102,13 @@ class _FormBuilder:
         """Build the form of an answer without tool calls."""
         if spec is None:
             return OutputForm()
-        return await self._checked(
+        return await self._build_checked(
             self._param, _source(spec), lambda limits: _spec_grammar(spec, limits), strict=_is_strict(spec)
         )
 
     async def forced_calls(self, request: ChatCompletionRequest, calls: ToolCallFormat) -> OutputForm:
         """Build the form of an answer that consists of forced calls."""
-        return await self._checked(
+        return await self._build_checked(
             "tools",
             [_tool_source(tool) for tool in request.forced_tools],
             lambda limits: forced_calls(request, calls, self._tokenizer, limits),
@@ -120,7 +120,7 @@ class _FormBuilder:
     ) -> OutputForm:
         """Build the form of an answer that has the requested form or consists of unrestricted calls."""
         once = request.parallel_tool_calls is False
-        form = await self._checked(
+        form = await self._build_checked(
             self._param,
             _source(spec),
             lambda limits: calls_or_form(_spec_grammar(spec, limits), calls, self._tokenizer, once=once),
@@ -134,7 +134,7 @@ class _FormBuilder:
         tools = [tool for tool in request.callable_tools if can_be_followed(tool, calls)]
         if not tools:
             return _unrestricted(request)
-        form = await self._checked(
+        form = await self._build_checked(
             "tools",
             [_tool_source(tool) for tool in tools],
             lambda limits: free_calls(tools, calls, self._tokenizer, limits),
@@ -142,7 +142,7 @@ class _FormBuilder:
         )
         return OutputForm(form.grammar, _unrestricted(request, followed=tools).left_out)
 
-    async def _checked(
+    async def _build_checked(
         self, param: str, source: Any, build: Callable[[FormLimits], str], *, strict: bool
     ) -> OutputForm:
         """Build a form and check that it can be followed. Raises InvalidRequest for the field `param`.
@@ -247,7 +247,7 @@ def _schema_grammar(schema: dict[str, Any] | str, limits: FormLimits, *, strict:
             raise ValueError("is nested too deeply") from error
         if not isinstance(schema, dict):
             raise ValueError("must be an object")
-    kept = followed(schema, limits, strict=strict)
+    kept = enforceable_schema(schema, limits, strict=strict)
     return str(LLMatcher.grammar_from_json_schema(kept, defaults=limits.style))
 
 

@@ -11,7 +11,7 @@ BLOCK = 128
 """Rows and columns of a block."""
 
 
-def dequantized(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return `weight`, [..., r, c], times `scale`, rounded once to `dtype`.
 
     `scale` has one element, [r] for a matrix, a shape that broadcasts such as [..., r, 1], or the shape

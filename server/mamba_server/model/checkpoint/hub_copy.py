@@ -49,14 +49,14 @@ def sound_copy(
     """
     with _exclusive(cache, lambda: say(f"{uri}: waiting for a process that downloads to {cache}")):
         directory = _resolve(uri, cache, progress, say, others)
-        damaged = _damaged(directory, lambda: say(f"{uri}: comparing the checksums of its files"))
+        damaged = _damaged_files(directory, lambda: say(f"{uri}: comparing the checksums of its files"))
         for link in damaged:
             say(f"{uri}: {link.name} is damaged; downloading it again")
             link.resolve().unlink()
             link.unlink()
         if damaged:
             directory = resolve(uri, progress)
-            if still_damaged := _damaged(directory, lambda: None):
+            if still_damaged := _damaged_files(directory, lambda: None):
                 raise DownloadFailed(
                     f"{uri}: {still_damaged[0].name} was downloaded twice, and its checksum is not the "
                     "Hub's; check the disk, and proxies between this machine and the Hub"
@@ -107,7 +107,7 @@ def _exclusive(cache: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         os.close(lock)
 
 
-def _damaged(directory: Path, on_compare: Callable[[], None]) -> list[Path]:
+def _damaged_files(directory: Path, on_compare: Callable[[], None]) -> list[Path]:
     """Return the files whose checksum is not the Hub's, and note the others, to read them only once."""
     # The directory is snapshots/COMMIT; the note belongs to all commits and is two levels up.
     note = directory.parent.parent / CHECKED

@@ -50,13 +50,13 @@ def resolve(uri: str, progress: Progress = silent, *, pvc_root: Path = PVC_ROOT)
     """
     scheme, rest = _split(uri)
     if scheme == "hf":
-        return _checked(_download(uri, rest, progress), uri)
+        return _require_model(_download(uri, rest, progress), uri)
     if scheme == "builtin":
-        return _checked(_builtin(uri, rest), uri)
+        return _require_model(_builtin(uri, rest), uri)
     if scheme == "pvc":
-        return _checked(_below(pvc_root, rest, uri), uri)
+        return _require_model(_below(pvc_root, rest, uri), uri)
     try:
-        return _checked(Path(rest).expanduser(), uri)
+        return _require_model(Path(rest).expanduser(), uri)
     except RuntimeError as error:
         raise SourceNotFound(f"{uri}: the home directory does not exist") from error
 
@@ -125,7 +125,7 @@ def _split(uri: str) -> tuple[str, str]:
     return scheme, uri[match.end() :]
 
 
-def _checked(path: Path, uri: str) -> Path:
+def _require_model(path: Path, uri: str) -> Path:
     try:
         return _with_config(path, uri)
     except OSError as error:

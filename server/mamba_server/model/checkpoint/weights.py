@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mamba_server.model.checkpoint.errors import WeightsError
-from mamba_server.model.checkpoint.fp8 import dequantized
+from mamba_server.model.checkpoint.fp8 import dequantize
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.source import Progress, silent
 from mamba_server.model.checkpoint.weight_files import (
@@ -112,7 +112,7 @@ class Weights:
             converted = tensor.to(device=device, dtype=dtype, copy=tensor.nbytes <= MAX_COPIED_BYTES)
         else:
             try:
-                converted = dequantized(tensor, self._read(scale, self._entries[scale]), dtype).to(device)
+                converted = dequantize(tensor, self._read(scale, self._entries[scale]), dtype).to(device)
             except ValueError as error:
                 raise WeightsError(f"{entry.file}: tensor {entry.name} has {error}") from error
         if converted is not tensor:

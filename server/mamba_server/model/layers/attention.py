@@ -41,7 +41,7 @@ class Attention:
             self.qkv_proj = _with_gate(config, hidden_size, loader)
         else:
             projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-            self.qkv_proj = loader.joined(projections, hidden_size, bias=config.bias)
+            self.qkv_proj = loader.join(projections, hidden_size, bias=config.bias)
         names = ("q_norm.weight", "k_norm.weight") if config.qk_norm and loader.library is not None else ()
         self.norms = [loader.norm(name, config.head_dim, norm_eps) for name in names]
         """Norms of a head of queries and of keys before their rotation, in the C++ kernels."""
@@ -96,9 +96,10 @@ class Attention:
         """
         assert plans.attention is not None
         width = self.config.head_dim
-        joined = self.qkv_proj(x)
-        query, key, value, *gate = (part.unflatten(1, (-1, width)) for part in joined.split(self.widths, 1))
-        both = joined[:, : sum(self.widths[:2])]
+        projected = self.qkv_proj(x)
+        parts = projected.split(self.widths, 1)
+        query, key, value, *gate = (part.unflatten(1, (-1, width)) for part in parts)
+        both = projected[:, : sum(self.widths[:2])]
         if self.head_norm is not None:
             both = self.head_norm(both)
             query, key = (part.unflatten(1, (-1, width)) for part in both.split(self.widths[:2], 1))
@@ -125,10 +126,10 @@ class Attention:
                 extend(query[cut:], kv, plans.attention, attended[cut:])
         flat = attended.flatten(1)
         if gate:
-            flat = self._gated(flat, gate[0].flatten(1))
+            flat = self._apply_gate(flat, gate[0].flatten(1))
         return self.o_proj(flat)
 
-    def _gated(self, flat: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    def _apply_gate(self, flat: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return flat * sigmoid(gate); either may be overwritten."""
         if self.gate is not None:
             self.gate(flat, gate)
@@ -152,7 +153,7 @@ def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Row
     """
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
-    def joined(kind: str, *inputs: int) -> torch.Tensor:
+    def load(kind: str, *inputs: int) -> torch.Tensor:
         both = loader.tensor(f"q_proj.{kind}", 2 * queries, *inputs)
         by_head = both.unflatten(0, (config.heads, 2, -1))
         query, gate = (by_head[:, part].flatten(0, 1) for part in range(2))
@@ -161,4 +162,4 @@ def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Row
         give_back(both)
         return whole
 
-    return loader.product(joined("weight", hidden_size), joined("bias") if config.bias else None)
+    return loader.product(load("weight", hidden_size), load("bias") if config.bias else None)

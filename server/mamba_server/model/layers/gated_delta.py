@@ -112,10 +112,10 @@ def by_kind(config: GatedDeltaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     shared = config.value_heads // config.key_heads
     values = shared * config.value_dim
     widths = (config.key_dim, config.key_dim, values, values)
-    return _grouped(config.key_heads, widths), _grouped(config.key_heads, (shared, shared))
+    return _group_order(config.key_heads, widths), _group_order(config.key_heads, (shared, shared))
 
 
-def _grouped(groups: int, widths: tuple[int, ...]) -> torch.Tensor:
+def _group_order(groups: int, widths: tuple[int, ...]) -> torch.Tensor:
     """Return the order that regroups rows [groups, sum of widths] by width: [each width, groups]."""
     rows = torch.arange(groups * sum(widths)).view(groups, -1)
     return torch.cat([part.flatten() for part in rows.split(widths, dim=1)])

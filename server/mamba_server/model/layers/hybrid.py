@@ -54,7 +54,7 @@ class TokenEmbedding:
     def __init__(self, loader: Loader, name: str, size: int, width: int) -> None:
         self._loader = loader
         weight = loader.tensor(name, size, width)
-        self.weight = weight if loader.library is None else loader.packed(weight)
+        self.weight = weight if loader.library is None else loader.pack(weight)
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, d] of ids: [T]."""

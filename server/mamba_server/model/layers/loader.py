@@ -101,9 +101,9 @@ class Loader:
 
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool, activation: str = "") -> Rows:
         """Return the product with the weight `name`; `activation`: one that the loader `activates`, or ""."""
-        return self.joined({name: outputs}, inputs, bias=bias, activation=activation)
+        return self.join({name: outputs}, inputs, bias=bias, activation=activation)
 
-    def joined(self, outputs: Mapping[str, int], inputs: int, *, bias: bool, activation: str = "") -> Rows:
+    def join(self, outputs: Mapping[str, int], inputs: int, *, bias: bool, activation: str = "") -> Rows:
         """Return one product with several weights, given by name and number of outputs, one after another."""
         weight = one_matrix([self.tensor(f"{name}.weight", count, inputs) for name, count in outputs.items()])
         added = None
@@ -117,10 +117,10 @@ class Loader:
         The caller must not read `weight` afterwards.
         """
         if self.library is not None:
-            return PackedLinear(self.library, self.packed(weight), bias, activation)
+            return PackedLinear(self.library, self.pack(weight), bias, activation)
         return self.plain(weight, bias)
 
-    def packed(self, weight: torch.Tensor) -> PackedMatrix:
+    def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""
         pack = PackedWeight if self.quantization == "none" else QuantizedWeight
         return pack(weight, give_back)

@@ -85,8 +85,8 @@ class Mlp:
             config.activation, loader.operators.activate, batch_invariant=loader.batch_invariant
         )
         width, bias = config.intermediate, config.bias
-        joined = config.activation if loader.activates(config.activation) else ""
-        if joined:
+        fused = config.activation if loader.activates(config.activation) else ""
+        if fused:
             self.activation = None
         if config.gated and names.gate_up_proj:
             both = loader.tensor(f"{names.gate_up_proj}.weight", 2 * width, hidden_size)
@@ -96,28 +96,28 @@ class Mlp:
             else:
                 gate, up = both.chunk(2)
                 gate_bias, up_bias = (None, None) if biases is None else biases.chunk(2)
-                self.gate_proj = loader.product(gate, gate_bias, joined)
+                self.gate_proj = loader.product(gate, gate_bias, fused)
                 self.up_proj = loader.product(up, up_bias)
         elif config.gated and loader.joins:
             widths = {"gate_proj": width, "up_proj": width}
-            self.gate_up_proj = loader.joined(widths, hidden_size, bias=bias)
+            self.gate_up_proj = loader.join(widths, hidden_size, bias=bias)
         elif config.gated:
-            self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=joined)
+            self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=fused)
             self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
         else:
-            self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias, activation=joined)
+            self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias, activation=fused)
         self.down_proj = loader.linear(names.down_proj, width, hidden_size, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's result [T, d] for x: [T, d]."""
-        inner, factor = self._projected(x)
+        inner, factor = self._project(x)
         if self.activation is not None:
             inner = self.activation(inner, factor)
         elif factor is not None:
             inner.mul_(factor)
         return self.down_proj(inner)
 
-    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the input of the activation, and the factor of its result."""
         if self.gate_up_proj is not None:
             gate, up = self.gate_up_proj(x).chunk(2, 1)

@@ -68,7 +68,7 @@ class Moe:
             self.packed = self._pack(library, gate_up, down, shared, gate, loader)
         else:
             self.scores = _scores(router, gate, loader)
-            self.gate_up, self.down, self.shared = _stacked(gate_up), _stacked(down), shared
+            self.gate_up, self.down, self.shared = _stack(gate_up), _stack(down), shared
             self.gated = gate is not None
             """Whether the last score of a row is the logit of the shared expert's weight."""
 
@@ -81,8 +81,8 @@ class Moe:
         gate: torch.Tensor | None,
         loader: Loader,
     ) -> PackedExperts:
-        pairs = [(loader.packed(up), loader.packed(back)) for up, back in zip(gate_up, down, strict=True)]
-        own = None if shared is None else (loader.packed(shared.gate_up), loader.packed(shared.down))
+        pairs = [(loader.pack(up), loader.pack(back)) for up, back in zip(gate_up, down, strict=True)]
+        own = None if shared is None else (loader.pack(shared.gate_up), loader.pack(shared.down))
         return PackedExperts(library, pairs, self.activation, own, None if gate is None else gate[0])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ def _scores(router: torch.Tensor, gate: torch.Tensor | None, loader: Loader) -> 
     return loader.plain(router if gate is None else one_matrix([router, gate]), None)
 
 
-def _stacked(matrices: Matrices) -> torch.Tensor:
+def _stack(matrices: Matrices) -> torch.Tensor:
     if isinstance(matrices, torch.Tensor):
         return matrices
     whole = torch.stack(tuple(matrices))

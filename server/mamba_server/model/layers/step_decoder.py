@@ -83,8 +83,8 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
         case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
             return MoeBlock(norm, router, experts)
         case Mlp(activation=None) as mlp:
-            gate = None if mlp.gate_proj is None else _packed(mlp.gate_proj)
-            return MlpBlock(norm, _packed(mlp.up_proj), gate, _packed(mlp.down_proj))
+            gate = None if mlp.gate_proj is None else _packed_linear(mlp.gate_proj)
+            return MlpBlock(norm, _packed_linear(mlp.up_proj), gate, _packed_linear(mlp.down_proj))
     raise _NotFusable
 
 
@@ -92,14 +92,14 @@ def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, index: int) -> 
     if mamba.kernels is None:
         raise _NotFusable
     decoder, _ = mamba.kernels
-    in_proj, out_proj = _packed(mamba.in_proj), _packed(mamba.out_proj)
+    in_proj, out_proj = _packed_linear(mamba.in_proj), _packed_linear(mamba.out_proj)
     return MambaBlock(norm, in_proj, decoder, out_proj, cache.conv[index], cache.ssm[index])
 
 
 def _delta(norm: RowNorm, delta: GatedDeltaMixer, cache: CacheViews, index: int) -> DeltaBlock:
     if delta.kernels is None:
         raise _NotFusable
-    in_proj, out_proj = _packed(delta.in_proj), _packed(delta.out_proj)
+    in_proj, out_proj = _packed_linear(delta.in_proj), _packed_linear(delta.out_proj)
     return DeltaBlock(norm, in_proj, delta.kernels, out_proj, cache.conv[index], cache.ssm[index])
 
 
@@ -109,7 +109,7 @@ def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, index: in
     decoder, _ = attention.kernels
     head_norms = [_kernel(head_norm) for head_norm in attention.norms]
     return AttentionBlock(
-        norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), cache.kv[index],
+        norm, _packed_linear(attention.qkv_proj), decoder, _packed_linear(attention.o_proj), cache.kv[index],
         head_norms=(head_norms[0], head_norms[1]) if head_norms else None,
         output_gate=attention.config.output_gate,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def _kernel(norm: Norm) -> RowNorm:
     return norm
 
 
-def _packed(rows: Rows) -> PackedLinear:
+def _packed_linear(rows: Rows) -> PackedLinear:
     if not isinstance(rows, PackedLinear):
         raise _NotFusable
     return rows
