@@ -162,7 +162,7 @@ def test_a_node_fills_its_own_copy_and_serves_it_without_the_hub(
         said = [said_by_loader(node, namespace, pod) for pod in deployed.engine_pods()]
         # Of two pods one has downloaded and compared; the other has waited for it, or come later.
         assert len(said) == 2
-        assert sum("compares the checksums" in text for text in said) == 1
+        assert sum("comparing the checksums" in text for text in said) == 1
         question = questions()[0]
         assert deployed.ask(question)["whole"] == question.answer
         assert node.list("jobs", namespace) == []
@@ -177,4 +177,4 @@ def test_a_node_fills_its_own_copy_and_serves_it_without_the_hub(
         deployed.wait_settled()
         assert deployed.ask(question)["whole"] == question.answer
         [new] = [one for one in deployed.engine_pods() if one["metadata"]["uid"] not in before]
-        assert "compares the checksums" not in said_by_loader(node, namespace, new)
+        assert "comparing the checksums" not in said_by_loader(node, namespace, new)

@@ -6,7 +6,7 @@ MUTANTS = (
     Mutant(
         name="a damaged download is taken for a model",
         keeps="Each file of a copied model is compared with its checksum.",
-        where="model.hub_copy:_damaged",
+        where="model.hub_copy:_damaged_files",
         old="not blob.is_file() or _checksum(blob) != blob.name",
         new="not blob.is_file()",
         tests=("tests/unit/model/test_hub_copy.py",),

@@ -1,1 +1,1 @@
-"""Process 1: HTTP, server-sent events and the OpenAI surface. Talks to the engine through `wire` alone."""
+"""The API process: HTTP, server-sent events and the OpenAI API. Talks to the engine through `wire` only."""

@@ -1,6 +1,6 @@
-"""The admin application, on a port of its own: plan, ledger, cache flush, strategy, drain, running requests.
+"""The admin application, on its own port: plan, ledger, cache flush, strategy, drain, running requests.
 
-Operations on the engine are relayed as AdminCall; draining is done here. Needs the token when one is set.
+Operations on the engine are relayed as AdminCall; draining is done here. Calls need the token if one is set.
 """
 
 import ipaddress
@@ -27,7 +27,7 @@ _BODY_LIMIT = 1 << 16
 
 
 class StrategyChange(BaseModel):
-    """Body of `PUT /admin/strategy`; what it leaves out stays as it is."""
+    """Body of `PUT /admin/strategy`; omitted fields keep their values."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", json_schema_extra={"minProperties": 1}
@@ -40,7 +40,7 @@ class StrategyChange(BaseModel):
 
     @field_validator("strategy")
     @classmethod
-    def _something_is_asked_for(cls, strategy: Strategy | None, info: ValidationInfo) -> Strategy | None:
+    def _require_a_change(cls, strategy: Strategy | None, info: ValidationInfo) -> Strategy | None:
         others = ("trackInterval", "maxCheckpointsPerPath", "eviction")
         if strategy is None and all(info.data.get(name) is None for name in others):
             raise PydanticCustomError(
@@ -50,32 +50,35 @@ class StrategyChange(BaseModel):
 
 
 class DrainState(BaseModel):
-    """Answer of `POST /admin/drain` and `POST /admin/undrain`."""
+    """Response body of `POST /admin/drain` and `POST /admin/undrain`."""
 
     draining: bool
     underWay: int  # noqa: N815 - the name in the public interface
 
 
 class AdminGuard(KeyGuard):
-    """Asks for the token where there is one, and keeps pages of a browser out where there is none."""
+    """Guard that requires the token if one is set, and rejects calls from web pages if none is."""
 
     def __init__(self, token: KeyFile | None) -> None:
-        super().__init__(token, "The token in `--admin-token-file`; without that option nobody needs one.")
+        super().__init__(token, "The token in `--admin-token-file`. Without that option, no token is needed.")
         self._open = token is None
 
     async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
-        """Raises Unauthorized or Forbidden."""
+        """Check the token, or the origin of the call if no token is set. Raises Unauthorized or Forbidden."""
         if self._open and "origin" in request.headers:
-            # A page in a browser on this machine can reach loopback, too.
+            # A web page in a browser on this machine can reach loopback addresses.
             raise Forbidden("admin calls from a browser are not accepted")
         if self._open and not _is_address(request.headers.get("host", "localhost")):
-            # Nor may a page's own name lead here, after it was looked up anew.
-            raise Forbidden("admin calls name the host by its address or as localhost, or use a token")
+            # DNS rebinding: the host name of a web page may come to resolve to this machine.
+            raise Forbidden(
+                "without an admin token, the Host header must be an IP address or localhost; to call by "
+                "another name, set --admin-token-file"
+            )
         return await super().__call__(request)
 
 
 def _is_address(host: str) -> bool:
-    """Whether a Host header has an IP address, or a name that no name server is asked for."""
+    """Return whether a Host header holds an IP address, or a name that resolves without a name server."""
     try:
         name = "" if "@" in host else urlsplit(f"//{host}").hostname
         return name == "localhost" or bool(ipaddress.ip_address(name or ""))
@@ -84,48 +87,48 @@ def _is_address(host: str) -> bool:
 
 
 class AdminEndpoints:
-    """Handlers over one served model."""
+    """The handlers of the admin API of one served model."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
     async def _relay(self, verb: str, body: dict[str, Any] | None = None) -> Response:
-        """Raises AdminRefused."""
+        """Send an operation to the engine and return its reply. Raises AdminRefused."""
         reply = await self._serving.engine.admin(verb, body or {})
         if reply.status >= 400:
             raise AdminRefused(reply)
         return JsonResponse(reply.body, reply.status)
 
     async def flush_cache(self) -> Response:
-        """Forget every checkpoint that nobody holds."""
+        """Evict every checkpoint that no running sequence uses."""
         return await self._relay("flush_cache")
 
     async def plan(self) -> Response:
-        """The memory plan in force."""
+        """Return the memory plan in force."""
         return await self._relay("plan")
 
     async def ledger(self) -> Response:
-        """Pages and slots by owner."""
+        """Return the numbers of pages and slots by owner."""
         return await self._relay("ledger")
 
     async def requests(self) -> Response:
-        """What runs and waits."""
+        """List the running and waiting sequences."""
         return await self._relay("requests")
 
     async def strategy(self, change: StrategyChange) -> Response:
-        """Change the strategy at the next step boundary."""
+        """Change checkpoint strategy and eviction at the next step boundary."""
         answer = await self._relay("strategy", change.model_dump(exclude_none=True))
         if change.strategy is not None:
             self._serving.on_strategy(change.strategy)
         return answer
 
     async def drain(self) -> DrainState:
-        """Refuse new requests, finish those under way."""
+        """Refuse new requests and finish running ones."""
         self._serving.drain.draining = True
         return self._drain_state()
 
     async def undrain(self) -> DrainState:
-        """Welcome requests again."""
+        """Accept new requests again."""
         self._serving.drain.draining = False
         return self._drain_state()
 
@@ -135,26 +138,26 @@ class AdminEndpoints:
 
 
 _ERRORS = error_responses(
-    e401="No or a wrong token",
-    e403="A page in a browser called",
-    e503="Not ready, or the engine was lost; see Retry-After",
+    e401="The token is missing or wrong",
+    e403="The call comes from a web page, or names the host by a name that needs a token",
+    e503="The model is not ready, or the engine process ended; see Retry-After",
     e504="The engine did not answer in time",
 )
 _BODY_ERRORS = error_responses(
-    e400="The change is wrong", e408="The body did not arrive in time",
-    e409="It does not fit what runs now: try again later",
+    e400="The body is invalid", e408="The body did not arrive in time",
+    e409="The change conflicts with running sequences; try again later",
     e413="The body is too large", e415="The body is not JSON",
 )  # fmt: skip
 
 
 def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
-    """The application. Without `token` the caller must bind it to loopback."""
+    """Build the admin application. Without `token`, the caller must bind it to a loopback address."""
     admin, guard = AdminEndpoints(serving), AdminGuard(token)
     app = make_application(
         "mambaserve admin",
         guard=guard,
         guarded="/",
-        description="Operations on one engine. They need the admin token where one is set.",
+        description="Operations on one engine. They need the admin token if one is set.",
     )
     app.router.route_class = limited_route(_BODY_LIMIT, guard)
     for method, name, handler, answer in (

@@ -1,4 +1,4 @@
-"""The public HTTP application: which path is answered by whom, and how the document describes it."""
+"""The public HTTP application: its routes, and how the OpenAPI document describes them."""
 
 from typing import Any
 
@@ -35,39 +35,38 @@ from mamba_edge.exchange.body_budget import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints
-from mamba_server.api.gateway_guard import GatewayGuard
 from mamba_server.api.info import InfoEndpoints
-from mamba_server.api.prefix_feed import CONTENT_TYPE, PrefixFeed
+from mamba_server.api.prefix_feed import CONTENT_TYPE, GatewayGuard, PrefixFeed
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.serving_status import StatusEndpoint
 
 _MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
-_READINESS: Responses = {503: {"model": Readiness, "description": "Loading, restarting or draining"}}
+_READINESS: Responses = {503: {"model": Readiness, "description": "The engine loads, restarts or drains"}}
 _GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
-_STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, then [DONE]"
+_STREAM_OR_WHOLE = "The complete answer; with `stream`, events that hold its chunks, then [DONE]"
 _ARCHIVE: Responses = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
-    304: {"description": "The client has these files: If-None-Match names their ETag"},
-    **error_responses(e503="The model is not there yet; see Retry-After"),
+    304: {"description": "The client already has these files: If-None-Match names their ETag"},
+    **error_responses(e503="The tokenizer is not loaded yet; see Retry-After"),
 }
 _GENERATION_ERRORS = generation_errors(
-    e500="A defect of the server",
-    e503="Not ready, draining, or the engine was lost; see Retry-After",
+    e500="The server failed",
+    e503="The model is not ready, the server drains, or the engine process ended; see Retry-After",
 )
 
 
 def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None) -> ASGIApp:
-    """The application. With `keys`, everything below /v1/ needs one."""
+    """Build the application. With `keys`, everything below /v1/ needs an API key."""
     settings = serving.settings
-    about_keys = "One of the keys in `--api-key-file`; without that option nobody needs one."
+    about_keys = "One of the keys in `--api-key-file`. Without that option, no key is needed."
     guard = KeyGuard(keys, about_keys)
     app = make_application(
         "mambaserve",
         guard=guard,
         guarded="/v1/",
         description="OpenAI-compatible API of one engine. Fields beyond the OpenAI reference are described "
-        "with the others; unknown ones are ignored.",
+        "like the others; unknown fields are ignored.",
     )
 
     app.router.route_class = limited_route(
@@ -79,20 +78,20 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         "/v1/prefix_changes",
         PrefixFeed(serving.engine.changes).prefix_changes,
         operation_id="prefixChanges",
-        summary="What is cached here, for gateways",
+        summary="Changes of this engine's prefix cache, for gateways",
         response_class=Response,
         dependencies=[Security(GatewayGuard(keys, about_keys))],
         responses=UNAUTHORIZED
         | _MSGPACK
         | BAD_QUERY
-        | error_responses(e403="The key is not the one of gateways"),
+        | error_responses(e403="The key is not that of gateways"),
     )
 
     app.add_api_route(
         "/v1/status",
         StatusEndpoint(serving).status,
         operation_id="status",
-        summary="What this engine does",
+        summary="Status of this engine",
         response_model=ServingStatus,
         dependencies=[Security(guard)],
         responses=UNAUTHORIZED,
@@ -173,7 +172,7 @@ def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
         responses=UNAUTHORIZED | _ARCHIVE,
     )
     for path, operation, summary in (
-        ("/readyz", "readyz", "Whether requests are welcome"),
+        ("/readyz", "readyz", "Whether new requests are accepted"),
         ("/health", "health", "Same as /readyz"),
     ):
         app.add_api_route(
@@ -184,7 +183,7 @@ def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:
             response_model=Readiness,
             responses=_READINESS,
         )
-    app.add_api_route("/livez", info.livez, operation_id="livez", summary="Whether the process lives")
+    app.add_api_route("/livez", info.livez, operation_id="livez", summary="Whether the process is alive")
     app.add_api_route(
         "/metrics",
         info.metrics,

@@ -1,6 +1,7 @@
-"""Stop admitting and finish: who is under way, and whether new requests are welcome.
+"""`Drain`: counts running HTTP requests, and says whether new ones are accepted.
 
-The generation endpoints enter it, SIGTERM and the admin server turn it. Pure but for the event it sets.
+Generation endpoints enter it for each request; SIGTERM and the admin API start and stop draining. Pure, apart
+from the event it sets.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from mamba_edge.exchange.request_arrivals import RequestArrivals
 
 
 class Drain:
-    """Counts HTTP requests under way; while draining it refuses new ones."""
+    """Counter of running HTTP requests; while `draining` is set, it refuses new ones."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -24,11 +25,12 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around one HTTP request. Raises ServerDraining while it drains."""
+        """Count one HTTP request while the context is open. Raises ServerDraining if the server drains."""
         self.arrivals.record()
         if self.draining:
             raise ServerDraining(
-                "the server is draining: it finishes what runs and takes nothing new; try another"
+                "the server is draining: it finishes running requests and accepts no new ones; send this "
+                "request to another server"
             )
         self.under_way += 1
         self._idle.clear()
@@ -39,8 +41,8 @@ class Drain:
             if not self.under_way:
                 self._idle.set()
 
-    async def finished(self, deadline: float) -> bool:
-        """Wait until nothing is under way, `deadline` seconds at most; whether it came to that."""
+    async def wait_until_idle(self, deadline: float) -> bool:
+        """Wait for running requests, at most `deadline` seconds; return whether all have finished."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline):
                 await self._idle.wait()

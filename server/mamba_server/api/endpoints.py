@@ -1,6 +1,6 @@
 """The two endpoints that generate: from a validated request to token ids, the engine and the answer.
 
-FastAPI routes call the methods of `GenerationEndpoints`; what they raise becomes the OpenAI envelope.
+FastAPI routes call the methods of `GenerationEndpoints`; their ApiErrors become OpenAI error objects.
 """
 
 import time
@@ -43,13 +43,13 @@ log = get_logger(__name__)
 Encoded = TypeVar("Encoded")
 
 ENTRY_CHARS = 32
-"""About what one log-probability takes in the JSON of an answer; six times as much while it is made."""
+"""Approximate size of one log-probability in the JSON of an answer; encoding it takes six times as much."""
 QUIET_SECONDS = 15.0
-"""Without an event, after which a stream that goes on gets a comment: balancers take silence for death."""
+"""Time without an event after which a running stream sends a comment: load balancers close silent streams."""
 
 
 class ResponseBuilder(Protocol):
-    """What both kinds of answer offer."""
+    """Builder of the chunks and the JSON of one answer; completions and chats each have one."""
 
     def chunk(
         self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool
@@ -62,8 +62,10 @@ class ResponseBuilder(Protocol):
 
 
 class GeneratedResponse(Response):
-    """A response that speaks ASGI itself: bytes go from the encoder to `send`. `work` is cancelled when the
-    client leaves."""
+    """A response that speaks ASGI itself: encoded bytes go straight to `send`.
+
+    `work` is cancelled when the client disconnects.
+    """
 
     def __init__(self, work: Callable[[Send], Coroutine[Any, Any, None]]) -> None:
         self._work = work
@@ -74,7 +76,7 @@ class GeneratedResponse(Response):
 
 
 class GenerationEndpoints:
-    """The handlers of one served model."""
+    """The handlers of completions and chats for one served model."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -90,9 +92,9 @@ class GenerationEndpoints:
     async def _complete(self, request: CompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("text_completion", request, context)
-        with self._serving.admitted(len(request.prompts), request.n or 1) as places:
-            made = PromptBuilder(text, limits, self._serving.encoders, context.trace)
-            prompts = await made.of_completion(request)
+        with self._serving.admit(len(request.prompts), request.n or 1) as places:
+            prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
+            prompts = await prompt_builder.of_completion(request)
             form = await output_grammar(request, text, self._check_grammar(context, places))
         priorities = self._serving.settings.anonymous_priority
         response_id = f"cmpl-{uuid.uuid4().hex}"
@@ -109,7 +111,7 @@ class GenerationEndpoints:
             )
             for place, prompt in enumerate(prompts)
         ]
-        self._foresee(request, prompts, context)
+        self._reserve_scores(request, prompts, context)
         builder = CompletionResponseBuilder(
             request,
             text.tokenizer,
@@ -123,17 +125,17 @@ class GenerationEndpoints:
     async def _answer(self, request: ChatCompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("chat", request, context)
-        with self._serving.admitted(1, request.n or 1) as places:
-            prompts = PromptBuilder(text, limits, self._serving.encoders, context.trace)
-            prompt = await prompts.of_chat(request, context.body_bytes)
+        with self._serving.admit(1, request.n or 1) as places:
+            prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
+            prompt = await prompt_builder.of_chat(request, context.body_bytes)
             form = await output_grammar(request, text, self._check_grammar(context, places), prompt.opening)
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         priorities = self._serving.settings.anonymous_priority
         add = _add_request(
             request, response_id, prompt, text, limits, context, form.grammar, priorities=priorities
         )
-        self._foresee(request, [prompt], context)
-        read = AnswerFormat.of(request, text.template)
+        self._reserve_scores(request, [prompt], context)
+        answer_format = AnswerFormat.of(request, text.template)
         builder = ChatResponseBuilder(
             request,
             text.tokenizer,
@@ -141,34 +143,36 @@ class GenerationEndpoints:
             response_id=response_id,
             created=int(time.time()),
             model=self._serving.model_name,
-            readers=read.readers(request, text, prompt),
+            readers=answer_format.readers(request, text, prompt),
         )
-        kept = text.tokenizer.ids_of(read.markers)
-        await self._run(request, builder, [add], text, context, send, kept, headers=_headers(form))
+        markers = text.tokenizer.ids_of(answer_format.markers)
+        await self._run(request, builder, [add], text, context, send, markers, headers=_headers(form))
 
-    def _foresee(
+    def _reserve_scores(
         self, request: GenerationRequest, prompts: Sequence[Prompt], context: RequestContext
     ) -> None:
-        """Count what the log-probabilities of prompts will take against what bodies may. Raises
-        InvalidRequest, TooManyBodies."""
+        """Reserve memory for the log-probabilities of prompts out of the budget for held bodies.
+
+        Raises InvalidRequest, TooManyBodies.
+        """
         alternatives = prompt_alternatives(request)
         if alternatives is None:
             return
         copies = (request.n or 1) if isinstance(request, CompletionRequest) else 1
         tokens = sum(len(prompt.token_ids) for prompt in prompts)
         size = tokens * (1 + alternatives) * ENTRY_CHARS * copies
-        most = self._serving.settings.max_held_body_bytes
-        if size > most:
+        limit = self._serving.settings.max_held_body_bytes
+        if size > limit:
             raise InvalidRequest(
-                f"logprobs: those of {tokens} tokens of prompts with {alternatives} alternatives, {copies} "
-                f"times, take about {size} bytes, and {most} are the most; ask for fewer of them, or in "
-                "several requests",
+                f"logprobs: log-probabilities of {tokens} prompt tokens with {alternatives} alternatives, "
+                f"{copies} times, take about {size} bytes, and the limit is {limit}; ask for fewer of them, "
+                "or send several requests",
                 param="logprobs",
             )
         context.body_share.take(size)
 
     def _describe(self, operation: str, request: GenerationRequest, context: RequestContext) -> None:
-        """What the request's own span says of it: never what was asked."""
+        """Set the attributes of the request's own span. They never contain prompts or answers."""
         trace = context.trace
         if trace.recording:
             trace.root.set(names.OPERATION, operation)
@@ -199,23 +203,34 @@ class GenerationEndpoints:
         *,
         headers: RawHeaders = (),
     ) -> None:
-        """`visible_special`: special tokens by which the response is parsed; `headers`: more of its own."""
+        """Generate the answer and send it.
+
+        Args:
+            request: the validated body.
+            builder: builds the answer's JSON.
+            adds: the prompts, as the engine receives them.
+            text: tokenizer and chat template.
+            context: context of the HTTP request.
+            send: sends ASGI messages to the client.
+            visible_special: special tokens that stay in the text, because the answer is parsed by them.
+            headers: additional response headers.
+        """
         fields = context.log_fields
         fields["answer"] = adds[0].request_id
         serving = self._serving
-        shown = TextVisibility(
+        visibility = TextVisibility(
             request.stops,
             special_tokens=request.skip_special_tokens is False,
             stop=bool(request.include_stop_str_in_output),
             visible_special=visible_special,
         )
         trace = context.trace
-        active = ActiveRequest(serving.engine, text.tokenizer, adds, shown, serving.metrics, trace)
+        active = ActiveRequest(serving.engine, text.tokenizer, adds, visibility, serving.metrics, trace)
         try:
             async with active:
                 if request.stream:
-                    told = context.header_values.get(USAGE_HEADER) == b"1"
-                    events = _events(request, builder, active, trace, serving.encoders, with_comment=told)
+                    comment = context.header_values.get(USAGE_HEADER) == b"1"
+                    events = _events(request, builder, active, trace, serving.encoders, with_comment=comment)
                     await send_events(send, events, context.direct, headers)
                 else:
                     await send_json_pieces(send, await _whole(builder, active, serving.encoders), headers)
@@ -243,13 +258,16 @@ def _add_request(
     *,
     priorities: bool,
 ) -> AddRequest:
-    """`priorities`: what clients without a name say of their priority acts, too."""
+    """Build the message that submits one prompt to the engine.
+
+    `priorities`: whether the priority of clients without a name has an effect, too.
+    """
     client = context.client
-    most = output_tokens(request, len(prompt.token_ids), limits)
+    max_tokens = output_tokens(request, len(prompt.token_ids), limits)
     return AddRequest(
         request_id=request_id,
         token_ids=TokenIds(prompt.token_ids),
-        params=sampling_params(request, text.defaults, limits, most, grammar),
+        params=sampling_params(request, text.defaults, limits, max_tokens, grammar),
         n=request.n or 1,
         priority=(request.priority or 0) if client or priorities else 0,
         client=client,
@@ -260,7 +278,7 @@ def _add_request(
 
 
 def _headers(form: OutputForm) -> RawHeaders:
-    """What the answer's headers say of its form."""
+    """Return the response header that names the keys of the form which the answer does not follow."""
     return [(LEFT_OUT_HEADER.lower().encode(), ", ".join(form.left_out).encode())] if form.left_out else ()
 
 
@@ -270,29 +288,29 @@ def _usage(active: ActiveRequest) -> UsageBody:
 
 
 def _free(scores: list[list[TokenLogprobs | None]], encoders: EncoderPool) -> None:
-    """Free what an answer that was not finished has of its prompts' log-probabilities, beside the loop."""
-    if left := [entries for entries in scores if entries]:
+    """Free the remaining log-probabilities of prompts of an unfinished answer, in a thread of the pool."""
+    if remaining := [entries for entries in scores if entries]:
 
         def free() -> None:
-            for entries in left:
+            for entries in remaining:
                 let_go(entries)
 
         encoders.hand_over(free)
 
 
 async def _whole(builder: ResponseBuilder, active: ActiveRequest, encoders: EncoderPool) -> list[bytes]:
-    """The complete answer, in pieces. What is long is encoded beside the loop, choice by choice."""
+    """Collect the complete answer, in pieces. Long choices are encoded one by one in the encoder pool."""
     weight = 0
     async for update in active.updates():
         builder.collect(update)
         weight = max(weight, builder.weight(update))
         if update.finish_reason is not None:
-            await _beside(encoders, builder.weight(update), partial(builder.seal, update.choice))
-    return await _beside(encoders, weight, lambda: builder.full(_usage(active)))
+            await _encode(encoders, builder.weight(update), partial(builder.seal, update.choice))
+    return await _encode(encoders, weight, lambda: builder.full(_usage(active)))
 
 
-async def _beside(encoders: EncoderPool, entries: int, work: Callable[[], Encoded]) -> Encoded:
-    """The result of encoding so many log-probabilities, beside the loop if they are many."""
+async def _encode(encoders: EncoderPool, entries: int, work: Callable[[], Encoded]) -> Encoded:
+    """Run `work`, which encodes `entries` log-probabilities; in the encoder pool if they are many."""
     return await encoders.run(entries * ENTRY_CHARS, lambda _: work())
 
 
@@ -305,27 +323,31 @@ async def _events(
     *,
     with_comment: bool,
 ) -> AsyncGenerator[bytes]:
-    """The events of a streamed answer, a long one in pieces. An error after the first one is an event of its
-    own. While tokens come and nothing of them is certain, as of a long call, comments do. `with_comment`:
-    another one tells the usage, for whoever counts on the way."""
+    """Yield the events of a streamed answer, long ones in pieces.
+
+    An error after the first event becomes an event. While tokens arrive that cannot be sent yet, such as
+    those of a long tool call, comments keep the stream alive. `with_comment`: a last comment reports the
+    usage to a gateway that counts tokens.
+    """
     options = request.stream_options
     include = options is not None and bool(options.include_usage)
     continuous = options is not None and bool(options.continuous_usage_stats)
     scored = prompt_alternatives(request) is not None
-    begun, sent = False, time.monotonic()
+    begun, sent_at = False, time.monotonic()
     try:
         async for update in active.updates():
             usage = _usage(active) if continuous else None
-            show = partial(builder.chunk, update, usage, with_usage=include or continuous)
-            chunk = await _beside(encoders, builder.weight(update), show) if scored else show()
+            encode = partial(builder.chunk, update, usage, with_usage=include or continuous)
+            chunk = await _encode(encoders, builder.weight(update), encode) if scored else encode()
             now = time.monotonic()
-            if chunk is not None or now - sent >= QUIET_SECONDS:
-                begun, sent = True, now
-                if isinstance(chunk, list):
-                    while chunk:
-                        yield chunk.pop(0)
-                else:
-                    yield responses.COMMENT if chunk is None else chunk
+            if chunk is None and now - sent_at < QUIET_SECONDS:
+                continue
+            begun, sent_at = True, now
+            if not isinstance(chunk, list):
+                yield responses.COMMENT if chunk is None else chunk
+                continue
+            while chunk:
+                yield chunk.pop(0)
         if include:
             yield builder.usage_chunk(_usage(active))
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""The endpoints that only tell: probes, models, version, metrics."""
+"""The read-only endpoints: probes, models, tokenizer, version, metrics."""
 
 import asyncio
 import importlib.metadata
@@ -16,7 +16,7 @@ from mamba_text.text_archive import TextArchive
 
 
 def readiness(serving: Serving) -> Readiness:
-    """What `/readyz` says. Draining hides everything else: it will not become ready again by itself."""
+    """Return what `/readyz` reports. Draining hides all other states: it does not end by itself."""
     state = serving.engine.state
     if serving.drain.draining:
         reason = f"draining: {serving.drain.under_way} requests are finishing"
@@ -27,7 +27,7 @@ def readiness(serving: Serving) -> Readiness:
 
 
 class InfoEndpoints:
-    """Handlers over one served model."""
+    """The handlers of the read-only endpoints of one served model."""
 
     def __init__(self, serving: Serving, registry: CollectorRegistry) -> None:
         self._serving = serving
@@ -36,11 +36,11 @@ class InfoEndpoints:
         self._packing = asyncio.Lock()
 
     async def livez(self) -> dict[str, str]:
-        """200 while this process's event loop turns."""
+        """Answer 200 while the event loop of this process runs."""
         return {"status": "alive"}
 
     async def readyz(self) -> Response:
-        """200 when requests are welcome, else 503 with how far loading is."""
+        """Answer 200 when requests are accepted, otherwise 503 with the progress of loading."""
         state = readiness(self._serving)
         body = state.model_dump_json().encode()
         if state.status == "ready":
@@ -48,17 +48,17 @@ class InfoEndpoints:
         return JsonResponse(body, 503, headers={"retry-after": str(int(NotReady.retry_after or 1))})
 
     async def models(self) -> ModelList:
-        """The one served model."""
+        """List the one served model."""
         return ModelList(object="list", data=[self._card()])
 
     async def model(self, name: str) -> ModelCard:
-        """One model by name. Raises ModelNotFound."""
+        """Return one model by name. Raises ModelNotFound."""
         if name != self._serving.model_name:
-            raise self._serving.not_served(name)
+            raise self._serving.model_not_found(name)
         return self._card()
 
     async def tokenizer(self, request: Request) -> Response:
-        """Tokenizer and chat template as a zip, for gateways; its ETag is the files' fingerprint.
+        """Return tokenizer and chat template as a zip file, for gateways; the ETag is their fingerprint.
 
         Raises NotReady before they are loaded.
         """
@@ -75,11 +75,11 @@ class InfoEndpoints:
         return Response(archive.data, media_type="application/zip", headers=headers)
 
     async def version(self) -> dict[str, str]:
-        """The installed version of mambaserve."""
+        """Return the installed version of mambaserve."""
         return {"version": importlib.metadata.version("mambaserve")}
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text, or OpenMetrics with exemplars for who asks for that."""
+        """Return metrics as Prometheus text, or as OpenMetrics with exemplars if the client accepts it."""
         body, kind = expose(self._registry, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 

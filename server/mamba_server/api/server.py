@@ -1,6 +1,6 @@
-"""Process 1 from start to exit: sockets, the engine client, both HTTP servers, signals, the exit code.
+"""The API process from start to exit: sockets, the engine client, both HTTP servers, signals, the exit code.
 
-Called by `mambaserve serve` and by local mode. It owns the order of things: listen, load, ready, drain, end.
+`mambaserve serve` and local mode call it. It owns the order of events: listen, load, ready, drain, end.
 """
 
 import asyncio
@@ -53,23 +53,27 @@ log = get_logger(__name__)
 Result = TypeVar("Result")
 Watch = Callable[[EngineState], None]
 WATCH_SECONDS = 0.25
+"""Interval between two reports of the progress of loading."""
 LAST_PORT = 65_535
 LAST_BYTES_SECONDS = 3
-"""How long connections may take to close once every answer has been handed over."""
+"""Time for connections to close once every answer has been handed over."""
 
 
 def print_line(line: str) -> None:
-    """The ready line goes to standard output: other programs wait for it."""
+    """Write the ready line to standard output: other programs wait for it."""
     tell_ready(line, sys.stdout)
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:
-    """The result of `work`. Unlike a pool's thread this one does not keep the process from ending: a
-    download may be far from done when SIGTERM comes."""
+    """Run `work` in a daemon thread and return its result.
+
+    Unlike a thread of a pool, a daemon thread does not keep the process from ending: a download may be far
+    from done when SIGTERM arrives.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 
-    def settle(setter: Callable[..., None], value: Any) -> None:
+    def complete(setter: Callable[..., None], value: Any) -> None:
         if not future.done():
             setter(value)
 
@@ -80,15 +84,15 @@ async def in_daemon_thread(work: Callable[[], Result]) -> Result:
             value = work()
         except Exception as error:
             setter, value = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, setter, value)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the result
+            loop.call_soon_threadsafe(complete, setter, value)
 
     threading.Thread(target=run, daemon=True).start()
     return await future
 
 
 class Server:
-    """One engine's API process. `announce` gets the ready line."""
+    """The API process of one engine. `announce` receives the ready line."""
 
     def __init__(
         self,
@@ -101,7 +105,8 @@ class Server:
     ) -> None:
         if settings.admin_token_file is None and not is_loopback(settings.admin_host):
             raise BadConfiguration(
-                f"admin_host {settings.admin_host} is reachable from other machines: set admin_token_file"
+                f"admin_host {settings.admin_host} is reachable from other machines: set admin_token_file to "
+                "require a token"
             )
         self._settings = settings
         self._announce = announce
@@ -133,7 +138,7 @@ class Server:
         except BadRedisUrl as error:
             raise BadConfiguration(str(error)) from error
         if settings.redis_url is not None and settings.redis_url_file is not None:
-            raise BadConfiguration("give either --redis-url or --redis-url-file, and not both")
+            raise BadConfiguration("set either --redis-url or --redis-url-file, not both")
         self._prefix_metrics = PrefixMetrics(self._registry, name, engine.changes)
         self._serving.on_strategy = self._engine_metrics.on_strategy
         self._signals = 0
@@ -143,25 +148,25 @@ class Server:
         self._leave: Callable[[], None] = lambda: None
 
     async def run(self) -> int:
-        """Serve until a signal; the exit code. Raises ServeError."""
+        """Serve until a signal, and return the exit code. Raises ServeError."""
         settings = self._settings
-        wanted = settings.admin_port
-        if wanted is None:
-            wanted = 0 if settings.port == 0 else settings.port + 1
-        if wanted > LAST_PORT:
-            raise ServeError(f"no port is left after {settings.port} for the admin server: give --admin-port")
+        admin_port = settings.admin_port
+        if admin_port is None:
+            admin_port = 0 if settings.port == 0 else settings.port + 1
+        if admin_port > LAST_PORT:
+            raise ServeError(f"no port is left after {settings.port} for the admin server: set --admin-port")
         try:
             public = listen(settings.host, settings.port)
         except CannotListen as error:
             raise ServeError(f"{error.option}: {error}") from error
         try:
-            private = listen(settings.admin_host, wanted)
+            private = listen(settings.admin_host, admin_port)
         except CannotListen as error:
             public.close()
             option = error.option.replace("--", "--admin-")
             raise ServeError(f"{option}: the admin server {error}") from error
         self._urls = (url_of(public), url_of(private))
-        # The name that discovery has for it: the pod's, or the address that a gateway was given.
+        # The name by which gateways discover this engine: the pod's name, or its address.
         engine = os.environ.get("POD_NAME") or urlsplit(self._urls[0]).netloc
         self._serving.engine.changes.engine = engine
         loop = asyncio.get_running_loop()
@@ -186,7 +191,7 @@ class Server:
                 life.result()
             return stopping.result() if stopping.done() else 1
         finally:
-            # Gateways that wait for news are let go, or the servers would wait for them.
+            # Answer gateways that wait for changes, or the servers would wait for them.
             self._serving.engine.changes.close()
             for server, _ in servers:
                 server.should_exit = True
@@ -201,7 +206,7 @@ class Server:
                 listener.close()
 
     async def _engine_life(self) -> None:
-        """Fetch the model, load the text side, then keep the engine running. Raises ServeError."""
+        """Fetch the model, load its text processor, then keep the engine running. Raises ServeError."""
         settings, engine = self._settings, self._serving.engine
         try:
             directory = await in_daemon_thread(lambda: source.resolve(settings.model, engine.loading))
@@ -214,16 +219,16 @@ class Server:
             raise failure from error
         changes: dict[str, Any] = {
             "model": str(directory), "served_model_name": self._serving.model_name,
-            # Not the engine's business, and arguments of a process are seen by all.
+            # The engine does not need the Redis URL, and other users see arguments of a process.
             "redis_url": None, "redis_url_file": None,
         }  # fmt: skip
         await engine.run(settings.model_copy(update=changes).model_dump_json())
 
     async def _publish(self) -> None:
-        """Tell gateways through Redis what is cached here, if there is one."""
+        """Publish the changes of the prefix cache to Redis, if there is one."""
         if self._redis_url is None:
             return
-        # The client is large, and only this needs it.
+        # Imported here because the client is large, and nothing else in this process needs it.
         from mamba_prefix.redis_client import make_client
         from mamba_prefix.redis_store import RedisStore
 
@@ -237,7 +242,7 @@ class Server:
             await store.close()
 
     async def _watch_loading(self) -> None:
-        """Tell who watches how far loading is, until it is done."""
+        """Report the progress of loading to the `watch` callback until the engine is ready."""
         if self._watch is None:
             return
         while (state := self._serving.engine.state).phase != "ready":
@@ -248,11 +253,11 @@ class Server:
     def _on_ready(self, ready: Ready) -> None:
         self._engine_metrics.on_ready(ready)
         if self._signals:
-            return  # it is about to end, and who waits for the ready line would send requests
-        told = ("overlap", "threads", "kernels", "decodeSteps", "kernelsLeftOut")
-        chosen = {name: ready.plan[name] for name in told if name in ready.plan}
+            return  # the server is about to end, and readers of the ready line would send requests
+        logged = ("overlap", "threads", "kernels", "decodeSteps", "kernelsLeftOut")
+        fields = {name: ready.plan[name] for name in logged if name in ready.plan}
         url, admin = self._urls
-        log.info("ready", url=url, admin=admin, max_model_len=ready.max_model_len, **chosen)
+        log.info("ready", url=url, admin=admin, max_model_len=ready.max_model_len, **fields)
         if not self._announced:
             self._announced = True
             self._announce(f"mambaserve: ready: {self._serving.model_name} at {url}/v1 (admin {admin})")
@@ -262,14 +267,17 @@ class Server:
         self._signalled.set()
 
     async def _until_drained(self) -> int:
-        """Wait for a signal, then for running requests, a second signal or the deadline; the exit code."""
+        """Wait for a signal, then for running requests, a second signal or the deadline.
+
+        Returns the exit code.
+        """
         await self._signalled.wait()
         self._signalled.clear()
         drain, settings = self._serving.drain, self._settings
         loop = asyncio.get_running_loop()
         deadline = loop.time() + settings.drain_timeout
         if not (self._announced or drain.under_way):
-            # Nobody was ever served: there is nothing to finish and nobody to send away.
+            # No request was ever accepted, so there is nothing to finish and no client to turn away.
             log.info("stopped_while_loading", stage=self._serving.engine.state.stage)
             return 0
         if settings.drain_quiet and self._serving.engine.state.phase == "ready":
@@ -278,21 +286,23 @@ class Server:
             quiet = asyncio.create_task(
                 drain.arrivals.none_for(settings.drain_quiet, lambda: drain.under_way > 0)
             )
-            hurried = asyncio.create_task(self._signalled.wait())
-            longest = settings.drain_timeout * LEAVE_SHARE
-            await asyncio.wait({quiet, hurried}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+            second_signal = asyncio.create_task(self._signalled.wait())
+            quiet_limit = settings.drain_timeout * LEAVE_SHARE
+            await asyncio.wait(
+                {quiet, second_signal}, timeout=quiet_limit, return_when=asyncio.FIRST_COMPLETED
+            )
             quiet.cancel()
-            hurried.cancel()
-        left = max(0.0, deadline - loop.time())
+            second_signal.cancel()
+        remaining = max(0.0, deadline - loop.time())
         drain.draining = True
-        log.info("draining", under_way=drain.under_way, deadline=left)
-        finished = asyncio.create_task(drain.finished(left))
-        again = asyncio.create_task(self._signalled.wait())
-        await asyncio.wait({finished, again}, return_when=asyncio.FIRST_COMPLETED)
+        log.info("draining", under_way=drain.under_way, deadline=remaining)
+        finished = asyncio.create_task(drain.wait_until_idle(remaining))
+        next_signal = asyncio.create_task(self._signalled.wait())
+        await asyncio.wait({finished, next_signal}, return_when=asyncio.FIRST_COMPLETED)
         clean = finished.done() and finished.result()
-        for task in (finished, again):
+        for task in (finished, next_signal):
             task.cancel()
-        await asyncio.gather(finished, again, return_exceptions=True)
+        await asyncio.gather(finished, next_signal, return_exceptions=True)
         if not clean:
             log.warning("drain_cut_short", under_way=drain.under_way, second_signal=self._signals > 1)
         return 0 if clean else 1
@@ -301,9 +311,9 @@ class Server:
 def serve(
     settings: EngineSettings, *, command: Sequence[str] = ENGINE_COMMAND, watch: Watch | None = None
 ) -> int:
-    """Run one engine in the foreground; the exit code. `watch` is told how far loading is.
+    """Run one engine in the foreground and return the exit code. `watch` receives the progress of loading.
 
-    Raises ServeError with what to do.
+    Raises ServeError, whose message says what to do.
     """
 
     def announce(line: str) -> None:
@@ -315,7 +325,7 @@ def serve(
         return await process_memory.with_trimming(server.run())
 
     set_up_logs(level=settings.log_level, process="api")
-    # It tells of starts and stops that we tell of better; its warnings and errors are welcome.
+    # uvicorn's own lines about starts and stops repeat ours; its warnings and errors are kept.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     tracing = set_up_traces(settings, process="mambaserve")
     try:

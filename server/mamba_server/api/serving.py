@@ -1,6 +1,6 @@
-"""What the endpoints share: the engine, the text side, the settings, the counters of one served model.
+"""`Serving`: what the endpoints of one served model share.
 
-Made once by `server`; the text side is set before the engine is started, so whoever got limits has it.
+`server` builds one. `text` is set before the engine starts, so it is present whenever `limits` succeeds.
 """
 
 import time
@@ -20,13 +20,13 @@ from mamba_telemetry.tracing import OFF, Tracing
 from mamba_text.encoder_pool import EncoderPool
 from mamba_text.prompt import TextProcessor
 
-MOST_SEQUENCES = 1024
-"""Of one HTTP request: prompts times choices."""
+MAX_SEQUENCES = 1024
+"""Maximum number of sequences of one HTTP request: prompts times choices."""
 
 
 @dataclass(slots=True)
 class Serving:
-    """One served model."""
+    """One served model: its engine, text processor, settings and counters."""
 
     settings: EngineSettings
     model_name: str
@@ -35,57 +35,63 @@ class Serving:
     drain: Drain
     text: TextProcessor | None = None
     text_files: Path | None = None
-    """The model directory that `text` was loaded from."""
+    """Model directory that `text` was loaded from."""
     on_strategy: Callable[[str], None] = lambda _: None
-    """Told when the strategy was changed while serving."""
+    """Called with the new strategy when it was changed while serving."""
     encoders: EncoderPool = field(default_factory=EncoderPool)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     preparing: int = 0
-    """Prompts that were admitted and are not with the engine yet."""
+    """Number of admitted prompts that are not with the engine yet."""
     tracing: Tracing = OFF
     created: int = field(default_factory=lambda: int(time.time()))
 
     def limits(self) -> ModelLimits:
-        """Raises NotReady."""
+        """Return the limits that requests are checked against. Raises NotReady."""
         ready = self.engine.require_ready()
         return ModelLimits(ready.vocab_size, ready.max_model_len, ready.eos_token_ids)
 
     async def check_grammar(self, grammar: str, client: str, places: "Places") -> str:
-        """Why answers of this model cannot follow the grammar, "" = they can. A request gives its places up
-        while its grammar waits to be checked. Raises NotReady, TooManyForms, TooManyRequests."""
+        """Return why answers of this model cannot follow the grammar; "" means that they can.
+
+        The request gives up its places while its grammar waits to be checked. Raises NotReady, TooManyForms,
+        TooManyRequests.
+        """
         if self.text is None or self.text_files is None:
             raise NotReady("the tokenizer is not loaded yet")
         ready = self.engine.require_ready()
         tokens = GrammarTokens(self.text_files / "tokenizer.json", ready.vocab_size, ready.eos_token_ids)
-        with places.given_up():
+        with places.released():
             return await self.grammars.check(grammar, tokens, client)
 
     def check_model(self, name: str | None) -> None:
-        """Raises ModelNotFound."""
+        """Check that this is the served model. Raises ModelNotFound."""
         if name and name != self.model_name:
-            raise self.not_served(name)
+            raise self.model_not_found(name)
 
-    def not_served(self, name: str) -> ModelNotFound:
-        """That `name` is not, and what is."""
+    def model_not_found(self, name: str) -> ModelNotFound:
+        """Return the error for a request of a model that is not served."""
         return ModelNotFound(
-            f"the model '{name[:200]}' does not exist here; '{self.model_name}' is served", param="model"
+            f"the model '{name[:200]}' does not exist here; this server serves '{self.model_name}'",
+            param="model",
         )
 
     @contextmanager
-    def admitted(self, prompts: int, n: int) -> Iterator["Places"]:
-        """Bound what waits, around what is done until the engine has it: tokenizing costs, too.
+    def admit(self, prompts: int, n: int) -> Iterator["Places"]:
+        """Hold places for a request's prompts until the engine has them: tokenizing costs, too.
 
-        Yields the places that the prompts have. Raises TooManyRequests, or InvalidRequest for what could
-        never be admitted.
+        Yields the places. Raises TooManyRequests, or InvalidRequest if the request can never be admitted.
         """
-        most = self.settings.max_waiting_requests
-        if prompts > most:
+        limit = self.settings.max_waiting_requests
+        if prompts > limit:
             raise InvalidRequest(
-                f"prompt: {prompts} prompts in one request; at most {most} may wait", param="prompt"
+                f"prompt: the request has {prompts} prompts, and at most {limit} may wait at this server; "
+                "send fewer of them in one request",
+                param="prompt",
             )
-        if prompts * n > MOST_SEQUENCES:
+        if prompts * n > MAX_SEQUENCES:
             raise InvalidRequest(
-                f"n: {prompts} prompts with {n} choices each are more than {MOST_SEQUENCES} sequences",
+                f"n: {prompts} prompts with {n} choices each are more than {MAX_SEQUENCES} sequences; send "
+                "fewer prompts or choices in one request",
                 param="n",
             )
         places = Places(self, prompts)
@@ -102,29 +108,28 @@ class Places:
 
     serving: Serving
     prompts: int
-    taken: int = 0
+    held: int = 0
+    """Number of places that the request holds now: 0 or `prompts`."""
 
     def take(self) -> None:
-        """Raises TooManyRequests."""
-        waiting, most = self.serving.engine.waiting + self.serving.preparing, self._most
-        if waiting + self.prompts > most:
-            raise TooManyRequests(f"{waiting} requests are waiting, at most {most} may; try again later")
+        """Occupy one place for each prompt. Raises TooManyRequests."""
+        waiting = self.serving.engine.waiting + self.serving.preparing
+        limit = self.serving.settings.max_waiting_requests
+        if waiting + self.prompts > limit:
+            raise TooManyRequests(
+                f"{waiting} requests are waiting, and at most {limit} may wait; try again later"
+            )
         self.serving.preparing += self.prompts
-        self.taken = self.prompts
+        self.held = self.prompts
 
     def leave(self) -> None:
-        """Make room, if it is not made yet."""
-        self.serving.preparing -= self.taken
-        self.taken = 0
+        """Release the places, if the request holds them."""
+        self.serving.preparing -= self.held
+        self.held = 0
 
     @contextmanager
-    def given_up(self) -> Iterator[None]:
-        """Leave room to others around what the engine is not needed for, and take it again. Raises
-        TooManyRequests."""
+    def released(self) -> Iterator[None]:
+        """Release the places while the context is open, then take them again. Raises TooManyRequests."""
         self.leave()
         yield
         self.take()
-
-    @property
-    def _most(self) -> int:
-        return self.serving.settings.max_waiting_requests

@@ -1,7 +1,7 @@
-"""`GET /v1/status` of an engine: readiness, its last numbers, what runs, and the plan in force.
+"""`GET /v1/status` of an engine: readiness, its last statistics, running sequences, and the plan in force.
 
-Asks the engine process for what only it knows and does not wait for it: a step may be long, and the rest of
-the answer stands without.
+The engine process is asked for its sequences and its plan. It may be busy with a long step; after a second
+the answer is sent without them.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from mamba_server.api.serving import Serving
 
 ASKING_SECONDS = 1.0
 """Longest wait for the engine process."""
-MOST_REQUESTS = 64
-"""Sequences that are listed."""
+MAX_REQUESTS = 64
+"""Maximum number of sequences that are listed."""
 
 
 class StatusEndpoint:
-    """Over one served model."""
+    """The handler of `GET /v1/status` for one served model; concurrent calls share one answer."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._shared = CachedValue(self._collect)
 
     async def status(self) -> Response:
-        """What this engine does: its memory by owner, hits and misses, what runs, the plan in force."""
+        """Report readiness, memory by owner, cache hits and misses, sequences and the plan in force."""
         return JsonResponse(await self._shared.get())
 
     async def _collect(self) -> bytes:
         serving = self._serving
         state, engine = readiness(serving), serving.engine
-        requests, plan = await asyncio.gather(self._asked("requests"), self._asked("plan"))
+        requests, plan = await asyncio.gather(self._ask("requests"), self._ask("plan"))
         stats = engine.stats
         counters, gauges = (stats.counters, stats.gauges) if stats else ({}, {})
-        one = EngineStatus(
+        status = EngineStatus(
             name=engine.changes.engine,
             status=state.status,
             reason=state.reason,
@@ -71,12 +71,12 @@ class StatusEndpoint:
             version=importlib.metadata.version("mambaserve"),
             status=state.status,
             reason=state.reason,
-            engines=[one],
+            engines=[status],
         )
         return whole.model_dump_json().encode()
 
-    async def _asked(self, verb: str) -> dict[str, Any] | None:
-        """What the engine process answers; None when it does not, or not soon."""
+    async def _ask(self, verb: str) -> dict[str, Any] | None:
+        """Return the engine's reply to an admin call, or None if there is none within `ASKING_SECONDS`."""
         try:
             reply = await self._serving.engine.admin(verb, {}, timeout=ASKING_SECONDS)
         except ApiError:
@@ -84,19 +84,19 @@ class StatusEndpoint:
         return reply.body if reply.status == 200 else None
 
 
-def _requests(found: object) -> list[RequestStatus]:
-    # Ids stay behind: clients choose them, and other clients may read this.
-    listed = found if isinstance(found, list) else []
+def _requests(body: object) -> list[RequestStatus]:
+    # Request ids are left out: clients choose them, and other clients may read this answer.
+    sequences = body if isinstance(body, list) else []
     return [
         RequestStatus(
-            phase=one["phase"],
-            prompt_tokens=one["promptTokens"],
-            output_tokens=one["outputTokens"],
-            cached_tokens=one["cachedTokens"],
-            miss_cause=one["missCause"],
-            preemptions=one["preemptions"],
+            phase=sequence["phase"],
+            prompt_tokens=sequence["promptTokens"],
+            output_tokens=sequence["outputTokens"],
+            cached_tokens=sequence["cachedTokens"],
+            miss_cause=sequence["missCause"],
+            preemptions=sequence["preemptions"],
         )
-        for one in listed[:MOST_REQUESTS]
+        for sequence in sequences[:MAX_REQUESTS]
     ]
 
 
@@ -105,9 +105,9 @@ def _count(values: Mapping[str, float], key: str) -> int | None:
 
 
 def _by(values: Mapping[str, float], name: str, label: str) -> dict[str, int]:
-    found = {}
+    counts = {}
     for key, value in values.items():
         parsed = parse_key(key)
         if parsed is not None and parsed[0] == name and parsed[1][:1] and parsed[1][0][0] == label:
-            found[parsed[1][0][1]] = int(value)
-    return found
+            counts[parsed[1][0][1]] = int(value)
+    return counts

@@ -1,1 +1,1 @@
-"""One HybridModel for all families: config adapters, weights, layers."""
+"""The model of all families: checkpoints, layers, and the batches and cache views that they compute on."""

@@ -1,6 +1,7 @@
-"""The model's view of the arena: where states and attention KV lie. Made by the cache, passed to forward.
+"""The model's views of the arena: states and attention KV of each layer. `DeviceArena` creates them.
 
-All tensors are strided views over one allocation; nothing here owns memory or knows who owns a slot.
+All tensors are strided views of one allocation; the views own no memory and do not know which sequence owns a
+slot.
 """
 
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class CacheViews:
-    """Strided views; slot 0 and page 0 are padding and belong to nobody."""
+    """Strided views of the arena; slot 0 and page 0 are padding and belong to no sequence."""
 
     conv: list[torch.Tensor]
-    """Per recurrent layer [slabs, K-1, C]: inputs of the convolution before activation, oldest first."""
+    """[slabs, K-1, C] per recurrent layer: inputs of the convolution before activation, oldest first."""
     ssm: list[torch.Tensor]
-    """Per recurrent layer: [slabs, H, P, N]."""
+    """[slabs, H, P, N] per recurrent layer: states."""
     kv: list[torch.Tensor]
-    """Per attention layer: [pages, 2 (key, value), page_size, kv_heads, head_dim]."""
+    """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer."""

@@ -1,7 +1,7 @@
-"""The integers of decode steps at one place on the device, where a captured step reads them.
+"""The integers of decode steps in fixed device memory, from which a captured step reads them.
 
-Made once for each number of rows and written anew each step; the plans over it say the same of every step of
-so many rows.
+The runner creates one object for each number of rows and writes it in every step; the plans over it are the
+same for all steps with that number of rows.
 """
 
 import numpy as np
@@ -18,9 +18,9 @@ from mamba_server.model.step_plans import StepPlans
 class DecodeInputs:
     """Inputs of a step of `rows` sequences of one token each; rows without a sequence are padding.
 
-    `spare_row`: row of the table of pages, and of what else has a row for each sequence, that is nobody's.
-    A row of padding has no context, starts from the zero state and stores none; its key and value go to page
-    0, which is nobody's either.
+    `spare_row`: unused row of the page table and of other tables with a row for each sequence. A padding row
+    has no context, starts from the zero state and stores no state; its key and value go to page 0, the
+    padding page.
     """
 
     def __init__(self, rows: int, spare_row: int, page_table: torch.Tensor) -> None:
@@ -32,11 +32,10 @@ class DecodeInputs:
         self._page_table = page_table
         self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.table_row, self.context_len = self._device[3, :rows], self._device[4, :rows]
-        """[rows] int32: the rows of the sequences, and their tokens, the new one included: the position of
-        the next token."""
+        """[rows] int32: row of each sequence in the page table; its number of tokens with the new one."""
 
     def write(self, batch: HostBatch, page_size: int) -> None:
-        """Start the one copy of a step's integers. `batch`: decodes alone, at most `rows`."""
+        """Start the copy of a step's integers. `batch`: only decodes, at most `rows`."""
         n = len(batch.context_len)
         fields = self._staged.next().numpy()
         fields[0, :n], fields[1, :n], fields[2, :n] = batch.slot_in, batch.slot_out, batch.decode_track
@@ -48,7 +47,7 @@ class DecodeInputs:
         self._staged.send()
 
     def plans(self, *, recurrent: bool, attention: bool) -> StepPlans:
-        """What every step of so many rows does; only Triton's kernels can follow it."""
+        """Return the plans of every step with this number of rows; only Triton's kernels can follow them."""
         rows, fields = self.rows, self._device
         return StepPlans(
             tokens=rows,

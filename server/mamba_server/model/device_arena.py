@@ -1,6 +1,6 @@
-"""The arena's memory on the device: one allocation, and the strided views the model works on.
+"""The arena's memory on the device: one allocation, and the strided views that the model works on.
 
-Made once by the engine process from the layout; nothing else allocates cache memory.
+The engine process creates one from the layout; nothing else allocates cache memory.
 """
 
 import torch
@@ -19,18 +19,18 @@ DTYPES = {
 
 
 class DeviceArena:
-    """`layout.arena_bytes` bytes on `device`, zeroed: a plan that does not fit fails here, not under load."""
+    """Zeroed memory of `layout.arena_bytes` on `device`: too large a plan fails here, not under load."""
 
     def __init__(self, layout: CacheLayout, device: torch.device) -> None:
         self.layout = layout
         self.memory = torch.zeros(layout.arena_bytes, dtype=torch.uint8, device=device)
-        # On a CPU zeroed pages are only promised; touching them makes the plan true from the start.
+        # A CPU's kernel only promises zeroed pages; writing them allocates the memory of the plan now.
         self.memory.fill_(0)
 
     def views(self, model: ModelConfig, state_dtype: str, dtype: torch.dtype) -> CacheViews:
-        """Views of every layer's part of every slot and page.
+        """Return views of every layer's part of every slot and page.
 
-        Raises UnsupportedModel where the narrower states would leave the windows behind them misaligned.
+        Raises UnsupportedModel if the windows behind narrow states would be misaligned.
         """
         layout = self.layout
         conv, ssm = [], []
@@ -43,10 +43,10 @@ class DeviceArena:
     def _slots(self, dtype: torch.dtype, offset: int, *shape: int) -> torch.Tensor:
         flat, size = self.memory.view(dtype), dtype.itemsize
         if offset % size:
-            # An odd number of 16-bit elements; as_strided would round down, into the state before.
+            # The state has an odd number of 16-bit elements; as_strided would round the offset down, into it.
             raise UnsupportedModel(
-                f"{self.layout.ssm_bytes} bytes of state a layer do not align with {dtype}: "
-                "use --state-dtype float32"
+                f"the state of a layer has {self.layout.ssm_bytes} bytes, which is not a multiple of the "
+                f"size of {dtype}: use --state-dtype float32"
             )
         strides = [self.layout.slab_bytes // size]
         inner = 1

@@ -1,6 +1,6 @@
-"""One step of the engine as the model sees it: what the engine loop hands to `HybridModel.forward`.
+"""One step of the engine as the model sees it: the batch that `HybridModel.forward` computes.
 
-Built by the engine from host integers; the model and its kernels never read a device tensor back. Layout of
+The engine builds it from host integers; the model and its kernels never read a device tensor back. Layout of
 the rows: first `decodes` sequences of one token each, then the prefill pieces, one after another.
 """
 
@@ -30,13 +30,13 @@ class HostBatch:
     context_len: IntArray
     """[S] tokens with KV after this step, the new ones included"""
     slot_in: IntArray
-    """[S] slot the state is read from; -1 = zero state"""
+    """[S] slot from which the state is read; -1 = zero state"""
     slot_out: IntArray
-    """[S] live slot: the final state goes here"""
+    """[S] live slot, which receives the final state"""
     decode_track: IntArray
     """[D] second slot for the state of a decode, or -1"""
     table_row: IntArray
-    """[S] row of each sequence in the table of pages"""
+    """[S] row of each sequence in the page table"""
     kv_row: IntArray
     """[T] page * page_size + offset of the token's key and value"""
     chunk_start: IntArray
@@ -50,15 +50,12 @@ class HostBatch:
     chunk_track: IntArray
     """[Cn] slot that receives the state at the chunk's end as a checkpoint, or -1"""
     logits_rows: IntArray
-    """[L] rows whose logits are wanted"""
+    """[L] rows whose logits are computed"""
     state_noise: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
-    """[T] of `noise_words`: what the state after each token is rounded by; empty where none is float16"""
+    """[T] `noise_words` by which the state after each token is rounded; empty unless states are float16"""
 
     def check(self, chunk_size: int, page_size: int, page_table: IntArray) -> None:
-        """Raise ValueError if the arrays contradict each other, or `page_table` [R, W].
-
-        For tests; not called on the serving path.
-        """
+        """Raise ValueError if the arrays contradict each other or `page_table` [R, W]. Tests call this."""
         T, S, D = len(self.positions), len(self.context_len), len(self.decode_track)
         pieces = np.diff(self.query_start)
         _require(self.query_start[0] == 0 and self.query_start[-1] == T, "query_start spans the rows")
@@ -66,15 +63,15 @@ class HostBatch:
         _require(bool((self.token_sequence == np.repeat(np.arange(S), pieces)).all()), "token_sequence")
         last = self.query_start[1:] - 1
         _require(bool((self.positions[last] + 1 == self.context_len).all()), "context ends at the last token")
-        _require(bool((self.slot_out > 0).all()), "the padding slot belongs to nobody")
+        _require(bool((self.slot_out > 0).all()), "the padding slot belongs to no sequence")
         covered = np.concatenate([self.chunk_start, [T]])
         _require(covered[0] == self.query_start[D], "chunks begin with the first piece")
         _require(bool((np.diff(covered) == self.chunk_len).all()), "chunks cover the pieces without gaps")
         _require(bool((self.chunk_len <= chunk_size).all()), "no chunk is longer than the chunk size")
         ends = self.chunk_start + self.chunk_len - 1
         for rows in (self.chunk_start, ends):
-            same = self.token_sequence[rows] == self.chunk_sequence
-            _require(bool(same.all()), "chunks do not cross sequences")
+            matches = self.token_sequence[rows] == self.chunk_sequence
+            _require(bool(matches.all()), "chunks do not cross sequences")
         first = (
             np.concatenate([[True], np.diff(self.chunk_sequence) != 0]) if len(ends) else np.array([], bool)
         )
@@ -90,22 +87,22 @@ class HostBatch:
             _require(bool((rows == self.kv_row).all()), "kv_row follows from the page table")
 
 
-AS_THEY_ARE = ("positions", "query_start", "context_len", "table_row", "logits_rows", "state_noise")
-"""Arrays of `HostBatch` that the device has too."""
+COPIED_ARRAYS = ("positions", "query_start", "context_len", "table_row", "logits_rows", "state_noise")
+"""Arrays of `HostBatch` that are copied to the device unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """One step. Tensors are int32 on the model's device, with the shapes of `HostBatch`."""
+    """One step on the model's device. Tensors are int32, with the shapes of `HostBatch`."""
 
     tokens: int
-    """T: new tokens of the step."""
+    """T: number of new tokens."""
     decodes: int
-    """D: sequences that decode, the first ones."""
+    """D: number of sequences that decode; they come first."""
     sequences: int
-    """S: all sequences of the step."""
+    """S: number of all sequences."""
     chunk_size: int
-    """C: tokens per chunk."""
+    """C: number of tokens per chunk."""
     page_size: int
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -117,15 +114,15 @@ class ForwardBatch:
     page: torch.Tensor
     """[T] page of each token's key and value"""
     offset: torch.Tensor
-    """[T] its place in the page"""
+    """[T] offset of each token's key and value in its page"""
     page_table: torch.Tensor
-    """[R, W] pages of all sequences: stays on the device from step to step."""
+    """[R, W] pages of all sequences, which stay on the device from step to step."""
     decode_slots: torch.Tensor
-    """[4, D] `slot_in`, `slot_out`, `decode_track` and `state_noise` of the decodes; zeros for no noise."""
+    """[4, D] `slot_in`, `slot_out`, `decode_track` and `state_noise` of the decodes; zeros without noise."""
     pieces: ChunkPlan | None
     """The chunks of all prefill pieces; None in a step that only decodes."""
-    beside: Mapping[str, torch.Tensor]
-    """Integers that travelled with the step and are not the model's."""
+    extras: Mapping[str, torch.Tensor]
+    """Other integers that were copied with the step, by name; the model does not read them."""
     host: HostBatch
 
     @classmethod
@@ -139,18 +136,18 @@ class ForwardBatch:
         page_size: int,
         device: torch.device,
         segments: Iterable[int] = (),
-        beside: Mapping[str, IntArray] | None = None,
+        extras: Mapping[str, IntArray] | None = None,
     ) -> "ForwardBatch":
-        """Move the step's integers to the device in one buffer and one copy: all that any layer reads.
+        """Copy all integers that layers read in this step to the device, in one buffer and one copy.
 
-        `token_ids` [T]: host integers travel in the same buffer; a tensor on the device (the engine runs one
-        step ahead of the sampled tokens) is taken as it is, and so is `page_table`. `segments`: what layers
-        will ask `pieces.segments` for. `beside`: more integers, by name.
+        `token_ids` [T]: host integers are copied in the same buffer; a tensor on the device (the engine runs
+        one step ahead of the sampled tokens) is used as it is, and so is `page_table`. `segments`: the
+        numbers with which layers will call `pieces.segments`. `extras`: more integers, by name.
         """
-        decodes, beside = len(host.decode_track), beside or {}
+        decodes, extras = len(host.decode_track), extras or {}
         page, offset = np.divmod(host.kv_row, page_size)
         noise = host.state_noise[:decodes] if len(host.state_noise) else np.zeros(decodes, np.int32)
-        parts: dict[str, HostIntegers] = {name: getattr(host, name) for name in AS_THEY_ARE}
+        parts: dict[str, HostIntegers] = {name: getattr(host, name) for name in COPIED_ARRAYS}
         parts |= {"page": page, "offset": offset}
         parts["decode_slots"] = np.stack(
             [host.slot_in[:decodes], host.slot_out[:decodes], host.decode_track, noise]
@@ -158,22 +155,22 @@ class ForwardBatch:
         if isinstance(token_ids, np.ndarray):
             parts["token_ids"] = token_ids
         pieces = _pieces(host, chunk_size, device) if len(host.chunk_start) else None
-        of_pieces = {} if pieces is None else pieces.integers(segments)
-        there = send_together(
+        piece_integers = {} if pieces is None else pieces.integers(segments)
+        tensors = send_together(
             {
                 **parts,
-                **{f"pieces {name}": each for name, each in of_pieces.items()},
-                **{f"beside {name}": each for name, each in beside.items()},
+                **{f"pieces {name}": array for name, array in piece_integers.items()},
+                **{f"extras {name}": array for name, array in extras.items()},
             },
             device,
         )
-        own = {name: there[name] for name in parts}
+        own = {name: tensors[name] for name in parts}
         if isinstance(token_ids, torch.Tensor):
             own["token_ids"] = token_ids
         if pieces is not None:
-            arrived = {name: there[f"pieces {name}"] for name in of_pieces}
-            rounded = own["state_noise"][decodes:] if len(host.state_noise) else None
-            pieces = pieces.with_resident(arrived, rounded)
+            resident = {name: tensors[f"pieces {name}"] for name in piece_integers}
+            piece_noise = own["state_noise"][decodes:] if len(host.state_noise) else None
+            pieces = pieces.with_resident(resident, piece_noise)
         return cls(
             tokens=len(host.positions),
             decodes=decodes,
@@ -182,14 +179,14 @@ class ForwardBatch:
             page_size=page_size,
             page_table=page_table,
             pieces=pieces,
-            beside={name: there[f"beside {name}"] for name in beside},
+            extras={name: tensors[f"extras {name}"] for name in extras},
             host=host,
             **own,
         )
 
 
 def _pieces(host: HostBatch, chunk_size: int, device: torch.device) -> ChunkPlan:
-    """Plan all prefill pieces, with rows and sequences counted from the first of them."""
+    """Plan the chunks of all prefill pieces, with rows and sequences counted from the first piece."""
     decodes = len(host.decode_track)
     return ChunkPlan.build(
         chunk_start=host.chunk_start - decodes,

@@ -1,7 +1,7 @@
-"""Byte layout of the arena: where each layer's part of a state and each attention layer's KV lies.
+"""Byte layout of the arena: offsets of each layer's part of a state and of each attention layer's KV.
 
-Made from the plan, counted in by the arena, turned into strided views by the model side. Torch-free; all
-arithmetic is Python's, so nothing overflows.
+The memory plan determines it; `DeviceArena` turns it into strided views. Torch-free; all arithmetic is
+Python's, so nothing overflows.
 """
 
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from mamba_planner.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """One arena of `slabs` slabs; slab 0 is padding. A slab is one slot or `pages_per_slab` pages.
+    """Layout of an arena of `slabs` slabs; slab 0 is padding. A slab is one slot or `pages_per_slab` pages.
 
-    Within a slot all SSM parts come first, layer by layer, then all convolution windows: so the wide loads
+    Within a slot all SSM parts come first, layer by layer, then all convolution windows, so that wide loads
     of the SSM part stay aligned whatever the window's size. Within a page, attention layer j has its keys and
     values at `j * page_layer_bytes`.
     """
 
     recurrent_layers: int
     ssm_bytes: int
-    """SSM part of one layer."""
+    """Size of the SSM part of one layer."""
     conv_bytes: int
-    """Convolution window of one layer."""
+    """Size of the convolution window of one layer."""
     attention_layers: int
     page_layer_bytes: int
-    """Keys and values of one page in one attention layer."""
+    """Size of the keys and values of one page in one attention layer."""
     page_size: int
     slab_bytes: int
     slabs: int
 
     @classmethod
     def of(cls, model: ModelConfig, plan: MemoryPlan, dtype: str) -> "CacheLayout":
-        """The layout that `plan` has counted with. `dtype`: of activations, windows and KV."""
+        """Return the layout that `plan` assumes. `dtype`: type of activations, windows and KV."""
         layer = layer_state(model)
         return cls(
             recurrent_layers=model.recurrent_layers,
@@ -48,11 +48,11 @@ class CacheLayout:
         )
 
     def ssm_offset(self, layer: int) -> int:
-        """Of recurrent layer `layer`'s SSM part within a slot."""
+        """Return the offset of recurrent layer `layer`'s SSM part within a slot."""
         return layer * self.ssm_bytes
 
     def conv_offset(self, layer: int) -> int:
-        """Of recurrent layer `layer`'s convolution window within a slot."""
+        """Return the offset of recurrent layer `layer`'s convolution window within a slot."""
         return self.recurrent_layers * self.ssm_bytes + layer * self.conv_bytes
 
     @property
@@ -61,7 +61,7 @@ class CacheLayout:
 
     @property
     def pages_per_slab(self) -> int:
-        """0 for a pure recurrent model: its pages take no memory and need no slab."""
+        """Number of pages in a slab; 0 for a pure recurrent model, whose pages take no memory."""
         return self.slab_bytes // self.page_bytes if self.page_bytes else 0
 
     @property

@@ -1,4 +1,4 @@
-"""The plans of a step for its layers, made once for all of them: host arithmetic over `HostBatch`."""
+"""The plans of one step, which all layers share: host arithmetic over `HostBatch`."""
 
 from dataclasses import dataclass
 
@@ -16,24 +16,24 @@ class StepPlans:
 
     tokens: int
     decodes: int
-    """The first rows, one per decoding sequence; the others prefill."""
+    """Number of rows that decode, one per sequence; they come first, and the others prefill."""
     decode: SlotPlan | None
     prefill: list[tuple[slice, ChunkPlan]]
     """Rows of the batch and the plan of the pieces there; empty in a step that only decodes."""
     attention: AttentionPlan | None
-    """None in a model without attention."""
+    """Plan of attention; None in a model without attention."""
     positions: torch.Tensor
-    """[T] int32: place of each new token in its sequence"""
+    """[T] int32: position of each new token in its sequence"""
     page: torch.Tensor
     """[T] int32: page of each new token's key and value"""
     offset: torch.Tensor
-    """[T] int32: its place in the page"""
+    """[T] int32: offset of each new token's key and value in its page"""
 
     @classmethod
     def build(
         cls, batch: ForwardBatch, *, recurrent: bool, attention: bool, gathered: bool = True
     ) -> "StepPlans":
-        """Plan the step of `batch`. `gathered`: as of `AttentionPlan.build`."""
+        """Plan the step of `batch`. `gathered`: see `AttentionPlan.build`."""
         host, device, D = batch.host, batch.positions.device, batch.decodes
         return cls(
             tokens=batch.tokens,

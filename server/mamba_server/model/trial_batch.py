@@ -1,6 +1,6 @@
-"""Steps that are nobody's: what they need is compiled and what they take is measured before anyone waits.
+"""Steps without requests, with which kernels are compiled and memory is measured before the engine is ready.
 
-All of padding: states go to slot 0, keys and values to page 0.
+All rows are padding: states go to slot 0, keys and values to page 0.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mamba_server.model.forward_batch import HostBatch
 
 @dataclass(frozen=True, slots=True)
 class TrialPiece:
-    """Tokens of one sequence: the last `tokens` of `context`."""
+    """A piece of one sequence: the last `tokens` of its `context` tokens."""
 
     tokens: int
     context: int
@@ -22,30 +22,30 @@ class TrialPiece:
 def trial_batch(
     decodes: Sequence[int], pieces: Sequence[TrialPiece], *, chunk: int, spare_row: int, scored: bool = False
 ) -> HostBatch:
-    """A step of decodes and pieces; a piece of several chunks leaves a checkpoint at its end.
+    """Build a step of decodes and pieces; a piece of several chunks writes a checkpoint at its end.
 
-    `decodes`: context of each; `chunk`: tokens of a chunk; `spare_row`: nobody's row in the table of pages;
-    `scored`: the logits of all rows are wanted, as for log-probabilities of a prompt.
+    `decodes`: context of each decode; `chunk`: tokens of a chunk; `spare_row`: unused row of the page table;
+    `scored`: the logits of all rows are computed, as for log-probabilities of a prompt.
     """
-    own = [TrialPiece(1, context) for context in decodes] + list(pieces)
-    lengths = np.array([each.tokens for each in own], np.int32)
+    trials = [TrialPiece(1, context) for context in decodes] + list(pieces)
+    lengths = np.array([trial.tokens for trial in trials], np.int32)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    tokens, sequences = int(starts[-1]), len(own)
-    cut = [
-        (int(starts[number]) + first, min(chunk, each.tokens - first), number, rank)
-        for number, each in enumerate(own[len(decodes) :], len(decodes))
-        for rank, first in enumerate(range(0, each.tokens, chunk))
+    tokens, sequences = int(starts[-1]), len(trials)
+    chunk_rows = [
+        (int(starts[number]) + first, min(chunk, trial.tokens - first), number, rank)
+        for number, trial in enumerate(trials[len(decodes) :], len(decodes))
+        for rank, first in enumerate(range(0, trial.tokens, chunk))
     ]
-    chunks = np.array(cut, np.int32).reshape(-1, 4)
+    chunks = np.array(chunk_rows, np.int32).reshape(-1, 4)
     last = np.append(chunks[1:, 2] != chunks[:-1, 2], True) if len(chunks) else np.zeros(0, bool)
     return HostBatch(
         positions=np.concatenate(
-            [np.arange(each.context - each.tokens, each.context, dtype=np.int32) for each in own]
+            [np.arange(trial.context - trial.tokens, trial.context, dtype=np.int32) for trial in trials]
         ),
         token_sequence=np.repeat(np.arange(sequences, dtype=np.int32), lengths),
         query_start=starts,
-        context_len=np.array([each.context for each in own], np.int32),
-        # From nothing: slot 0 holds what is no state, keys among it.
+        context_len=np.array([trial.context for trial in trials], np.int32),
+        # All start from the zero state: slot 0 holds no state, but keys and values of padding.
         slot_in=np.full(sequences, -1, np.int32),
         slot_out=np.zeros(sequences, np.int32),
         decode_track=np.full(len(decodes), -1, np.int32),

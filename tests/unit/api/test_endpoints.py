@@ -233,11 +233,11 @@ async def test_a_drain_refuses_before_the_body_is_read_and_lets_streams_finish()
     refused = await Asked(api.app, "POST", TEXT, headers=JSON).done()
     assert (refused.status, refused.error["code"]) == (503, "not_ready")
     assert int(refused.headers["retry-after"]) >= 1
-    assert not await api.serving.drain.finished(0.01)
+    assert not await api.serving.drain.wait_until_idle(0.01)
     api.engine.delta("done", finish_reason="length")
     await running.done()
     assert running.events[-1] == "[DONE]"
-    assert await api.serving.drain.finished(1)
+    assert await api.serving.drain.wait_until_idle(1)
 
 
 async def test_a_request_whose_body_still_comes_is_under_way_for_a_drain() -> None:

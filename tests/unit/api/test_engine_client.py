@@ -7,7 +7,7 @@ import pytest
 from mamba_edge.errors import NotReady
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_server import wire
-from mamba_server.api.engine_link.engine_client import MOST_UNREAD, EngineClient
+from mamba_server.api.engine_link.engine_client import MAX_UNREAD, EngineClient
 from mamba_server.api.engine_link.inbox import Inbox
 from mamba_server.api.requests.errors import EngineLost, EngineRefused
 
@@ -73,9 +73,9 @@ async def test_what_is_given_up_before_the_engine_reads_costs_it_little_and_coun
         client.submit([add(str(number))], Inbox())
         client.close(str(number), abort=True)
     client.submit([add("live")], Inbox())
-    assert len(sent.sent) == 2 * MOST_UNREAD
-    assert (client.waiting, client.open) == (MOST_UNREAD + 1, 1)
-    client._route(wire.Taken([str(number) for number in range(MOST_UNREAD)]))
+    assert len(sent.sent) == 2 * MAX_UNREAD
+    assert (client.waiting, client.open) == (MAX_UNREAD + 1, 1)
+    client._route(wire.Taken([str(number) for number in range(MAX_UNREAD)]))
     assert sent.sent[-1] == add("live")
     assert (client.waiting, client.open) == (1, 1)
 

@@ -19,7 +19,7 @@ from mamba_server import wire
 from mamba_server.api.engine_link import engine_client
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.engine_link.engine_process import EngineProcess
-from mamba_server.api.engine_link.engine_state import STARTS_BEFORE_GIVING_UP
+from mamba_server.api.engine_link.engine_state import MAX_FAILED_STARTS
 from mamba_server.api.engine_link.inbox import Inbox
 from mamba_server.api.requests.errors import EngineLost, EngineStartFailed
 
@@ -48,7 +48,7 @@ def speaker(script: str) -> tuple[str, ...]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between starts are tested by themselves."""
     monkeypatch.setattr(engine_client, "backoff", lambda deaths, jitter: 0.001)
-    monkeypatch.setattr(engine_client, "LAST_WORDS_SECONDS", 0.05)
+    monkeypatch.setattr(engine_client, "LAST_MESSAGES_SECONDS", 0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -103,9 +103,9 @@ async def test_an_engine_that_never_comes_up_is_given_up_after_some_starts(
     client = EngineClient(command=shell(f"echo x >> {starts}; {script}"))
     with pytest.raises(EngineStartFailed, match=said) as caught:
         await client.run("{}")
-    assert f"{STARTS_BEFORE_GIVING_UP} starts in a row failed" in str(caught.value)
+    assert f"{MAX_FAILED_STARTS} starts in a row failed" in str(caught.value)
     assert caught.value.exit_code == 1
-    assert len(starts.read_text().split()) == STARTS_BEFORE_GIVING_UP
+    assert len(starts.read_text().split()) == MAX_FAILED_STARTS
     assert client.state.phase == "failed"
     assert names_in(folders) == []
 

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from mamba_server.api.metrics.engine_metrics import MOST_SERIES, EngineMetrics, parse_key
+from mamba_server.api.metrics.engine_metrics import MAX_SERIES, EngineMetrics, parse_key
 from mamba_server.wire import EngineStats, Ready
 
 
@@ -60,7 +60,7 @@ def test_the_number_of_series_of_one_name_is_bounded(
 ) -> None:
     metrics.on_stats(stats(gauges={f"pages{{owner=o{number}}}": 1.0 for number in range(500)}))
     text = generate_latest(registry).decode()
-    assert text.count("mambaserve_pages{") == MOST_SERIES
+    assert text.count("mambaserve_pages{") == MAX_SERIES
 
 
 def test_request_counters_of_the_engine_are_not_a_second_series(

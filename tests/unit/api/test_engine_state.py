@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.api.engine_link.engine_state import BACKOFF_MOST, backoff, death_reason
+from mamba_server.api.engine_link.engine_state import MAX_BACKOFF_SECONDS, backoff, death_reason
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_a_pause_is_never_longer_than_a_few_seconds_and_never_nothing(deaths: int, jitter: float) -> None:
-    assert 0 < backoff(deaths, jitter) <= BACKOFF_MOST
+    assert 0 < backoff(deaths, jitter) <= MAX_BACKOFF_SECONDS
 
 
 @given(st.integers(1, 40))

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from byte_tokenizer import byte_tokenizer, write_tokenizer
 from mamba_api.openai import CompletionRequest
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.forms.grammar_checker import MOST_WAITING, GrammarChecker, GrammarTokens
+from mamba_server.api.forms.grammar_checker import MAX_WAITING, GrammarChecker, GrammarTokens
 from mamba_server.api.forms.output_grammar import output_grammar
 from mamba_server.api.requests.errors import TooManyForms
 from mamba_text.generation_defaults import GenerationDefaults
@@ -194,7 +194,7 @@ async def test_more_requests_of_one_client_than_may_wait_are_sent_away_and_those
     same: bool, checker: GrammarChecker, tokens: GrammarTokens
 ) -> None:
     slow = LLMatcher.grammar_from_regex(SLOW)
-    forms = [slow if same else f'start: "{i}"' for i in range(MOST_WAITING)]
+    forms = [slow if same else f'start: "{i}"' for i in range(MAX_WAITING)]
     asked = [asyncio.create_task(checker.check(each, tokens, "one")) for each in forms]
     await asyncio.sleep(0)
     for number, client in enumerate(("two", "three", "four")):
@@ -202,7 +202,7 @@ async def test_more_requests_of_one_client_than_may_wait_are_sent_away_and_those
         asked.append(asyncio.create_task(checker.check(other, tokens, client)))
     done = await asyncio.gather(*asked, return_exceptions=True)
     refused = [isinstance(each, TooManyForms) for each in done]
-    assert refused == [False] * (MOST_WAITING // 2) + [True] * (MOST_WAITING // 2) + [False] * 3
+    assert refused == [False] * (MAX_WAITING // 2) + [True] * (MAX_WAITING // 2) + [False] * 3
 
 
 async def test_a_process_that_was_killed_is_started_again(

@@ -61,7 +61,7 @@ async def test_the_model_is_listed_before_it_is_loaded_and_its_length_after() ->
 async def test_a_model_that_is_not_served_is_not_found_and_not_echoed_at_length(name: str) -> None:
     asked = await ask(Api().app, "GET", f"/v1/models/{name}").done()
     assert (asked.status, asked.error["code"], asked.error["param"]) == (404, "model_not_found", "model")
-    assert "'tiny' is served" in asked.error["message"]
+    assert "serves 'tiny'" in asked.error["message"]
     assert len(asked.body) < 500
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.requests.json_fields import LARGE, JsonFields
+from mamba_server.api.requests.json_fields import LARGE_BYTES, JsonFields
 
 KNOWN = frozenset({"prompt", "max_tokens", "metadata", "user"})
 READER = JsonFields(KNOWN)
-FILLER = " " * LARGE
+FILLER = " " * LARGE_BYTES
 
 
 async def read(text: str | bytes) -> dict[str, Any]:
@@ -19,7 +19,7 @@ async def read(text: str | bytes) -> dict[str, Any]:
     return await READER.read(raw)
 
 
-@pytest.mark.parametrize("size", [1, LARGE])
+@pytest.mark.parametrize("size", [1, LARGE_BYTES])
 async def test_a_large_body_is_read_like_a_small_one(size: int) -> None:
     fields = {"prompt": ["ä\n", 1, [2], None, {}] * size, "max_tokens": -1, "user": None, "other": 1.5}
     read_fields = await read(json.dumps(fields))
@@ -65,20 +65,20 @@ async def test_a_missing_body_is_told_as_that(body: bytes) -> None:
 
 
 async def test_a_field_of_few_entries_is_refused_by_its_size() -> None:
-    entries = {str(number): "x" for number in range(LARGE // 4)}
+    entries = {str(number): "x" for number in range(LARGE_BYTES // 4)}
     with pytest.raises(InvalidRequest) as caught:
         await read(json.dumps({"prompt": "x", "metadata": entries}))
     assert caught.value.param == "metadata"
 
 
 async def test_many_unknown_names_are_not_made() -> None:
-    text = json.dumps({"prompt": "x", **{f"n{number}": 0 for number in range(LARGE)}})
+    text = json.dumps({"prompt": "x", **{f"n{number}": 0 for number in range(LARGE_BYTES)}})
     assert await read(text) == {"prompt": "x"}
 
 
 async def test_others_have_their_turn_between_the_fields() -> None:
     turns = 0
-    text = json.dumps({"prompt": [1] * LARGE, "user": "x" * LARGE, "max_tokens": 1})
+    text = json.dumps({"prompt": [1] * LARGE_BYTES, "user": "x" * LARGE_BYTES, "max_tokens": 1})
     reading = asyncio.create_task(read(text))
     while not reading.done():
         turns += 1

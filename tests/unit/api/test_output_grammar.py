@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from byte_tokenizer import byte_tokenizer
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.forms.output_grammar import MOST_CHARS, OutputForm, output_grammar
+from mamba_server.api.forms.output_grammar import MAX_CHARS, OutputForm, output_grammar
 from mamba_server.grammar_matcher import LIMITS
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.generation_defaults import GenerationDefaults
@@ -138,7 +138,7 @@ def test_an_answer_has_the_form_that_was_asked_for(
         {"structured_outputs": {"json": "[1]"}},
         {"structured_outputs": {"regex": "(a"}},
         {"structured_outputs": {"grammar": "start: nowhere"}},
-        {"structured_outputs": {"regex": "a" * MOST_CHARS}},
+        {"structured_outputs": {"regex": "a" * MAX_CHARS}},
     ],
 )
 def test_a_form_that_cannot_be_followed_is_an_error_that_names_the_field(fields: dict[str, Any]) -> None:

@@ -230,7 +230,7 @@ def test_the_scores_of_a_long_prompt_are_those_of_its_pieces(
     whole, whole_chat = answer(), answer_of_chat()
     assert len(whole["choices"][0]["logprobs"]["tokens"]) == len(prompt) + 1
     for piece in (1, 2, 3, 7):
-        monkeypatch.setattr(score_json, "PIECE", piece)
+        monkeypatch.setattr(score_json, "PIECE_TOKENS", piece)
         assert (answer(), answer_of_chat()) == (whole, whole_chat)
 
 

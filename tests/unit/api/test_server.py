@@ -19,7 +19,7 @@ from mamba_settings.engine_settings import EngineSettings
 
 
 async def test_the_last_port_leaves_none_for_the_admin_server() -> None:
-    with pytest.raises(ServeError, match="give --admin-port"):
+    with pytest.raises(ServeError, match="--admin-port"):
         await Server(EngineSettings(model="m", host="127.0.0.1", port=65_535)).run()
 
 

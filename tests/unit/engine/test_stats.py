@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
-from mamba_server.api.metrics.engine_metrics import HELP, OF_REQUESTS, parse_key
+from mamba_server.api.metrics.engine_metrics import HELP, REQUEST_METRICS, parse_key
 from mamba_server.engine.stats import collect
 from mamba_server.wire import AbortRequest, AddRequest, EngineStats, SamplingParams
 
@@ -200,7 +200,7 @@ def test_the_api_process_understands_every_key_and_can_explain_it() -> None:
     for key in keys:
         parsed = parse_key(key)
         assert parsed is not None, key
-        assert parsed[0] in HELP or parsed[0] in OF_REQUESTS, key
+        assert parsed[0] in HELP or parsed[0] in REQUEST_METRICS, key
 
 
 def test_prompt_tokens_to_come_are_those_of_who_waits_and_the_rest_of_who_has_begun() -> None:

@@ -443,8 +443,8 @@ def test_an_inline_configuration_wins_and_its_mistakes_are_named(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("uri", "words"),
-    [("file://./absent", "no directory"), ("pvc://claim/path", "give spec.model.config to plan without"),
-     ("builtin://absent", "no such model is shipped")],
+    [("file://./absent", "does not exist"), ("pvc://claim/path", "give spec.model.config to plan without"),
+     ("builtin://absent", "no built-in model")],
 )  # fmt: skip
 def test_a_model_that_is_not_there_is_named_with_file_and_field(tmp_path: Path, uri: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=rf"f.yaml: spec.model.uri: .*{words}"):

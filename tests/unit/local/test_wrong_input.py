@@ -212,7 +212,9 @@ def test_a_mistake_in_an_inline_configuration_names_file_and_field(
 def test_a_directory_with_damaged_weights_is_not_planned(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((CONFIGS / "granite-4.0-h-350m.json").read_text())
     (tmp_path / "model.safetensors").write_bytes(b"<html>sign in to download</html>")
-    with pytest.raises(InvalidInput, match=r"model\.safetensors: truncated or not a safetensors file"):
+    with pytest.raises(
+        InvalidInput, match=r"model\.safetensors: the file is truncated, or not a safetensors file"
+    ):
         plan_directory(tmp_path, PlanFlags(device_memory=8 << 30))
 
 

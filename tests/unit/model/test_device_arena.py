@@ -124,5 +124,5 @@ def test_a_state_of_an_odd_number_of_elements_never_reaches_into_its_neighbour()
     for number, view in enumerate((*views.ssm, *views.conv), 1):
         assert bool((view[1] == number).all())
     wide = arena(config, "float16", "float32")
-    with pytest.raises(UnsupportedModel, match=r"210 bytes .*--state-dtype float32"):
+    with pytest.raises(UnsupportedModel, match=r"210 bytes.*--state-dtype float32"):
         wide.views(config, "float16", torch.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mamba_server.model.forward_batch import AS_THEY_ARE, ForwardBatch, HostBatch
+from mamba_server.model.forward_batch import COPIED_ARRAYS, ForwardBatch, HostBatch
 
 CHUNK, PAGE = 4, 2
 PAGES = np.array([[4, 5, 6], [6, 7, 0], [1, 2, -1]], np.int32)
@@ -62,8 +62,8 @@ def test_a_sound_step_passes() -> None:
         ({"query_start": ints(0, 1, 1, 7), "context_len": ints(4, 6, 6)}, "decodes have one token"),
         ({"token_sequence": ints(0, 1, 1, 0, 1, 1, 1)}, "token_sequence"),
         ({"context_len": ints(4, 7)}, "context ends at the last token"),
-        ({"slot_out": ints(1, 0)}, "the padding slot belongs to nobody"),
-        ({"slot_out": ints(1, -1)}, "the padding slot belongs to nobody"),
+        ({"slot_out": ints(1, 0)}, "the padding slot belongs to no sequence"),
+        ({"slot_out": ints(1, -1)}, "the padding slot belongs to no sequence"),
         ({"chunk_start": ints(2, 5)}, "chunks begin with the first piece"),
         ({"chunk_len": ints(4, 1)}, "chunks cover the pieces without gaps"),
         ({"chunk_start": ints(1, 4)}, "chunks cover the pieces without gaps"),
@@ -104,7 +104,7 @@ def test_a_chunk_across_two_sequences_is_found() -> None:
 def test_every_array_arrives_with_its_shape_and_values() -> None:
     host = step()
     made = batch(host, ints(9, 8, 7, 6, 5, 4, 3))
-    for name in AS_THEY_ARE:
+    for name in COPIED_ARRAYS:
         arrived = getattr(made, name)
         assert arrived.dtype == torch.int32
         assert np.array_equal(arrived.numpy(), getattr(host, name)), name
@@ -128,10 +128,10 @@ def test_pieces_are_counted_from_the_first_of_them() -> None:
 def test_what_is_beside_the_step_travels_with_it() -> None:
     made = ForwardBatch.from_host(
         step(), token_ids=ints(*range(7)), page_table=torch.from_numpy(PAGES), chunk_size=CHUNK,
-        page_size=PAGE, device=torch.device("cpu"), beside={"rows": ints(2, 0)},
+        page_size=PAGE, device=torch.device("cpu"), extras={"rows": ints(2, 0)},
     )  # fmt: skip
-    assert made.beside["rows"].tolist() == [2, 0]
-    assert made.beside["rows"].untyped_storage().data_ptr() == made.page.untyped_storage().data_ptr()
+    assert made.extras["rows"].tolist() == [2, 0]
+    assert made.extras["rows"].untyped_storage().data_ptr() == made.page.untyped_storage().data_ptr()
 
 
 def test_the_batch_keeps_its_integers_when_the_host_reuses_its_arrays() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mamba_server.model.checkpoint.fp8 import dequantized
+from mamba_server.model.checkpoint.fp8 import dequantize
 
 SHAPES = [(1, 1), (5, 3), (128, 128), (129, 257), (300, 70)]
 
@@ -35,12 +35,12 @@ def test_each_layout_of_scales(rows: int, columns: int, lead: tuple[int, ...], d
     if not lead:
         cases.append((random(rows), random(rows)[:, None]))
     for scale, factors in cases:
-        assert torch.equal(dequantized(weight, scale, dtype), (exact * factors).to(dtype))
+        assert torch.equal(dequantize(weight, scale, dtype), (exact * factors).to(dtype))
 
 
 def test_scales_of_experts_are_those_of_each() -> None:
     weight, scale = stored(4, 6, 5), random(4, 1, 1)
-    assert torch.equal(dequantized(weight, scale, torch.float32), weight.to(torch.float32) * scale)
+    assert torch.equal(dequantize(weight, scale, torch.float32), weight.to(torch.float32) * scale)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_scales_of_experts_are_those_of_each() -> None:
 )
 def test_what_is_no_layout_is_refused(weight: tuple[int, ...], scale: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="a scale of shape"):
-        dequantized(stored(*weight), random(*scale), torch.float32)
+        dequantize(stored(*weight), random(*scale), torch.float32)

@@ -85,8 +85,8 @@ def test_an_interrupted_download_keeps_the_files_that_have_arrived(
 @pytest.mark.parametrize(
     ("status", "code", "error", "words"),
     [
-        (403, "GatedRepo", DownloadFailed, "access is restricted; accept its terms .* set HF_TOKEN"),
-        (401, "RepoNotFound", SourceNotFound, r"the Hub has no model owner/name \(or it is private"),
+        (403, "GatedRepo", DownloadFailed, "access to the model is restricted; .* set HF_TOKEN"),
+        (401, "RepoNotFound", SourceNotFound, "the Hub has no model owner/name; .*HF_TOKEN if it is private"),
         (404, "RepoNotFound", SourceNotFound, "the Hub has no model owner/name"),
         (404, "RevisionNotFound", SourceNotFound, "the Hub has no revision 'v9' of owner/name"),
     ],

@@ -83,7 +83,7 @@ def test_what_arrives_damaged_each_time_is_no_model(
     hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("small_hub.digest", lambda name, _: "0" * 64 if "safetensors" in name else "1" * 40)
-    with pytest.raises(DownloadFailed, match=r"model\.safetensors arrives damaged each time") as caught:
+    with pytest.raises(DownloadFailed, match=r"model\.safetensors was downloaded twice") as caught:
         copy(cache)
     assert caught.value.exit_code == 1
     assert hub.served.count("model.safetensors") == 2
@@ -108,7 +108,7 @@ def test_whoever_comes_second_waits_and_finds_it_done(hub: Hub, cache: Path) -> 
     waits, found = Event(), list[Path]()
 
     def second() -> None:
-        found.append(sound_copy(URI, cache, silent, lambda said: waits.set() if "waits" in said else None))
+        found.append(sound_copy(URI, cache, silent, lambda said: waits.set() if "waiting" in said else None))
 
     other = Thread(target=second)
     other.start()

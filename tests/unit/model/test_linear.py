@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from mamba_server.model.layers import linear
-from mamba_server.model.layers.linear import CONVERTED_FROM, Linear
+from mamba_server.model.layers.linear import MIN_CONVERTED_ROWS, Linear
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "emulates_bfloat16", lambda: True)
-    monkeypatch.setattr(linear, "_BLOCK", 700)
+    monkeypatch.setattr(linear, "_BLOCK_WEIGHTS", 700)
 
 
 def layer(row_tile: int = 0) -> Linear:
@@ -18,8 +18,8 @@ def layer(row_tile: int = 0) -> Linear:
     return Linear(torch.randn(50, 64).bfloat16(), torch.randn(50).bfloat16(), row_tile)
 
 
-@pytest.mark.parametrize("rows", [1, CONVERTED_FROM, 5 * CONVERTED_FROM + 3])
-@pytest.mark.parametrize("row_tile", [0, CONVERTED_FROM])
+@pytest.mark.parametrize("rows", [1, MIN_CONVERTED_ROWS, 5 * MIN_CONVERTED_ROWS + 3])
+@pytest.mark.parametrize("row_tile", [0, MIN_CONVERTED_ROWS])
 @pytest.mark.usefixtures("emulated")
 def test_where_bfloat16_is_emulated_the_product_is_that_of_float32_rounded_once(
     rows: int, row_tile: int
@@ -43,7 +43,7 @@ def test_many_rows_never_multiply_bfloat16_there(monkeypatch: pytest.MonkeyPatch
         return real(x, weight, bias)
 
     monkeypatch.setattr(linear.F, "linear", noted)
-    layer()(torch.randn(CONVERTED_FROM, 64).bfloat16())
+    layer()(torch.randn(MIN_CONVERTED_ROWS, 64).bfloat16())
     assert {dtype for dtype, _ in seen} == {torch.float32}
     assert max(size for _, size in seen) <= 700
     seen.clear()

@@ -8,21 +8,26 @@ from hypothesis import strategies as st
 from mamba_kernels.sample.parameters import packed_size
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.model.decode_inputs import DecodeInputs
-from mamba_server.model.page_table import LONG, PageTable
+from mamba_server.model.page_table import MIN_RUN_ENTRIES, PageTable
 
 CPU = torch.device("cpu")
 
 
 @given(st.data())
 def test_it_is_the_hosts_table_after_any_changes(data: st.DataObject) -> None:
-    width = 3 * LONG
+    width = 3 * MIN_RUN_ENTRIES
     batch, table = PersistentBatch(2, width), PageTable(4, width, CPU)
     rows = [batch.add(1, 0) for _ in range(4)]
     page = 1
     for _ in range(data.draw(st.integers(1, 5))):
         for row in data.draw(st.lists(st.sampled_from(rows), unique=True)):
             room = width - int(batch.page_count[row])
-            count = min(room, data.draw(st.sampled_from([0, 1, 2, LONG - 1, LONG, LONG + 7])))
+            count = min(
+                room,
+                data.draw(
+                    st.sampled_from([0, 1, 2, MIN_RUN_ENTRIES - 1, MIN_RUN_ENTRIES, MIN_RUN_ENTRIES + 7])
+                ),
+            )
             batch.append_pages(row, np.arange(page, page + count, dtype=np.int32))
             page += count
             replaced = data.draw(st.integers(0, int(batch.page_count[row])))

@@ -40,8 +40,8 @@ def test_a_claim_uri_cannot_lead_out_of_its_claim(uri: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("uri", "hint"),
     [
-        ("", "give a directory"),
-        ("s3://bucket/model", "known are file, hf, pvc and builtin"),
+        ("", "write a directory"),
+        ("s3://bucket/model", "write file, hf, pvc or builtin"),
         ("file://models/x", "file:///models/x"),
         ("hf://only-a-name", "hf://OWNER/NAME"),
         ("hf://a/b/c", "hf://OWNER/NAME"),
@@ -68,16 +68,16 @@ def test_a_file_or_a_directory_without_a_configuration_is_refused(model: Path) -
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        # "cannot be read" or "no directory": versions of Python differ in what they raise here.
+        # "cannot be read" or "does not exist": versions of Python differ in what they raise here.
         ("x" * 300, ""),
         (f"file:///{'x' * 300}", ""),
-        ("~no-such-user/model", "there is no such home directory"),
+        ("~no-such-user/model", "the home directory does not exist"),
         (
             "/dev/null/model",
-            "no directory /dev/null/model; a model is a directory, hf://OWNER/NAME or builtin://",
+            "the directory /dev/null/model does not exist; a model is a directory, hf://OWNER/NAME or builtin://",
         ),
-        ("a\0b", "no directory"),
-        ("file:///a%00b", "no directory"),
+        ("a\0b", "does not exist"),
+        ("file:///a%00b", "does not exist"),
     ],
 )
 def test_a_path_the_system_cannot_look_at_is_one_that_is_not_there(uri: str, words: str) -> None:
@@ -97,7 +97,7 @@ def test_a_link_to_a_model_is_the_model(model: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(model)
     assert resolve(str(tmp_path / "latest")) == tmp_path / "latest"
     (tmp_path / "stale").symlink_to(tmp_path / "gone")
-    with pytest.raises(SourceNotFound, match="no directory"):
+    with pytest.raises(SourceNotFound, match="does not exist"):
         resolve(str(tmp_path / "stale"))
 
 
@@ -106,7 +106,7 @@ def test_the_scheme_may_be_written_in_capitals(model: Path) -> None:
 
 
 def test_an_unknown_builtin_lists_those_that_are_shipped() -> None:
-    with pytest.raises(SourceNotFound, match="there are: "):
+    with pytest.raises(SourceNotFound, match="built-in models are: "):
         resolve("builtin://no-such-model")
 
 
@@ -147,5 +147,5 @@ def test_an_unreachable_hub_is_a_download_error_that_names_the_way_out(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(DownloadFailed, match="give a local directory"):
+    with pytest.raises(DownloadFailed, match="write a local directory"):
         resolve("hf://owner/name")

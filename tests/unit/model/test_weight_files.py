@@ -107,7 +107,7 @@ def test_half_of_a_download_is_not_planned_as_if_it_were_all(tmp_path: Path) -> 
 def test_an_index_that_is_none_is_named(tmp_path: Path, ask: Ask, text: bytes) -> None:
     tensors(tmp_path / FILE, a=1)
     (tmp_path / INDEX).write_bytes(text)
-    with pytest.raises(WeightsError, match=rf"{INDEX}: not an index"):
+    with pytest.raises(WeightsError, match=rf"{INDEX}: the file is not an index"):
         ask(tmp_path)
 
 
@@ -115,14 +115,14 @@ def test_an_index_that_is_none_is_named(tmp_path: Path, ask: Ask, text: bytes) -
 def test_a_link_whose_target_is_gone_is_named(tmp_path: Path, ask: Ask) -> None:
     """The Hub's cache is made of links; clearing its blobs leaves them hanging."""
     (tmp_path / FILE).symlink_to(tmp_path / "blobs" / "0123")
-    with pytest.raises(WeightsError, match=rf"{FILE}: cannot be read: .*No such file"):
+    with pytest.raises(WeightsError, match=rf"{FILE}: the file cannot be read: .*No such file"):
         ask(tmp_path)
 
 
 @pytest.mark.parametrize("ask", [planner, engine])
 def test_a_directory_named_like_a_weight_file_is_named(tmp_path: Path, ask: Ask) -> None:
     (tmp_path / FILE).mkdir()
-    with pytest.raises(WeightsError, match=rf"{FILE}: cannot be read: .*directory"):
+    with pytest.raises(WeightsError, match=rf"{FILE}: the file cannot be read: .*directory"):
         ask(tmp_path)
 
 
@@ -149,14 +149,14 @@ def test_a_header_that_describes_no_tensors_is_damage(tmp_path: Path, ask: Ask, 
 
 def test_a_tensor_that_ends_before_it_begins_makes_no_model_smaller(tmp_path: Path) -> None:
     write(tmp_path / FILE, {"a": {"dtype": "F32", "shape": [1], "data_offsets": [8, 0]}}, bytes(8))
-    with pytest.raises(WeightsError, match="a lies from byte 8 to 0"):
+    with pytest.raises(WeightsError, match="a reaches from byte 8 to byte 0"):
         weights_size(tmp_path)
 
 
 @pytest.mark.parametrize("header", [b"{}", b'{"__metadata__": {"format": "pt"}}'])
 def test_files_without_a_tensor_are_refused_before_one_is_looked_for(tmp_path: Path, header: bytes) -> None:
     write(tmp_path / FILE, header)
-    with pytest.raises(WeightsError, match=r"no tensor .*\*\.safetensors"):
+    with pytest.raises(WeightsError, match=r"\*\.safetensors files contain no tensor"):
         Weights(tmp_path)
 
 

@@ -112,7 +112,7 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(sharded, tmp_path / "x"))
     victim = sorted(directory.glob("*.safetensors"))[1]
     victim.unlink()
-    with pytest.raises(WeightsError, match=rf"{victim.name}: shard is missing .*backbone\."):
+    with pytest.raises(WeightsError, match=rf"{victim.name}: the file is missing.*backbone\."):
         load(directory)
 
 
@@ -121,7 +121,7 @@ def test_a_truncated_file_is_told_before_anything_is_mapped(copy: Path, keep: fl
     path = copy / FILE
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * keep)])
-    with pytest.raises(WeightsError, match=rf"{FILE}: truncated: .*byte \d+"):
+    with pytest.raises(WeightsError, match=rf"{FILE}: the file is truncated: .*byte \d+"):
         load(copy)
 
 
@@ -130,13 +130,13 @@ def test_a_truncated_file_is_told_before_anything_is_mapped(copy: Path, keep: fl
 )
 def test_a_file_that_is_not_safetensors_is_refused(copy: Path, content: bytes) -> None:
     (copy / FILE).write_bytes(content)
-    with pytest.raises(WeightsError, match=f"{FILE}: (truncated|damaged)"):
+    with pytest.raises(WeightsError, match=f"{FILE}: .*(truncated|damaged)"):
         load(copy)
 
 
 def test_a_directory_without_weights_says_so(copy: Path) -> None:
     (copy / FILE).unlink()
-    with pytest.raises(WeightsError, match=r"there are no \*\.safetensors files"):
+    with pytest.raises(WeightsError, match=r"has no \*\.safetensors files"):
         load(copy)
 
 

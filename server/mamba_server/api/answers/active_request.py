@@ -1,7 +1,7 @@
 """One HTTP request while it generates: its prompts go to the engine, its deltas come back as text.
 
-Used by the two endpoints as an asynchronous context: whatever ends the request (an answer, an error, a client
-that went away) frees what the engine still holds for it. It knows no JSON.
+The two endpoints use it as an asynchronous context: whatever ends the request (an answer, an error, a client
+that disconnects) frees what the engine still holds for it. It knows nothing of JSON.
 """
 
 import time
@@ -15,7 +15,7 @@ import msgspec
 from mamba_edge.errors import ApiError, InternalError, InvalidRequest
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.engine_link.inbox import Inbox
-from mamba_server.api.forms.grammar_words import in_our_words
+from mamba_server.api.forms.grammar_words import readable_failure
 from mamba_server.api.metrics.engine_spans import EngineSpans
 from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
@@ -36,13 +36,13 @@ class ChoiceUpdate:
     logprobs: list[TokenLogprobs] | None
     finish_reason: FinishReason | None
     first: bool
-    """The first of this choice."""
+    """Whether this is the choice's first update."""
     prompt_logprobs: Logprobs | None = None
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One output under way."""
+    """One sequence that generates."""
 
     text: SequenceText
     choice: int
@@ -52,7 +52,7 @@ class _Sequence:
     first_at: float = 0.0
     last_at: float = 0.0
     scores: Logprobs = field(default_factory=list)
-    """Of the prompt's log-probabilities what has come before the first delta."""
+    """Log-probabilities of the prompt that arrived before the first delta with output."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class ActiveRequest:
         engine: EngineClient,
         tokenizer: Tokenizer,
         requests: Sequence[AddRequest],
-        shown: TextVisibility,
+        visibility: TextVisibility,
         metrics: RequestMetrics,
         trace: RequestTrace = UNTRACED,
     ) -> None:
@@ -89,7 +89,7 @@ class ActiveRequest:
         self._inbox = Inbox()
         self._sequences = {
             (request.request_id, index): _Sequence(
-                SequenceText(tokenizer, request.token_ids, shown, request.params.min_tokens),
+                SequenceText(tokenizer, request.token_ids, visibility, request.params.min_tokens),
                 place * request.n + index,
             )
             for place, request in enumerate(requests)
@@ -97,16 +97,15 @@ class ActiveRequest:
         }
         self._unfinished = {request.request_id: request.n for request in requests}
         self.counts = TokenCounts(prompt=sum(len(request.token_ids) for request in requests))
-        self._most_tokens: dict[str, int] = {}
-        """By request id: most output tokens of a finished sequence."""
+        self._max_tokens: dict[str, int] = {}
+        """Output tokens of the longest finished sequence, by request id."""
         self.scores: list[Logprobs] = []
-        """The lists of log-probabilities of prompts that were handed out or will be: whoever is done with one
-        empties it."""
+        """Log-probabilities of prompts, handed out or still to be; the last user of each list empties it."""
         self._started_at = 0.0
         self._failed = False
 
     async def __aenter__(self) -> Self:
-        """Submit. Raises NotReady."""
+        """Submit the prompts to the engine. Raises NotReady."""
         self._started_at = self._requests[0].arrival or time.monotonic()
         if self._trace.recording:
             self._spans = EngineSpans(self._trace, self._requests)
@@ -121,7 +120,7 @@ class ActiveRequest:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Abort what has not finished."""
+        """Abort the sequences that have not finished."""
         reason = "error" if self._failed or isinstance(error, Exception) else "abort"
         for (request_id, index), sequence in self._sequences.items():
             if not sequence.finished:
@@ -132,7 +131,7 @@ class ActiveRequest:
         self._metrics.cached(self.counts.cached_total)
 
     async def updates(self) -> AsyncIterator[ChoiceUpdate]:
-        """What is new, until every choice has finished. Raises ApiError when the engine fails the request."""
+        """Yield new output until every choice has finished. Raises ApiError if the request fails."""
         while self._unfinished:
             for update in await self._next():
                 yield update
@@ -141,7 +140,7 @@ class ActiveRequest:
         try:
             updates = [self._update(delta) for delta in await self._inbox.take()]
         except ApiError as error:
-            # A stream turns this into an event, so `__aexit__` does not see it.
+            # A stream turns this error into an event, so `__aexit__` does not see it.
             self._failed = True
             self._spans.failed(error_code(error))
             raise
@@ -151,7 +150,7 @@ class ActiveRequest:
         key = (delta.request_id, delta.index)
         sequence = self._sequences.get(key)
         if sequence is None or sequence.finished:
-            return None  # the engine runs one step behind a stop string
+            return None  # the engine computes one more step after a stop string
         if delta.prompt_logprobs is not None and not delta.token_ids and delta.finish_reason is None:
             self._add_scores(sequence, delta.prompt_logprobs)
             return None
@@ -188,8 +187,8 @@ class ActiveRequest:
         sequence.scores += scores
 
     def _count(self, delta: SequenceDelta, sequence: _Sequence, tokens: int) -> None:
-        # The engine's clock, not ours: a client that reads slowly makes no token late.
-        at = delta.at or time.monotonic()
+        # Times are the engine's: a client that reads slowly does not make a token late.
+        now = delta.at or time.monotonic()
         if delta.cached_tokens:
             cached = self.counts.cached
             cached[delta.request_id] = max(cached.get(delta.request_id, 0), delta.cached_tokens)
@@ -199,16 +198,15 @@ class ActiveRequest:
         later = tokens
         if tokens and not sequence.started:
             sequence.started = True
-            sequence.first_at = sequence.last_at = delta.first_at or at
-            shown = self._trace.exemplar()
-            self._metrics.first_token(sequence.first_at - self._started_at, shown)
+            sequence.first_at = sequence.last_at = delta.first_at or now
+            self._metrics.first_token(sequence.first_at - self._started_at, self._trace.exemplar())
             later -= 1
         if delta.started:
-            queued, prefill = delta.started - self._started_at, (delta.first_at or at) - delta.started
+            queued, prefill = delta.started - self._started_at, (delta.first_at or now) - delta.started
             self._metrics.prompt_done(queued, prefill, self._trace.exemplar())
         if later:
-            self._metrics.next_tokens((at - sequence.last_at) / later, later)
-        sequence.last_at = at
+            self._metrics.next_tokens((now - sequence.last_at) / later, later)
+        sequence.last_at = now
 
     def _finish(self, sequence: _Sequence, reason: FinishReason, delta: SequenceDelta) -> None:
         request_id = delta.request_id
@@ -223,15 +221,15 @@ class ActiveRequest:
             tokens=tokens,
             decode=sequence.last_at - sequence.first_at if sequence.started else None,
         )
-        self._most_tokens[request_id] = max(self._most_tokens.get(request_id, 0), tokens)
+        self._max_tokens[request_id] = max(self._max_tokens.get(request_id, 0), tokens)
         self._unfinished[request_id] -= 1
         if not self._unfinished[request_id]:
             del self._unfinished[request_id]
-            self._metrics.request_done(self._most_tokens[request_id])
+            self._metrics.request_done(self._max_tokens[request_id])
             self._engine.close(request_id, abort=False)
         if reason == "error":
             if delta.form_failed:
-                # Which forms cost too much shows on the way alone; the engine is well.
-                said = f"the form of the answer cannot be followed to its end: {in_our_words(delta.error)}"
-                raise InvalidRequest(said, code="invalid_output_grammar")
+                # Whether a form costs too much shows only while it is followed; the engine has not failed.
+                message = f"the answer cannot follow its form to the end: {readable_failure(delta.error)}"
+                raise InvalidRequest(message, code="invalid_output_grammar")
             raise InternalError(delta.error or "the engine failed while it generated this answer; try again")

@@ -1,6 +1,6 @@
-"""`AnswerReader`: parts what the model writes as one choice of a chat into thoughts, text and calls of tools.
+"""`AnswerReader`: divides what the model writes as one choice of a chat into reasoning, text and tool calls.
 
-Used by the chat endpoint. How each is marked the model's chat template says.
+The chat endpoint uses it. The model's chat template says how each part is marked.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from mamba_text.tool_calls import ToolCall, ToolCallFormat, ToolCallReader
 
 @dataclass(frozen=True, slots=True)
 class ParsedUpdate:
-    """What is new of a choice."""
+    """New output of one choice, divided into its parts."""
 
     reasoning: str
     text: str
     calls: tuple[ToolCall, ...]
     finish: ChatFinish | None
-    """How the choice ends; `tool_calls` where it ends by itself after calls."""
+    """Reason for which the choice ends; `tool_calls` if it ends by itself after tool calls."""
 
 
 class AnswerReader:
-    """Of one choice. `reasoning`, `tool_calls`: where there may be some and they are told apart."""
+    """Reader of one choice. `reasoning`, `tool_calls`: their parsers, or None if they stay in the text."""
 
     def __init__(
         self, tokenizer: Tokenizer, reasoning: ReasoningReader | None, tool_calls: ToolCallReader | None
@@ -39,11 +39,11 @@ class AnswerReader:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Tokens of the thoughts so far; None = they are not told apart."""
+        """Number of reasoning tokens so far; None = reasoning stays in the text."""
         return None if self._reasoning is None else self._reasoning.tokens
 
     def read(self, update: ChoiceUpdate) -> ParsedUpdate:
-        """The next update of the choice."""
+        """Divide the next update of the choice."""
         finish = update.finish_reason
         last = finish is not None
         reasoning, text = "", update.text
@@ -60,16 +60,19 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How the answers to one chat are to be read."""
+    """Formats in which the answers to one chat are parsed."""
 
     reasoning: ReasoningFormat | None
     tool_calls: ToolCallFormat | None
     markers: tuple[str, ...] = ()
-    """The texts by which it is read, here or by the client; a tokenizer may have them as special tokens."""
+    """Texts that mark the parts, for us or for the client; a tokenizer may have them as special tokens."""
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, template: ChatTemplate | None) -> "AnswerFormat":
-        """Thoughts are read unless the request wants them in the text, calls where it offers tools."""
+        """Return the format for one request.
+
+        Reasoning is parsed unless the request leaves it in the text, tool calls if the request offers tools.
+        """
         if template is None:
             return cls(None, None)
         template = template.of(tools=bool(request.offered_tools))
@@ -82,8 +85,8 @@ class AnswerFormat:
     def readers(
         self, request: ChatCompletionRequest, text: TextProcessor, prompt: Prompt
     ) -> list[AnswerReader]:
-        """One for each choice."""
-        most = 1 if request.parallel_tool_calls is False else None
+        """Build one reader for each choice."""
+        max_calls = 1 if request.parallel_tool_calls is False else None
         parameters = {tool.name: tool.parameters for tool in request.callable_tools}
 
         form = self.tool_calls
@@ -92,13 +95,13 @@ class AnswerFormat:
             offered = partial(ToolCallReader, form, None, parameters, offered_alone=True)
 
         def reader() -> AnswerReader:
-            thoughts = calls = None
+            reasoning = calls = None
             if self.reasoning is not None:
                 start = ReasoningStart.of(self.reasoning, prompt.opening)
-                thoughts = ReasoningReader(self.reasoning, start, offered)
+                reasoning = ReasoningReader(self.reasoning, start, offered)
             if self.tool_calls is not None:
                 alone = request.has_allowed_tools
-                calls = ToolCallReader(self.tool_calls, most, parameters, offered_alone=alone)
-            return AnswerReader(text.tokenizer, thoughts, calls)
+                calls = ToolCallReader(self.tool_calls, max_calls, parameters, offered_alone=alone)
+            return AnswerReader(text.tokenizer, reasoning, calls)
 
         return [reader() for _ in range(request.n or 1)]

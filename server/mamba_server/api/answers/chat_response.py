@@ -1,4 +1,4 @@
-"""The answer of `POST /v1/chat/completions`, as a whole or in chunks, out of a generation's updates. Pure."""
+"""Builds the answer of `POST /v1/chat/completions` from updates, complete or in chunks. Pure."""
 
 import uuid
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from mamba_api.openai import ChatCompletionRequest
 from mamba_api.openai_tools import INPUT
 from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ChoiceUpdate
-from mamba_server.api.answers.answer_reader import AnswerReader
+from mamba_server.api.answers.answer_reader import AnswerReader, ParsedUpdate
 from mamba_server.api.answers.responses import (
     ChatBody,
     ChatChoiceBody,
@@ -31,7 +31,7 @@ from mamba_server.api.answers.responses import (
     ToolCallDeltaBody,
     UsageBody,
 )
-from mamba_server.api.answers.score_json import LongParts, let_go, prompt_scores, together
+from mamba_server.api.answers.score_json import LongParts, join_pieces, let_go, prompt_scores
 from mamba_server.wire import TokenLogprobs
 from mamba_text import strict_json
 from mamba_text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class _ChatChoice:
 
 
 class ChatResponseBuilder:
-    """Builds chunks and the whole."""
+    """Builder of the chunks or of the complete answer of one chat."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ChatResponseBuilder:
         model: str,
         readers: Sequence[AnswerReader],
     ) -> None:
-        """`readers`: one for each choice."""
+        """Start an answer without output. `readers`: one for each choice."""
         self._request = request
         self._tokenizer = tokenizer
         self._prompt_token_ids = prompt_token_ids
@@ -76,97 +76,109 @@ class ChatResponseBuilder:
     def chunk(
         self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool
     ) -> bytes | list[bytes] | None:
-        """The events of one update, in pieces where they are long; None when it shows nothing new. A choice's
-        first event tells the role."""
+        """Encode one update, in pieces if it is long; None if it brings nothing that can be sent.
+
+        The first event of a choice has the role of the message.
+        """
         events: list[bytes] = []
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = update.prompt_logprobs
-        known = self._choices[update.choice]
-        read = known.reader.read(update)
-        shown = (usage and self._counted(usage)) if with_usage else UNSET
+        choice = self._choices[update.choice]
+        parsed = choice.reader.read(update)
+        shared_usage = (usage and self._with_reasoning(usage)) if with_usage else UNSET
         if update.first:
-            begun = ChatChunkChoiceBody(update.choice, DeltaBody("assistant", content=""))
-            events = self._event(begun, shown)
-        more = bool(update.token_ids) and bool(self._request.logprobs or self._request.return_token_ids)
-        if read.reasoning or read.text or read.calls or read.finish is not None or more:
-            delta = DeltaBody()
-            if read.reasoning:
-                delta.reasoning_content = read.reasoning
-            if read.text or (more and not read.calls and not read.reasoning):
-                delta.content = read.text
-            if read.calls:
-                first = len(known.calls)
-                known.calls += read.calls
-                delta.tool_calls = [
-                    CustomCallDeltaBody(_call_id(), _custom(call), index=index)
-                    if call.name in self._customs
-                    else ToolCallDeltaBody(_call_id(), FunctionBody(call.name, call.arguments), index=index)
-                    for index, call in enumerate(read.calls, first)
-                ]
-            choice = ChatChunkChoiceBody(update.choice, delta, finish_reason=read.finish)
-            choice.logprobs = self._logprobs(update.logprobs)
+            opening = ChatChunkChoiceBody(update.choice, DeltaBody("assistant", content=""))
+            events = self._event(opening, shared_usage)
+        has_details = bool(update.token_ids) and self._sends_details
+        if parsed.reasoning or parsed.text or parsed.calls or parsed.finish is not None or has_details:
+            delta = self._delta(choice, parsed, has_details)
+            body = ChatChunkChoiceBody(update.choice, delta, finish_reason=parsed.finish)
+            body.logprobs = self._logprobs(update.logprobs)
             if self._request.return_token_ids:
-                choice.token_ids = update.token_ids
-            events += self._event(choice, shown)
-        return together(events)
+                body.token_ids = update.token_ids
+            events += self._event(body, shared_usage)
+        return join_pieces(events)
+
+    @property
+    def _sends_details(self) -> bool:
+        """Whether chunks have the tokens, or their log-probabilities, of text that is held back."""
+        return bool(self._request.logprobs or self._request.return_token_ids)
+
+    def _delta(self, choice: _ChatChoice, parsed: ParsedUpdate, has_details: bool) -> DeltaBody:
+        """Build the message's new part; an empty text if it has nothing but details of tokens."""
+        delta = DeltaBody()
+        if parsed.reasoning:
+            delta.reasoning_content = parsed.reasoning
+        if parsed.text or (has_details and not parsed.calls and not parsed.reasoning):
+            delta.content = parsed.text
+        if parsed.calls:
+            first = len(choice.calls)
+            choice.calls += parsed.calls
+            delta.tool_calls = [
+                CustomCallDeltaBody(_call_id(), _custom(call), index=index)
+                if call.name in self._customs
+                else ToolCallDeltaBody(_call_id(), FunctionBody(call.name, call.arguments), index=index)
+                for index, call in enumerate(parsed.calls, first)
+            ]
+        return delta
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
-        """The event after the last choice."""
-        counted = self._counted(usage)
-        return responses.event(ChatChunkBody(self._id, self._created, self._model, [], usage=counted))
+        """Encode the event after the last choice."""
+        usage = self._with_reasoning(usage)
+        return responses.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
 
     def collect(self, update: ChoiceUpdate) -> None:
         """Keep an update for `full`."""
         choice = self._choices[update.choice]
-        read = choice.reader.read(update)
-        choice.reasoning.append(read.reasoning)
-        choice.text.append(read.text)
-        choice.calls += read.calls
+        parsed = choice.reader.read(update)
+        choice.reasoning.append(parsed.reasoning)
+        choice.text.append(parsed.text)
+        choice.calls += parsed.calls
         choice.token_ids += update.token_ids
         choice.logprobs += update.logprobs or ()
-        choice.finish_reason = read.finish
+        choice.finish_reason = parsed.finish
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = update.prompt_logprobs
 
     def weight(self, update: ChoiceUpdate) -> int:
-        """About how many entries of log-probabilities are encoded with the update."""
+        """Estimate how many log-probabilities are encoded with the update."""
         entries = len(update.prompt_logprobs or self._prompt_logprobs or ()) + len(update.logprobs or ())
         return entries * (1 + max(self._request.top_logprobs or 0, self._request.prompt_logprobs or 0))
 
     def seal(self, index: int) -> None:
-        """The choice is over; all are encoded at once."""
+        """Do nothing when a choice ends: `full` encodes all choices at once."""
 
     def full(self, usage: UsageBody) -> list[bytes]:
-        """The JSON of the complete answer."""
-        body = ChatBody(self._id, self._created, self._model, [], self._counted(usage))
+        """Encode the complete answer."""
+        body = ChatBody(self._id, self._created, self._model, [], self._with_reasoning(usage))
         for index, choice in enumerate(self._choices):
             message = _message("".join(choice.reasoning), "".join(choice.text), choice.calls, self._customs)
-            shown = ChatChoiceBody(index, message, self._logprobs(choice.logprobs), choice.finish_reason)
+            entry = ChatChoiceBody(index, message, self._logprobs(choice.logprobs), choice.finish_reason)
             if self._request.return_token_ids:
-                shown.token_ids = choice.token_ids
-            body.choices.append(shown)
+                entry.token_ids = choice.token_ids
+            body.choices.append(entry)
         parts = LongParts()
         body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
-        return parts.in_place(responses.encode(body))
+        return parts.insert_parts(responses.encode(body))
 
-    def _counted(self, usage: UsageBody) -> UsageBody:
-        """With the tokens of thoughts, where these are told apart."""
+    def _with_reasoning(self, usage: UsageBody) -> UsageBody:
+        """Add the number of reasoning tokens, if reasoning is parsed."""
         counts = [choice.reader.reasoning_tokens for choice in self._choices]
-        known = [count for count in counts if count is not None]
-        if not known:
+        numbers = [count for count in counts if count is not None]
+        if not numbers:
             return usage
-        return replace(usage, completion_tokens_details=CompletionTokensDetailsBody(sum(known)))
+        return replace(usage, completion_tokens_details=CompletionTokensDetailsBody(sum(numbers)))
 
     def _about_prompt(
         self, parts: LongParts
     ) -> tuple[responses.PromptLogprobs | Raw | UnsetType, list[int] | UnsetType]:
-        """What the answer says of its prompt, once."""
+        """Return the prompt's log-probabilities and token ids, which an answer has once."""
         token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
             return UNSET, token_ids
-        shown = prompt_scores(self._tokenizer, self._prompt_logprobs, parts)
+        scores = prompt_scores(self._tokenizer, self._prompt_logprobs, parts)
         let_go(self._prompt_logprobs)
-        return shown, token_ids
+        return scores, token_ids
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobsBody | None:
         if not self._request.logprobs:
@@ -179,33 +191,33 @@ class ChatResponseBuilder:
             self._begun = True
             parts = LongParts()
             body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
-            return parts.in_place(responses.event(body))
+            return parts.insert_parts(responses.event(body))
         return [responses.event(body)]
 
 
 def _message(reasoning: str, text: str, calls: list[ToolCall], customs: AbstractSet[str]) -> MessageBody:
-    """The whole message. `customs`: names of the custom tools."""
+    """Build the complete message. `customs`: names of the custom tools."""
     message = MessageBody(text or (None if calls or reasoning else ""))
     if reasoning:
         message.reasoning_content = reasoning
     if calls:
         message.tool_calls = [
-            CustomCallBody(_call_id(), _custom(each))
-            if each.name in customs
-            else ToolCallBody(_call_id(), FunctionBody(each.name, each.arguments))
-            for each in calls
+            CustomCallBody(_call_id(), _custom(call))
+            if call.name in customs
+            else ToolCallBody(_call_id(), FunctionBody(call.name, call.arguments))
+            for call in calls
         ]
     return message
 
 
 def _custom(call: ToolCall) -> CustomBody:
-    """The call of a custom tool; arguments that are no input are the input as they were written."""
+    """Build the call of a custom tool; arguments without an input field are the input as they stand."""
     try:
         arguments = strict_json.parse_whole(call.arguments)
     except (ValueError, RecursionError):
         arguments = None
-    read = arguments.get(INPUT) if isinstance(arguments, dict) else None
-    return CustomBody(call.name, read if isinstance(read, str) else call.arguments)
+    value = arguments.get(INPUT) if isinstance(arguments, dict) else None
+    return CustomBody(call.name, value if isinstance(value, str) else call.arguments)
 
 
 def _call_id() -> str:

@@ -1,4 +1,4 @@
-"""The answer of `POST /v1/completions`, as a whole or in chunks, out of a generation's updates. Pure."""
+"""Builds the answer of `POST /v1/completions` from updates, complete or in chunks. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,25 +9,34 @@ from mamba_api.openai import CompletionRequest
 from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ChoiceUpdate
 from mamba_server.api.answers.responses import CompletionBody, CompletionChoiceBody, UsageBody
-from mamba_server.api.answers.score_json import LongParts, completion_scores, let_go, prompt_scores, together
+from mamba_server.api.answers.score_json import (
+    LongParts,
+    completion_scores,
+    join_pieces,
+    let_go,
+    prompt_scores,
+)
 from mamba_server.wire import FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
 class _CompletionChoice:
-    """What is known of one choice so far."""
+    """Output of one choice that has not been encoded yet."""
 
     text: list[str] = field(default_factory=list)
-    shown: int = 0
-    """Characters of the tokens whose log-probabilities were shown."""
+    offset: int = 0
+    """Number of characters of the tokens whose log-probabilities were encoded."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
 
 class CompletionResponseBuilder:
-    """Builds chunks and the whole. `prompts`: token ids and text of each prompt, in order."""
+    """Builder of the chunks or of the complete answer of one completion.
+
+    `prompts`: token ids and text of each prompt, in order.
+    """
 
     def __init__(
         self,
@@ -45,17 +54,17 @@ class CompletionResponseBuilder:
         self._id, self._created, self._model = response_id, created, model
         self._n = request.n or 1
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
-        """By prompt, in order; of its choices one brings them."""
+        """Log-probabilities of prompts, by index of the prompt; one of its choices brings them."""
         self._begun: Counter[int] = Counter()
-        """By prompt: choices whose first event was made, which has its scores."""
+        """Number of choices whose first event, which has the prompt's scores, was encoded; by prompt."""
         self._sealed: dict[int, list[bytes]] = {}
-        """The JSON of choices that are over, in pieces."""
+        """JSON of finished choices, in pieces."""
         self._choices = [_CompletionChoice() for _ in range(self._n * len(prompts))]
 
     def chunk(
         self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool
     ) -> bytes | list[bytes] | None:
-        """The event of one update, in pieces where it is long; None when it shows nothing new."""
+        """Encode one update, in pieces if it is long; None if it brings nothing that can be sent."""
         self._add(update)
         choice = self._choices[update.choice]
         parts = LongParts()
@@ -67,14 +76,16 @@ class CompletionResponseBuilder:
             self._begun[prompt := update.choice // self._n] += 1
             if self._begun[prompt] == self._n:
                 let_go(self._prompt_logprobs.pop(prompt, []))
-        about_tokens = bool(update.token_ids) and self._says_more
-        about_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
-        if not (body.text or body.finish_reason or about_tokens or about_prompt):
+        has_details = bool(update.token_ids) and self._sends_details
+        describes_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
+        if not (body.text or body.finish_reason or has_details or describes_prompt):
             return None
-        return together(parts.in_place(responses.event(self._body([body], usage if with_usage else UNSET))))
+        return join_pieces(
+            parts.insert_parts(responses.event(self._body([body], usage if with_usage else UNSET)))
+        )
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
-        """The event after the last choice."""
+        """Encode the event after the last choice."""
         return responses.event(self._body([], usage))
 
     def collect(self, update: ChoiceUpdate) -> None:
@@ -82,26 +93,25 @@ class CompletionResponseBuilder:
         self._add(update)
 
     def weight(self, update: ChoiceUpdate) -> int:
-        """About how many entries of log-probabilities are encoded with the update, or with the choice that
-        it ends."""
-        scored = len(self._prompt_logprobs.get(update.choice // self._n, update.prompt_logprobs or ()))
-        shown = scored if update.first or update.finish_reason is not None else 0
-        entries = shown + len(self._choices[update.choice].logprobs) + len(update.logprobs or ())
+        """Estimate how many log-probabilities are encoded with the update, or with the choice it ends."""
+        scores = len(self._prompt_logprobs.get(update.choice // self._n, update.prompt_logprobs or ()))
+        from_prompt = scores if update.first or update.finish_reason is not None else 0
+        entries = from_prompt + len(self._choices[update.choice].logprobs) + len(update.logprobs or ())
         return entries * (1 + max(self._request.logprobs or 0, self._request.prompt_logprobs or 0))
 
     def seal(self, index: int) -> None:
-        """The choice is over: keep its JSON, and nothing else of it."""
+        """Encode a finished choice, and drop its tokens and log-probabilities."""
         choice = self._choices[index]
         parts = LongParts()
         body = self._choice_body(index, choice, parts, first=True, finish=choice.finish_reason)
-        self._sealed[index] = parts.in_place(responses.encode(body))
+        self._sealed[index] = parts.insert_parts(responses.encode(body))
         self._choices[index] = _CompletionChoice()
         first = index - index % self._n
-        if all(each in self._sealed for each in range(first, first + self._n)):
+        if all(choice_index in self._sealed for choice_index in range(first, first + self._n)):
             let_go(self._prompt_logprobs.pop(index // self._n, []))
 
     def full(self, usage: UsageBody) -> list[bytes]:
-        """The JSON of the complete answer, in pieces."""
+        """Encode the complete answer, in pieces."""
         head, place, tail = responses.encode(self._body([], usage)).partition(b'"choices":[]')
         assert place
         pieces = [head + b'"choices":[']
@@ -112,7 +122,8 @@ class CompletionResponseBuilder:
         return [*pieces[:-1], b"]" + tail]
 
     @property
-    def _says_more(self) -> bool:
+    def _sends_details(self) -> bool:
+        """Whether chunks have the tokens, or their log-probabilities, of text that is held back."""
         return self._request.logprobs is not None or bool(self._request.return_token_ids)
 
     def _add(self, update: ChoiceUpdate) -> None:
@@ -145,10 +156,10 @@ class CompletionResponseBuilder:
         if self._request.logprobs is not None and len(entries) == len(token_ids):
             tokenizer, special = self._tokenizer, self._request.skip_special_tokens is False
             body.logprobs = completion_scores(
-                tokenizer, token_ids, entries, choice.shown, parts, special=special
+                tokenizer, token_ids, entries, choice.offset, parts, special=special
             )
-            choice.shown += sum(
-                responses.shown_length(tokenizer, token_id, special=special) for token_id in token_ids
+            choice.offset += sum(
+                responses.text_length(tokenizer, token_id, special=special) for token_id in token_ids
             )
         if self._request.prompt_logprobs is not None and first and scores is not None:
             body.prompt_logprobs = prompt_scores(self._tokenizer, scores, parts)

@@ -1,7 +1,7 @@
-"""The JSON of answers and chunks, encoded by msgspec: this is the hot path of streaming. Pure.
+"""The JSON of answers and chunks, encoded by msgspec because it is the hot path of streaming. Pure.
 
-Same fields as `mamba_api.openai_responses`, which documents them and which tests hold these against. Fields
-that are not asked for are absent, not null.
+The fields are those of `mamba_api.openai_responses`, which documents them; tests compare the two. Optional
+fields that a request does not ask for are absent, not null.
 """
 
 from typing import Any, Literal
@@ -149,50 +149,54 @@ class ChatChunkBody(msgspec.Struct):
 _ENCODER = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 COMMENT = b":\n\n"
-"""What clients of a stream skip."""
+"""Empty comment of a stream, which clients skip."""
 
 
 def encode(body: msgspec.Struct | dict[str, Any] | list[Any]) -> bytes:
-    """JSON."""
+    """Encode a body as JSON."""
     return _ENCODER.encode(body)
 
 
 def event(body: msgspec.Struct | dict[str, Any]) -> bytes:
-    """One server-sent event; JSON has no bare newline, so one `data` line is enough."""
+    """Encode one server-sent event; JSON has no bare newline, so one `data` line is enough."""
     return b"data: " + _ENCODER.encode(body) + b"\n\n"
 
 
 def usage_comment(usage: UsageBody) -> bytes:
-    """A comment of a stream, which clients skip."""
+    """Encode the usage as a comment of a stream, which clients skip."""
     return b": " + _ENCODER.encode({"usage": usage}) + b"\n\n"
 
 
 def usage_body(prompt: int, completion: int, cached: int) -> UsageBody:
-    """Token counts of one request."""
+    """Build the token counts of one request."""
     return UsageBody(prompt, completion, prompt + completion, PromptTokensDetailsBody(cached))
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs]) -> ChatLogprobsBody:
-    """Log-probabilities as chat completions show them, with the exact bytes of each token."""
+    """Return log-probabilities in the format of chat completions, with the exact bytes of each token."""
 
-    def one(token_id: int, logprob: float) -> dict[str, Any]:
+    def score(token_id: int, logprob: float) -> dict[str, Any]:
         piece = tokenizer.piece(token_id)
         return {"token": piece.text, "logprob": finite(logprob), "bytes": list(piece.raw)}
 
     return ChatLogprobsBody(
         [
             {
-                **one(entry.token_id, entry.logprob),
-                "top_logprobs": [one(*pair) for pair in zip(entry.top_ids, entry.top_logprobs, strict=True)],
+                **score(entry.token_id, entry.logprob),
+                "top_logprobs": [
+                    score(*pair) for pair in zip(entry.top_ids, entry.top_logprobs, strict=True)
+                ],
             }
             for entry in entries
         ]
     )
 
 
-def shown_length(tokenizer: Tokenizer, token_id: int, *, special: bool = False) -> int:
-    """Characters that a token adds to the answer's text; `special`: special tokens are a part of it. One of
-    several that make a character adds it where it begins it."""
+def text_length(tokenizer: Tokenizer, token_id: int, *, special: bool = False) -> int:
+    """Return the number of characters that a token adds to the text; `special`: with special tokens.
+
+    Of several tokens that form one character, the first one adds it.
+    """
     piece = tokenizer.piece(token_id)
     if piece.special and not special:
         return 0
@@ -200,8 +204,10 @@ def shown_length(tokenizer: Tokenizer, token_id: int, *, special: bool = False) 
 
 
 def token_key(tokenizer: Tokenizer, token_id: int) -> str:
-    """The text by which a completion's log-probabilities name a token; its bytes where it is a part of a
-    character, since all such parts look alike as text."""
+    """Return the text by which a completion's log-probabilities name a token.
+
+    A part of a character is named by its bytes, since all such parts look alike as text.
+    """
     piece = tokenizer.piece(token_id)
     if "\ufffd" not in piece.text or piece.raw == piece.text.encode():
         return piece.text
@@ -216,23 +222,25 @@ def completion_logprobs(
     *,
     special: bool = False,
 ) -> CompletionLogprobsBody:
-    """Log-probabilities as completions show them; `offset`: characters of the choice before these tokens,
-    `special`: whether its text has special tokens."""
+    """Return log-probabilities in the format of completions.
+
+    `offset`: characters of the choice before these tokens; `special`: whether its text has special tokens.
+    """
     body = CompletionLogprobsBody([], [], [], [])
     for token_id, entry in zip(token_ids, entries, strict=True):
         text = token_key(tokenizer, token_id)
         raw = tokenizer.piece(token_id).raw
-        # What goes on with a character lies where the character begins.
-        goes_on = bool(raw) and raw[0] & 0xC0 == 0x80
-        body.text_offset.append(max(0, offset - 1) if goes_on else offset)
+        # A token that continues a character has the offset of that character.
+        continues = bool(raw) and raw[0] & 0xC0 == 0x80
+        body.text_offset.append(max(0, offset - 1) if continues else offset)
         body.tokens.append(text)
-        offset += shown_length(tokenizer, token_id, special=special)
+        offset += text_length(tokenizer, token_id, special=special)
         if entry is None:
             body.token_logprobs.append(None)
             body.top_logprobs.append(None)
             continue
         body.token_logprobs.append(finite(entry.logprob))
-        # The sampled token is always there, also when it is not one of the most likely.
+        # The sampled token is always listed, even if it is not one of the most likely.
         top = {text: finite(entry.logprob)}
         for top_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
             top.setdefault(token_key(tokenizer, top_id), finite(logprob))
@@ -241,7 +249,10 @@ def completion_logprobs(
 
 
 def prompt_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs | None]) -> PromptLogprobs:
-    """One object a prompt token: token id (a string) to log-probability, rank, text; null for the first."""
+    """Return an object for each prompt token; null for the first, which has no score.
+
+    An object maps token ids, as strings, to log-probability, rank and text.
+    """
     answer: PromptLogprobs = []
     for entry in entries:
         if entry is None:
@@ -265,5 +276,5 @@ def prompt_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs | None]) -
 
 
 def finite(logprob: float) -> float:
-    """JSON knows no infinity; what the reference answers for an impossible token."""
+    """Replace minus infinity, which JSON does not have, by the OpenAI reference's value for such tokens."""
     return max(logprob, -9999.0)

@@ -1,5 +1,7 @@
-"""The JSON of log-probabilities, of long prompts made piece by piece: while one call of the encoder lasts, or
-a copy of it all, no other thread goes on, the event loop's included. Pure.
+"""The JSON of log-probabilities, encoded piece by piece for long prompts. Pure.
+
+While one call of the encoder runs, or a copy of its result, no other thread does, that of the event loop
+included.
 """
 
 import uuid
@@ -13,35 +15,37 @@ from mamba_server.api.answers.responses import CompletionLogprobsBody, PromptLog
 from mamba_server.wire import TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
-PIECE = 256
-"""Tokens that are encoded at once."""
-AT_ONCE = 1 << 18
-"""Bytes of the pieces in which a long answer is kept, about."""
+PIECE_TOKENS = 256
+"""Number of tokens that are encoded in one call."""
+PIECE_BYTES = 1 << 18
+"""Approximate size of the pieces in which a long answer is kept."""
 Item = TypeVar("Item")
 Entries = list[TokenLogprobs | None]
 
 
 class LongParts:
-    """Parts of one answer's JSON that are not copied into it: marks stand for them."""
+    """Parts of one answer's JSON that are not copied into it; marks hold their places."""
 
     def __init__(self) -> None:
         self._parts: dict[bytes, list[bytes]] = {}
 
     def mark(self, pieces: list[bytes]) -> msgspec.Raw:
-        """The mark that stands for these pieces; no client can know it."""
+        """Keep these pieces, and return the mark that stands for them; clients cannot guess it."""
         mark = b'"%s"' % uuid.uuid4().hex.encode()
         self._parts[mark] = pieces
         return msgspec.Raw(mark)
 
-    def in_place(self, encoded: bytes) -> list[bytes]:
-        """The pieces of the answer, with the parts where their marks are. Marks stand in the order in which
-        they were made."""
+    def insert_parts(self, encoded: bytes) -> list[bytes]:
+        """Return the answer in pieces, with the parts in the places of their marks.
+
+        Marks appear in the order in which `mark` returned them.
+        """
         pieces, rest = [], encoded
         for mark, part in self._parts.items():
-            head, found, rest = rest.partition(mark)
-            assert found
+            head, separator, rest = rest.partition(mark)
+            assert separator
             pieces += [head, *part]
-        return list(_joined([*pieces, rest]))
+        return list(_join([*pieces, rest]))
 
 
 def completion_scores(
@@ -53,8 +57,8 @@ def completion_scores(
     *,
     special: bool,
 ) -> CompletionLogprobsBody | msgspec.Raw:
-    """What `completion_logprobs` makes; one of `parts` where it is long."""
-    if len(token_ids) <= PIECE:
+    """Return the result of `completion_logprobs`; a mark of `parts` if it is long."""
+    if len(token_ids) <= PIECE_TOKENS:
         return responses.completion_logprobs(tokenizer, token_ids, entries, offset, special=special)
     names = CompletionLogprobsBody.__struct_fields__
     lists: dict[str, list[bytes]] = {name: [] for name in names}
@@ -62,7 +66,7 @@ def completion_scores(
         body = responses.completion_logprobs(tokenizer, ids, scores, offset, special=special)
         for name in names:
             lists[name] += [responses.encode(getattr(body, name))[1:-1], b","]
-        offset += sum(responses.shown_length(tokenizer, each, special=special) for each in ids)
+        offset += sum(responses.text_length(tokenizer, token_id, special=special) for token_id in ids)
     pieces = [b"{"]
     for name in names:
         pieces += [b'"%s":[' % name.encode(), *lists[name][:-1], b"]", b","]
@@ -70,41 +74,41 @@ def completion_scores(
 
 
 def prompt_scores(tokenizer: Tokenizer, entries: Entries, parts: LongParts) -> PromptLogprobs | msgspec.Raw:
-    """What `prompt_logprobs` makes; one of `parts` where it is long."""
-    if len(entries) <= PIECE:
+    """Return the result of `prompt_logprobs`; a mark of `parts` if it is long."""
+    if len(entries) <= PIECE_TOKENS:
         return responses.prompt_logprobs(tokenizer, entries)
     pieces = [b"["]
-    for each in _pieces(entries):
-        pieces += [responses.encode(responses.prompt_logprobs(tokenizer, each))[1:-1], b","]
+    for piece in _pieces(entries):
+        pieces += [responses.encode(responses.prompt_logprobs(tokenizer, piece))[1:-1], b","]
     return parts.mark([*pieces[:-1], b"]"])
 
 
-def together(pieces: list[bytes]) -> bytes | list[bytes] | None:
-    """The same bytes in one piece, in several where they are many, None where there are none."""
+def join_pieces(pieces: list[bytes]) -> bytes | list[bytes] | None:
+    """Join pieces: one if the bytes are few, several if they are many, None if there are none."""
     if len(pieces) > 1:
-        pieces = list(_joined(pieces))
+        pieces = list(_join(pieces))
     return pieces if len(pieces) > 1 else pieces[0] if pieces else None
 
 
 def let_go(entries: Entries) -> None:
-    """Empty a list piece by piece: to free millions of numbers at once takes a tenth of a second."""
+    """Empty a list piece by piece: freeing millions of numbers at once takes a tenth of a second."""
     while entries:
-        del entries[-PIECE:]
+        del entries[-PIECE_TOKENS:]
 
 
 def _pieces(items: list[Item]) -> Iterator[list[Item]]:
-    return (items[start : start + PIECE] for start in range(0, len(items), PIECE))
+    return (items[start : start + PIECE_TOKENS] for start in range(0, len(items), PIECE_TOKENS))
 
 
-def _joined(pieces: list[bytes]) -> Iterator[bytes]:
-    """The same bytes in fewer pieces."""
-    held: list[bytes] = []
+def _join(pieces: list[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in fewer pieces."""
+    pending: list[bytes] = []
     size = 0
     for piece in pieces:
-        held.append(piece)
+        pending.append(piece)
         size += len(piece)
-        if size >= AT_ONCE:
-            yield b"".join(held)
-            held, size = [], 0
-    if held:
-        yield b"".join(held)
+        if size >= PIECE_BYTES:
+            yield b"".join(pending)
+            pending, size = [], 0
+    if pending:
+        yield b"".join(pending)

@@ -1,7 +1,7 @@
 """`EngineClient`: starts, supervises and restarts the engine process, and routes its messages to requests.
 
-One per server. When the engine process ends, every open request ends with an error. Knows nothing of HTTP or
-text.
+A server has one. When the engine process ends, every open request ends with an error. The client knows
+nothing of HTTP or text.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from mamba_prefix.change_log import ChangeLog
 from mamba_server import wire
 from mamba_server.api.engine_link.engine_process import ENGINE_COMMAND, EngineProcess
 from mamba_server.api.engine_link.engine_state import (
-    STABLE_AFTER,
-    STARTS_BEFORE_GIVING_UP,
+    MAX_FAILED_STARTS,
+    STABLE_SECONDS,
     EngineState,
     Phase,
     backoff,
@@ -30,17 +30,20 @@ from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-LAST_WORDS_SECONDS = 0.5
-"""Seconds for which messages of an engine that has ended may still arrive."""
-MOST_UNREAD = 32
-"""Requests on their way to the engine at once: half of what it reads between two steps, so that the word
-that nobody waits for one any more is read with it."""
+LAST_MESSAGES_SECONDS = 0.5
+"""Time for the last messages of an engine that has ended to arrive."""
+MAX_UNREAD = 32
+"""Maximum number of requests sent to the engine and not read yet: half of what it reads between two steps, so
+that it reads a request and its abort together."""
 FATAL_EXIT_SECONDS = 5.0
-"""Seconds for which an engine that sent `Fatal` may take to exit."""
+"""Time for an engine that sent `Fatal` to exit."""
 
 
 class EngineClient:
-    """Supervises one engine process. `on_stats` gets each EngineStats, `on_ready` each Ready."""
+    """Client and supervisor of one engine process.
+
+    `on_stats` receives each EngineStats, `on_ready` each Ready.
+    """
 
     def __init__(
         self,
@@ -58,38 +61,37 @@ class EngineClient:
         self._inboxes: dict[str, Inbox] = {}
         self._unstarted: set[str] = set()
         self._unread: dict[str, bool] = {}
-        """Requests that were sent and that the engine has not read yet; true = it was given up."""
+        """Requests that were sent and that the engine has not read yet; true = closed since."""
         self._held: dict[str, wire.AddRequest] = {}
-        """Requests that are sent when the engine has read others: what is given up here costs it nothing."""
+        """Requests that are sent when the engine has read others; closing one costs the engine nothing."""
         self._calls: dict[int, asyncio.Future[wire.AdminReply]] = {}
         self._call_ids = itertools.count(1)
         self._message_received = False
         self._fatal: wire.Fatal | None = None
         self._stopping = asyncio.Event()
         self.ready: wire.Ready | None = None
-        """The last Ready; kept over a restart, since limits and plan do not change with it."""
+        """The last Ready message; kept over a restart, which does not change limits and plan."""
         self.state = EngineState("loading", "the engine process is starting", "start", 0, 1)
         self.stats: wire.EngineStats | None = None
-        """The last numbers of the engine process that runs; None before it said any."""
+        """The last statistics of the running engine process; None before the first."""
         self.restarts = 0
         self.changes = ChangeLog()
-        """What the engine has cached, for gateways."""
+        """Log of changes of the engine's prefix cache, for gateways."""
 
     # Requests.
 
     @property
     def waiting(self) -> int:
-        """Requests of which nothing has come back yet, and those that were given up and that the engine will
-        read all the same."""
+        """Number of requests without output so far, and of closed ones that the engine has not read yet."""
         return len(self._unstarted) + sum(self._unread.values())
 
     @property
     def open(self) -> int:
-        """Requests under way, waiting ones included."""
+        """Number of open requests, waiting ones included."""
         return len(self._inboxes)
 
     def require_ready(self) -> wire.Ready:
-        """The engine's limits. Raises NotReady."""
+        """Return the engine's limits. Raises NotReady."""
         if self.state.phase != "ready" or self.ready is None:
             raise NotReady(f"the model is not ready: {self.state.reason}")
         return self.ready
@@ -104,27 +106,27 @@ class EngineClient:
         self._send_held()
 
     def stop_sequence(self, request_id: str, index: int, keep: int) -> None:
-        """End a sequence after its first `keep` tokens."""
+        """Ask the engine to end a sequence after its first `keep` tokens."""
         self._send(wire.StopSequence(request_id, index, keep))
 
     def close(self, request_id: str, *, abort: bool) -> None:
         """Forget a request; with `abort` the engine frees what it holds for it."""
-        known = self._inboxes.pop(request_id, None) is not None
+        open_until_now = self._inboxes.pop(request_id, None) is not None
         self._unstarted.discard(request_id)
         if self._held.pop(request_id, None) is not None:
             return
         if request_id in self._unread:
             self._unread[request_id] = True
-        if abort and known:
+        if abort and open_until_now:
             self._send(wire.AbortRequest(request_id))
 
     def _send_held(self) -> None:
-        while self._held and len(self._unread) < MOST_UNREAD:
+        while self._held and len(self._unread) < MAX_UNREAD:
             request_id = next(iter(self._held))
             self._unread[request_id] = False
             self._send(self._held.pop(request_id))
 
-    def _read_by_engine(self, request_ids: Iterable[str]) -> None:
+    def _mark_read(self, request_ids: Iterable[str]) -> None:
         if not self._unread:
             return
         for request_id in request_ids:
@@ -132,7 +134,7 @@ class EngineClient:
         self._send_held()
 
     async def admin(self, verb: str, body: dict[str, Any], timeout: float = 30.0) -> wire.AdminReply:
-        """One admin operation. Raises NotReady, EngineLost or AdminTimeout."""
+        """Run one admin operation in the engine. Raises NotReady, EngineLost or AdminTimeout."""
         self.require_ready()
         call_id = next(self._call_ids)
         future: asyncio.Future[wire.AdminReply] = asyncio.get_running_loop().create_future()
@@ -161,15 +163,15 @@ class EngineClient:
         deaths = 0
         while True:
             started = time.monotonic()
-            exit_code = await self._live(settings_json)
+            exit_code = await self._run_once(settings_json)
             if self._stopping.is_set():
                 return
             reason = death_reason(exit_code) if self._fatal is None else self._fatal.message
-            deaths = 1 if time.monotonic() - started > STABLE_AFTER else deaths + 1
+            deaths = 1 if time.monotonic() - started > STABLE_SECONDS else deaths + 1
             if self.ready is None and self._fatal is not None:
                 self.state = EngineState("failed", reason)
                 raise EngineStartFailed(reason, self._fatal.exit_code)
-            if self.ready is None and deaths >= STARTS_BEFORE_GIVING_UP:
+            if self.ready is None and deaths >= MAX_FAILED_STARTS:
                 self.state = EngineState("failed", reason)
                 raise EngineStartFailed(f"{reason}; {deaths} starts in a row failed", 1)
             pause = backoff(deaths, random.random())
@@ -180,18 +182,18 @@ class EngineClient:
                     await self._stopping.wait()
                 return
 
-    async def _live(self, settings_json: str) -> int | None:
-        """Run one engine process to its end; returns its exit code, None if it hung and was killed."""
+    async def _run_once(self, settings_json: str) -> int | None:
+        """Run one engine process to its end. Returns its exit code, or None if it hung and was killed."""
         self._fatal = None
         try:
             process = await EngineProcess.start(settings_json, self._command)
         except OSError as failure:
             raise EngineStartFailed(f"the engine process cannot be started: {failure}", 1) from failure
         self._process = process
-        if self._stopping.is_set():  # `stop` came while it was being started, and found nobody to ask
+        if self._stopping.is_set():  # `stop` was called during the start, when there was no process to stop
             process.kill()
         log.info("engine_started", engine_pid=process.pid)
-        self.loading("importing torch", 0, 1)  # before it has sockets to say so itself
+        self.loading("importing torch", 0, 1)  # the engine cannot report this: it has no sockets yet
         reader = asyncio.create_task(self._read(process))
         waiter = asyncio.create_task(process.wait())
         watcher = asyncio.create_task(self._watch())
@@ -206,8 +208,8 @@ class EngineClient:
             process.kill()
             exit_code = await waiter
             if not reader.done():
-                # What it said last (a Fatal, the end of a request) may still be in the pipe.
-                await asyncio.wait({reader}, timeout=LAST_WORDS_SECONDS)
+                # Its last messages (a Fatal, the end of a request) may still be in the pipe.
+                await asyncio.wait({reader}, timeout=LAST_MESSAGES_SECONDS)
         finally:
             for task in (reader, waiter, watcher):
                 task.cancel()
@@ -241,18 +243,20 @@ class EngineClient:
         self._calls.clear()
 
     async def _read(self, process: EngineProcess) -> None:
-        """Route messages until the process says Fatal. Raises msgspec.DecodeError for a foreign message."""
+        """Route messages until the process sends Fatal. Raises msgspec.DecodeError for a foreign message."""
         while self._fatal is None:
             message = await process.receive()
             self._message_received = True
             self._route(message)
-            if isinstance(message, wire.Outputs) and any(each.prompt_logprobs for each in message.deltas):
-                # More may be at hand, and be read without a pause.
+            if isinstance(message, wire.Outputs) and any(delta.prompt_logprobs for delta in message.deltas):
+                # Large messages that have arrived would otherwise be read without a pause.
                 await asyncio.sleep(0)
 
     async def _watch(self) -> None:
-        """Return when a ready engine has sent nothing for `silence` seconds. Counts its own wake-ups rather
-        than time, so that a stall of this process's event loop does not count."""
+        """Return when a ready engine has sent nothing for `silence` seconds.
+
+        Counts its own wake-ups rather than time, so that a stall of this process's event loop does not count.
+        """
         silent_seconds = 0.0
         tick = min(1.0, self._silence / 4)
         while silent_seconds < self._silence:
@@ -265,9 +269,9 @@ class EngineClient:
     def _route(self, message: wire.FromEngine) -> None:
         match message:
             case wire.Taken(request_ids=request_ids):
-                self._read_by_engine(request_ids)
+                self._mark_read(request_ids)
             case wire.Outputs(deltas=deltas):
-                self._read_by_engine(delta.request_id for delta in deltas)
+                self._mark_read(delta.request_id for delta in deltas)
                 for delta in deltas:
                     if (inbox := self._inboxes.get(delta.request_id)) is not None:
                         self._unstarted.discard(delta.request_id)
@@ -281,7 +285,7 @@ class EngineClient:
                     pages_gained=message.pages_gained, pages_lost=message.pages_lost,
                 )  # fmt: skip
             case wire.RequestRejected(request_id=request_id):
-                self._read_by_engine((request_id,))
+                self._mark_read((request_id,))
                 self._unstarted.discard(request_id)
                 if (inbox := self._inboxes.pop(request_id, None)) is not None:
                     inbox.fail(EngineRefused(message))
@@ -303,7 +307,7 @@ class EngineClient:
         return "loading" if self.ready is None else "restarting"
 
     async def stop(self, grace: float = 5.0) -> None:
-        """End the engine process: ask, then kill; one that loads has nothing to end. `run` returns."""
+        """End the engine process, so that `run` returns: by a request, then by force; at once if it loads."""
         self._stopping.set()
         process = self._process
         if process is None:

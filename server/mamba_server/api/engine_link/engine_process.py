@@ -1,7 +1,7 @@
 """One incarnation of the engine process: its sockets, its start, its end.
 
-Made and dropped by `engine_client` for each start, so that nothing of a dead engine's traffic can reach the
-next one. It never interprets a message.
+`engine_client` creates one for each start, so that no message of a dead engine can reach the next one. It
+never interprets a message.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from mamba_server import wire
 from mamba_server.wire import FromEngine, ToEngine
 
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-m", "mamba_server.engine")
-UNHEARD_SECONDS = 0.02
-"""Between two tries to send to an engine that is not connected."""
+RETRY_SECONDS = 0.02
+"""Interval between attempts to send to an engine that is not connected yet."""
 _PR_SET_PDEATHSIG = 1
-# Loaded before any fork: the child may only call it, not look it up.
+# Loaded before any fork: a forked child must not load libraries.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def _die_with(parent: int) -> None:
-    """In the child: SIGKILL when the parent's main thread ends, even if it ended before this call."""
+    """Make the kernel kill this child when the parent's main thread ends, even if it has ended already."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -65,13 +65,13 @@ class EngineProcess:
         """Bind both sockets in a folder of their own and start the child. Raises OSError if it cannot."""
         folder = Path(tempfile.mkdtemp(prefix="mambaserve-"))
         context = zmq.asyncio.Context()
-        # Sending never waits, so it needs no future of the event loop.
+        # Sending never blocks, so this socket needs no futures of the event loop.
         to_engine: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUSH)
         from_engine = context.socket(zmq.PULL)
         try:
             addresses = []
             for socket, name in ((to_engine, "to"), (from_engine, "from")):
-                socket.set_hwm(0)  # admission bounds what is under way; a full pipe must not block the loop
+                socket.set_hwm(0)  # admission bounds the messages; a full pipe must not block the loop
                 socket.linger = 0
                 address = f"ipc://{folder}/{name}"
                 socket.bind(address)
@@ -82,7 +82,7 @@ class EngineProcess:
                 *("--settings", settings_json, "--to-engine", addresses[0], "--from-engine", addresses[1]),
                 stdin=asyncio.subprocess.DEVNULL,
                 preexec_fn=lambda: _die_with(parent),
-                # Ctrl-C on the terminal is for this process, which drains first.
+                # Ctrl-C in the terminal must reach this process only, which drains first.
                 start_new_session=True,
             )
         except BaseException:
@@ -102,7 +102,7 @@ class EngineProcess:
         return self._process.returncode
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; it never waits. Lost if the engine is gone, which its end will tell."""
+        """Queue a message without waiting. It is lost if the engine has ended, which `wait` reports."""
         self._unsent.append(self._encoder.encode(message))
         if self._retry is None:
             self._send_unsent()
@@ -114,26 +114,26 @@ class EngineProcess:
                 self._to.send(self._unsent[0], flags=zmq.NOBLOCK)
                 self._unsent.popleft()
         except zmq.Again:
-            # Nobody is connected. An engine may be heard a moment before it hears.
+            # The engine is not connected yet; its first message may arrive a moment before it is.
             if self.exit_code is None:
-                self._retry = asyncio.get_running_loop().call_later(UNHEARD_SECONDS, self._send_unsent)
+                self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._send_unsent)
 
     async def receive(self) -> FromEngine:
-        """The next message. Raises msgspec.DecodeError for one that is not of the protocol."""
+        """Wait for the next message. Raises msgspec.DecodeError for one that is not of the protocol."""
         return self._decoder.decode(await self._from.recv())
 
     async def wait(self) -> int:
-        """The exit code; negative: minus the signal."""
+        """Wait for the process to end and return its exit code; negative: minus the signal."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs, to it and to what it has started: it compiles its kernels."""
+        """Kill the process, if it still runs, and its children, such as compilers of its kernels."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Drop the sockets and their folder; the process must have ended."""
+        """Close the sockets and remove their folder. The process must have ended."""
         if self._retry is not None:
             self._retry.cancel()
         self._to.close()

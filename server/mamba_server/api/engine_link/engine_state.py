@@ -1,6 +1,6 @@
-"""What is known of the engine process: loading, ready, restarting, failed. Pure.
+"""State of the engine process (loading, ready, restarting, failed), and the back-off between restarts. Pure.
 
-`engine_client` moves it, `/readyz` shows it. Also the back-off between restarts.
+`engine_client` changes the state, `/readyz` reports it.
 """
 
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from typing import Literal
 
 Phase = Literal["loading", "ready", "restarting", "failed"]
 
-BACKOFF_FIRST = 0.2
-BACKOFF_MOST = 5.0
-STABLE_AFTER = 60.0
-"""Seconds of life after which a death counts as the first again."""
-STARTS_BEFORE_GIVING_UP = 3
-"""Deaths in a row before the engine was ever ready."""
+MIN_BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 5.0
+STABLE_SECONDS = 60.0
+"""Lifetime of a process after which its death counts as the first one again."""
+MAX_FAILED_STARTS = 3
+"""Number of deaths in a row, without the engine ever being ready, after which the server gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """One snapshot."""
+    """The state of the engine process at one moment, with the progress of loading if it loads."""
 
     phase: Phase
     reason: str
@@ -28,13 +28,16 @@ class EngineState:
 
 
 def backoff(deaths: int, jitter: float) -> float:
-    """Seconds before start number `deaths` + 1; `jitter` in [0, 1) spreads replicas that died together."""
-    full = min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** min(deaths - 1, 16))
+    """Return the seconds before start number `deaths` + 1.
+
+    `jitter` in [0, 1) spreads replicas that died at the same time.
+    """
+    full = min(MAX_BACKOFF_SECONDS, MIN_BACKOFF_SECONDS * 2.0 ** min(deaths - 1, 16))
     return full * (0.5 + 0.5 * jitter)
 
 
 def death_reason(exit_code: int | None) -> str:
-    """How a process ended, in words; None: it was killed because it hung."""
+    """Describe in words how the process ended; None: it was killed because it hung."""
     if exit_code is None:
         return "the engine process hung and was killed"
     if exit_code < 0:

@@ -1,7 +1,7 @@
-"""Where the engine's deltas for one HTTP request wait for the task that serves it.
+"""`Inbox`: holds the engine's deltas for one HTTP request until the task that serves it takes them.
 
-Filled by `engine_client`, emptied by `generation`. Deltas of one sequence that pile up behind a slow client
-are joined, so memory is bounded by the tokens the request may generate, never by the number of messages.
+`engine_client` fills it, `active_request` empties it. Deltas of one sequence that pile up behind a slow
+client are joined, so memory is bounded by the tokens the request may generate, not by the number of messages.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from mamba_server.wire import SequenceDelta, SequenceTimeline
 
 
 def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
-    """One delta that says what two of the same sequence said in order."""
+    """Join two successive deltas of one sequence."""
     logprobs = first.logprobs
     if second.logprobs is not None:
         logprobs = [*(logprobs or ()), *second.logprobs]
@@ -28,18 +28,20 @@ def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
         prompt_logprobs=scores,
         started=first.started or second.started,
         first_at=first.first_at or second.first_at,
-        timeline=_joined(first.timeline, second.timeline),
+        timeline=_join_timelines(first.timeline, second.timeline),
     )
 
 
-def _joined(first: SequenceTimeline | None, second: SequenceTimeline | None) -> SequenceTimeline | None:
+def _join_timelines(
+    first: SequenceTimeline | None, second: SequenceTimeline | None
+) -> SequenceTimeline | None:
     if first is None or second is None:
         return first or second
     return SequenceTimeline(first.pieces + second.pieces, first.checkpoints + second.checkpoints)
 
 
 class Inbox:
-    """Deltas of all sequences of one HTTP request; an error ends it."""
+    """Queue of the deltas of all sequences of one HTTP request; an error ends it."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], SequenceDelta] = {}
@@ -54,12 +56,12 @@ class Inbox:
         self._filled.set()
 
     def fail(self, error: ApiError) -> None:
-        """End the request: what waits is still handed out first. The first error stays."""
+        """End the request with an error. Waiting deltas are still handed out; the first error is kept."""
         self._error = self._error or error
         self._filled.set()
 
     async def take(self) -> list[SequenceDelta]:
-        """All that waits, at least one; waits for it. Raises the error once nothing else is left."""
+        """Wait for at least one delta and take all. Raises the error once no deltas are left."""
         await self._filled.wait()
         self._filled.clear()
         deltas = list(self._waiting.values())

@@ -1,4 +1,4 @@
-"""The part of a JSON schema that an answer is made to follow, and the names of what it leaves out. Pure."""
+"""Reduces a JSON schema to the part that a grammar can enforce, and names the keys it leaves out. Pure."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 LEFT_OUT_HEADER = "X-Mambaserve-Form-Left-Out"
-"""Of an answer: the keys of its form that it was not made to follow."""
+"""Response header that names the keys of the form which the answer was not made to follow."""
 KNOWN_FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
@@ -15,72 +15,83 @@ NOT_ENFORCED = frozenset(
         "uniqueItems", "contains", "minContains", "maxContains", "propertyNames", "not", "if", "then", "else",
     )
 )  # fmt: skip
-"""Keys that no grammar follows, and without which a schema allows all that it allowed, and more."""
+"""Keys that a grammar cannot enforce. A schema without them still allows every value that it allowed."""
 _VALUES = frozenset(("const", "enum", "default", "examples"))
-"""Keys whose values are no schemas."""
-_ASK_FOR_NOTHING = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
+"""Keys whose values are not schemas."""
+_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+"""Keys whose values map names to schemas."""
+_NO_CONSTRAINTS = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
+"""Values with which a key of `NOT_ENFORCED` demands nothing."""
 _JSON_STYLE: "JsonCompileOptions" = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""White space of JSON has one place: a model that may add more of it might add it for ever."""
+"""White space of JSON is fixed: a model that may add white space might add it without end."""
 _LOOKAROUND = ("(?=", "(?!", "(?<=", "(?<!")
 
 
 class FormLimits:
-    """What may be left out of one form, and what was."""
+    """Keys that were left out of one form, and whether overlapping branches of `oneOf` are allowed."""
 
     def __init__(self, *, overlaps: bool = False) -> None:
-        """`overlaps`: branches of `oneOf` that cannot be told apart are those of `anyOf`."""
+        """Start without keys. `overlaps`: treat `oneOf` as `anyOf`, because its branches overlap."""
         self.left_out: set[str] = {"oneOf"} if overlaps else set()
         self.style: JsonCompileOptions = {**_JSON_STYLE, "coerce_one_of": overlaps}
 
     def leave_out(self, name: str, *, strict: bool) -> None:
-        """Note that a key is not followed. Raises ValueError where the schema is strict."""
+        """Record that a key is not enforced. Raises ValueError if the schema is strict."""
         if strict:
             raise ValueError(
                 f"{name!r} cannot be enforced, and the schema is strict; leave it out, or send "
-                f"'strict': false to have it passed over and named in the header {LEFT_OUT_HEADER}"
+                f"'strict': false to have it ignored and named in the header {LEFT_OUT_HEADER}"
             )
         self.left_out.add(name)
 
 
-def followed(schema: dict[str, Any], limits: FormLimits, *, strict: bool = False) -> dict[str, Any]:
-    """The schema without the keys that cannot be enforced, and without formats that are not known: by the
-    specification a `format` is an annotation, and generators write many of their own. Raises ValueError where
-    the schema is nested too deeply, or strict and something of it cannot be enforced."""
+def enforceable_schema(schema: dict[str, Any], limits: FormLimits, *, strict: bool = False) -> dict[str, Any]:
+    """Return the schema without keys that cannot be enforced and without unknown formats.
 
-    def of(value: Any, *, named: bool) -> Any:
-        """`named`: the keys are names of properties or definitions."""
+    By the specification a `format` is an annotation, and generators write many of their own. Raises
+    ValueError if the schema is nested too deeply, or if it is strict and a key cannot be enforced.
+    """
+
+    def follow(value: Any, *, named: bool) -> Any:
+        """Reduce a part of the schema. `named`: its keys are names of properties or definitions."""
         if isinstance(value, list):
-            return [of(each, named=False) for each in value]
+            return [follow(item, named=False) for item in value]
         if not isinstance(value, dict):
             return value
-        made = {}
+        kept = {}
         for key, inner in value.items():
-            if not named and key == "format" and isinstance(inner, str) and inner not in KNOWN_FORMATS:
-                continue
-            if not named and (key in NOT_ENFORCED or (key == "pattern" and _looks_around(inner))):
-                if inner not in _ASK_FOR_NOTHING.get(key, ()):
-                    limits.leave_out(key, strict=strict)
-                continue
-            if not named and key in _VALUES:
-                made[key] = inner
-            else:
-                names = not named and key in ("properties", "patternProperties", "$defs", "definitions")
-                made[key] = of(inner, named=names)
-        return made
+            if named:
+                kept[key] = follow(inner, named=False)
+            elif key in _VALUES:
+                kept[key] = inner
+            elif not _leave_out(key, inner, limits, strict=strict):
+                kept[key] = follow(inner, named=key in _NAMED_SCHEMAS)
+        return kept
 
     try:
-        made: dict[str, Any] = of(schema, named=False)
+        kept: dict[str, Any] = follow(schema, named=False)
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
-    return made
+    return kept
+
+
+def _leave_out(key: str, value: Any, limits: FormLimits, *, strict: bool) -> bool:
+    """Leave a key of a schema out if it cannot be enforced, and return whether it was left out."""
+    if key == "format":
+        return isinstance(value, str) and value not in KNOWN_FORMATS
+    if key not in NOT_ENFORCED and not (key == "pattern" and _looks_around(value)):
+        return False
+    if value not in _NO_CONSTRAINTS.get(key, ()):
+        limits.leave_out(key, strict=strict)
+    return True
 
 
 def _looks_around(pattern: Any) -> bool:
-    """Whether an expression looks around a place: `(?=`, `(?!`, `(?<=`, `(?<!`, `\\b`, `\\B`."""
+    """Return whether an expression has lookaround: `(?=`, `(?!`, `(?<=`, `(?<!`, `\\b`, `\\B`."""
     if not isinstance(pattern, str):
         return False
     place, in_class = 0, False

@@ -1,7 +1,7 @@
-"""The grammar of calls that a model is forced to make, in the format of its chat template. Pure.
+"""The grammar of tool calls that a model is forced to make, in the format of its chat template. Pure.
 
-Used by `output_grammar`. Where arguments are tags, what is no text is JSON of its schema, and a text any, or
-one of an `enum`.
+`output_grammar` uses it. In templates that write arguments as tags, a string is any text or one of an `enum`,
+and all other values are JSON that follows their schema.
 """
 
 import json
@@ -13,21 +13,23 @@ from llguidance import LLMatcher
 
 from mamba_api.openai import ChatCompletionRequest
 from mamba_api.openai_tools import INPUT, CustomGrammar, Tool
-from mamba_server.api.forms.followed_schema import FormLimits, followed
+from mamba_server.api.forms.followed_schema import FormLimits, enforceable_schema
 from mamba_text.tagged_call import SchemaTypes
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
 
 _DEFINITIONS = ("$defs", "definitions")
 _ANNOTATIONS = frozenset({"title", "description", "$schema", "examples", "default", "additionalProperties"})
-"""Keys of a schema of arguments that ask for nothing: arguments that it does not name are not written."""
+"""Keys that demand nothing of arguments; `additionalProperties` does not, since no others are written."""
 
 
 def forced_calls(
     request: ChatCompletionRequest, form: ToolCallFormat, tokenizer: Tokenizer, limits: FormLimits
 ) -> str:
-    """Make llguidance's grammar of calls of the functions that have to be called, and nothing else. Raises
-    ValueError where arguments cannot be followed."""
+    """Build llguidance's grammar of an answer that consists of calls of the forced tools alone.
+
+    Raises ValueError if the schema of arguments cannot be followed.
+    """
     once = request.parallel_tool_calls is False or request.names_one_tool
     begin, end = (token_or_text(text, tokenizer) for text in (form.begin, form.end))
     if form.listed:
@@ -57,28 +59,31 @@ def forced_calls(
 
 
 def of_input(grammar: CustomGrammar) -> str:
+    """Return llguidance's grammar of a custom tool's input."""
     make = LLMatcher.grammar_from_regex if grammar.syntax == "regex" else LLMatcher.grammar_from_lark
     return str(make(grammar.definition))
 
 
 def _tagged_input(number: int, tool: Tool) -> str:
-    """The rule of a call of a custom tool whose input has a grammar of its own."""
+    """Return the rule of a call of a custom tool whose input has its own grammar."""
     head = json.dumps(f"<function={tool.name}>\n<parameter={INPUT}>\n")
     end = json.dumps("\n</parameter>\n</function>")
     return f"call_{number}: {head} @input_{number} {end}"
 
 
 def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, once: bool) -> str:
-    """The grammar of an answer that is either calls, as free as those that nobody asked for, or has a form,
-    given as a grammar. Raises ValueError."""
+    """Return the grammar of an answer that either consists of unrestricted tool calls or follows `form`.
+
+    `form` is a grammar; `once`: the answer has at most one call. Raises ValueError.
+    """
     begin = token_or_text(calls.begin, tokenizer)
     if not calls.end:
         call = [f"call: {begin} rest", "rest: /(?s:.*)/"]
     else:
         end = token_or_text(calls.end, tokenizer)
-        # A marker that is a token by itself may be spelt out all the same.
+        # A model may spell a marker in letters although it has a special token for it.
         inner = f"(inner | rest {end})" if end.startswith("<") else "inner"
-        call = [f"call: {begin} {inner}", f"inner[lazy]: /(?s:.*){escaped(calls.end)}/", "rest: /(?s:.*)/"]
+        call = [f"call: {begin} {inner}", f"inner[lazy]: /(?s:.*){escape(calls.end)}/", "rest: /(?s:.*)/"]
     more = "" if once or calls.listed or not calls.end else " (blank call)*"
     rules = [f"start: call{more} | @form", *call, "blank: /\\n{0,2}/"]
     first, *others = grammars_of(form)
@@ -86,22 +91,30 @@ def calls_or_form(form: str, calls: ToolCallFormat, tokenizer: Tokenizer, *, onc
     return json.dumps({"grammars": grammars})
 
 
-def escaped(marker: str) -> str:
+def escape(marker: str) -> str:
+    """Return an expression that matches exactly this text."""
     return re.escape(marker).replace("/", "\\/")
 
 
 def grammars_of(text: str) -> list[dict[str, Any]]:
-    """Those of one of llguidance's, which is JSON of some or the text of one. Raises ValueError."""
+    """Return the grammars of a text of llguidance: JSON with a list of grammars, or one grammar's text.
+
+    Raises ValueError.
+    """
     if not text.lstrip().startswith("{"):
         return [{"lark_grammar": text}]
-    read = json.loads(text).get("grammars")
-    if not isinstance(read, list) or not read or not all(isinstance(each, dict) for each in read):
-        raise ValueError("is JSON, and has no list of grammars")
-    return read
+    grammars = json.loads(text).get("grammars")
+    if (
+        not isinstance(grammars, list)
+        or not grammars
+        or not all(isinstance(grammar, dict) for grammar in grammars)
+    ):
+        raise ValueError("is JSON without a list of grammars")
+    return grammars
 
 
 def token_or_text(text: str, tokenizer: Tokenizer) -> str:
-    """Of a grammar: the token that the text is, if it is one by itself."""
+    """Return the grammar's symbol for a text: a token if one special token is the text, else a string."""
     if not text:
         return ""
     (token_id,) = tokenizer.ids_of([text]) or (None,)
@@ -111,7 +124,7 @@ def token_or_text(text: str, tokenizer: Tokenizer) -> str:
 def _json_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
     schema = {"type": "object", **parameters_of(tool, limits), "x-guidance": limits.style}
     head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
-    # Each schema is one by itself, so that what it refers to is found.
+    # Each schema is a grammar of its own, so that its references are resolved within it.
     return [
         f'call_{number}: {head} arguments_{number} "}}"',
         f"arguments_{number}: %json {json.dumps(schema)}",
@@ -119,27 +132,28 @@ def _json_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
 
 
 def parameters_of(tool: Tool, limits: FormLimits) -> dict[str, Any]:
-    """The part of the schema of a tool's arguments that a forced call follows."""
+    """Return the part of the schema of a tool's arguments that a call is made to follow."""
     schema = tool.parameters
     if tool.custom is not None and tool.custom.grammar is not None and tool.custom.grammar.syntax == "regex":
-        # What the expression cannot be made of is an error: it is the form that was asked for.
+        # An expression that cannot be followed is an error, because it is the requested form.
         pattern = {"type": "string", "pattern": f"^(?:{tool.custom.grammar.definition})$"}
         return {**schema, "properties": {INPUT: pattern}}
-    return followed(schema, limits, strict=tool.strict)
+    return enforceable_schema(schema, limits, strict=tool.strict)
 
 
 def _tagged_call(number: int, tool: Tool, limits: FormLimits) -> list[str]:
     schema = parameters_of(tool, limits)
-    known = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
-    if unknown := sorted(set(schema) - known):
+    supported = {"type", "properties", "required", *_DEFINITIONS, *_ANNOTATIONS}
+    if unsupported := sorted(set(schema) - supported):
         raise ValueError(
-            f"{tool.name}: {unknown[0]!r} of its arguments is not supported by this model's calls"
+            f"{tool.name}: this model's tool calls do not support the key {unsupported[0]!r} in the schema "
+            "of their arguments; leave it out"
         )
     if schema.get("type", "object") != "object":
-        raise ValueError(f"{tool.name}: arguments have to be an object")
+        raise ValueError(f"{tool.name}: the arguments must be an object")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
-        raise ValueError(f"{tool.name}: properties have to be an object, and required a list")
+        raise ValueError(f"{tool.name}: 'properties' must be an object, and 'required' a list")
     rules: list[str] = []
     parts = []
     types = SchemaTypes(schema)
@@ -157,13 +171,13 @@ def _tagged_argument(
     head, end = json.dumps(f"<parameter={key}>\n"), json.dumps("\n</parameter>\n")
     if types and "string" not in types:
         yield f"{name}: {head} {name}_value {end}"
-        shared = {each: root[each] for each in _DEFINITIONS if each in root}
+        shared = {keyword: root[keyword] for keyword in _DEFINITIONS if keyword in root}
         yield f"{name}_value: %json {json.dumps({**shared, **schema, 'x-guidance': limits.style})}"
     elif types == {"string"} and "enum" in schema:
         texts = schema["enum"] if isinstance(schema["enum"], list) else []
         texts = [text for text in texts if isinstance(text, str)]
         if not texts:
-            raise ValueError(f"{key}: 'enum' of a string has to be a list with a string in it")
+            raise ValueError(f"{key}: 'enum' of a string must be a list with at least one string")
         yield f"{name}: {head} ({' | '.join(map(json.dumps, texts))}) {end}"
     else:
         yield f"{name}: {head} text"

@@ -1,7 +1,7 @@
 """The grammar of an answer in which the model may call custom tools whose input has a format. Pure.
 
-Used by `output_grammar`. The answer is free up to where a call of such a tool begins; from there to the
-end of the call it is as if the call were forced.
+`output_grammar` uses it. The answer is unrestricted until a call of such a tool begins; from there to its end
+the call is restricted like a forced one.
 """
 
 import json
@@ -12,48 +12,38 @@ from llguidance import LLMatcher
 
 from mamba_api.openai_tools import INPUT, Tool
 from mamba_server.api.forms.followed_schema import FormLimits
-from mamba_server.api.forms.forced_calls import escaped, grammars_of, of_input, parameters_of, token_or_text
+from mamba_server.api.forms.forced_calls import escape, grammars_of, of_input, parameters_of, token_or_text
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCallFormat
 
 
 def can_be_followed(tool: Tool, form: ToolCallFormat) -> bool:
-    """Whether the format of the tool's input acts in calls that the model makes by itself: not in lists of
-    calls, nor where a grammar in Lark's notation would have to write a string of JSON."""
+    """Return whether the format of the tool's input can be enforced in calls that are not forced.
+
+    In lists of calls it cannot, nor where a grammar in Lark's notation would have to produce a JSON string.
+    """
     grammar = None if tool.custom is None else tool.custom.grammar
     return grammar is not None and (form.tagged or (not form.listed and grammar.syntax == "regex"))
 
 
 def free_calls(tools: Sequence[Tool], form: ToolCallFormat, tokenizer: Tokenizer, limits: FormLimits) -> str:
-    """Make llguidance's grammar of an answer that may be anything, in which calls of these tools have inputs
-    of their formats. Raises ValueError where a format cannot be followed."""
+    """Build llguidance's grammar of an unrestricted answer whose calls of these tools follow their formats.
+
+    Raises ValueError if a format cannot be followed.
+    """
     begin, end = (token_or_text(marker, tokenizer) for marker in (form.begin, form.end))
-    spelled = "" if form.tagged else f"{escaped(form.begin)}\\s*"
+    spelled = "" if form.tagged else f"{escape(form.begin)}\\s*"
     heads = [_tagged_head(tool) if form.tagged else _json_head(tool) for tool in tools]
     any_head = spelled + f"({'|'.join(heads)})"
     rules = [f"TEXT: /(?s:.+)/ & ~/(?s:.*){any_head}(?s:.*)/"]
     inputs: list[dict[str, Any]] = []
     for number, (tool, head) in enumerate(zip(tools, heads, strict=True)):
-        others = [each for each in heads if each != head]
-        without = f" & ~/(?s:.*){spelled}({'|'.join(others)})(?s:.*)/" if others else ""
-        rules += [
-            f"SPELLED_{number}: /(?s:.*){spelled}{head}/{without}",
-            f"spelled_{number}[lazy]: SPELLED_{number}",
-            f"head_{number}: /\\s*{head}/",
-        ]
+        rules += _head_rules(number, head, [other for other in heads if other != head], spelled)
         if form.tagged:
-            first, last = json.dumps(f"<parameter={INPUT}>\n"), json.dumps("\n</parameter>\n</function>")
-            rules.append(f'rest_{number}: "\\n"? {first} @input_{number} {last}')
-            assert tool.custom is not None
-            assert tool.custom.grammar is not None
-            made, *more = grammars_of(of_input(tool.custom.grammar))
-            inputs += [{**made, "name": f"input_{number}"}, *more]
+            rules.append(_tagged_rest(number))
+            inputs += _input_grammars(number, tool)
         else:
-            schema = {"type": "object", **parameters_of(tool, limits), "x-guidance": limits.style}
-            rules += [
-                f'rest_{number}: /\\s*,\\s*"arguments"\\s*:\\s*/ arguments_{number} /\\s*}}\\s*/ {end}',
-                f"arguments_{number}: %json {json.dumps(schema)}",
-            ]
+            rules += _json_rest(number, tool, limits, end)
     numbers = range(len(tools))
     rules.append("part: (" + " | ".join(f"spelled_{n} rest_{n}" for n in numbers) + ")* TEXT?")
     specials = [marker for marker in (begin, end) if marker.startswith("<")]
@@ -71,11 +61,42 @@ def free_calls(tools: Sequence[Tool], form: ToolCallFormat, tokenizer: Tokenizer
     return json.dumps({"grammars": grammars_of(answer) + inputs}) if inputs else answer
 
 
+def _head_rules(number: int, head: str, other_heads: Sequence[str], spelled: str) -> list[str]:
+    """Return the rules of text that ends with the head of this tool's call, before those of other tools."""
+    without = f" & ~/(?s:.*){spelled}({'|'.join(other_heads)})(?s:.*)/" if other_heads else ""
+    return [
+        f"SPELLED_{number}: /(?s:.*){spelled}{head}/{without}",
+        f"spelled_{number}[lazy]: SPELLED_{number}",
+        f"head_{number}: /\\s*{head}/",
+    ]
+
+
+def _tagged_rest(number: int) -> str:
+    first, last = json.dumps(f"<parameter={INPUT}>\n"), json.dumps("\n</parameter>\n</function>")
+    return f'rest_{number}: "\\n"? {first} @input_{number} {last}'
+
+
+def _input_grammars(number: int, tool: Tool) -> list[dict[str, Any]]:
+    """Return the grammars of a custom tool's input; the first one is named by the tool's number."""
+    assert tool.custom is not None
+    assert tool.custom.grammar is not None
+    first, *others = grammars_of(of_input(tool.custom.grammar))
+    return [{**first, "name": f"input_{number}"}, *others]
+
+
+def _json_rest(number: int, tool: Tool, limits: FormLimits, end: str) -> list[str]:
+    schema = {"type": "object", **parameters_of(tool, limits), "x-guidance": limits.style}
+    return [
+        f'rest_{number}: /\\s*,\\s*"arguments"\\s*:\\s*/ arguments_{number} /\\s*}}\\s*/ {end}',
+        f"arguments_{number}: %json {json.dumps(schema)}",
+    ]
+
+
 def _json_head(tool: Tool) -> str:
-    """The beginning of a call up to the tool's name, as an expression."""
+    """Return an expression for the beginning of a call, up to the tool's name."""
     names = dict.fromkeys((json.dumps(tool.name), json.dumps(tool.name, ensure_ascii=False)))
-    return f'\\{{\\s*"name"\\s*:\\s*({"|".join(map(escaped, names))})'
+    return f'\\{{\\s*"name"\\s*:\\s*({"|".join(map(escape, names))})'
 
 
 def _tagged_head(tool: Tool) -> str:
-    return escaped(f"<function={tool.name}>").replace("\\\n", "\\n")
+    return escape(f"<function={tool.name}>").replace("\\\n", "\\n")

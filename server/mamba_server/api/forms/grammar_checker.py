@@ -1,9 +1,8 @@
-"""`GrammarChecker`: says whether a grammar can be followed, before the engine hears of it.
+"""`GrammarChecker`: checks whether a grammar can be followed, before it is sent to the engine.
 
-Used by the two generation endpoints, one in a process. The grammar is made by `mamba_server.grammar_check`,
-which is started for the first of them and again whenever it ended. What was found is remembered, since
-clients repeat their forms; long grammars do not stand in front of short ones, nor those of one client in
-front of another's.
+The API process has one, which both generation endpoints use. A child process, `mamba_server.grammar_check`,
+compiles the grammars; it is started for the first grammar, and again whenever it has ended. Results are kept,
+since clients repeat their forms. Long grammars do not delay short ones, nor those of one client another's.
 """
 
 import asyncio
@@ -23,87 +22,89 @@ log = get_logger(__name__)
 
 COMMAND = (sys.executable, "-m", "mamba_server.grammar_check")
 SHORT_CHARS = 2048
-"""Longer grammars wait in a lane of their own."""
-MOST_KNOWN = 4096
-"""Grammars of which is remembered whether they can be followed: a digest and some words each."""
-MOST_WAITING = 128
-"""Requests whose grammars may wait in a lane. One client may have as many as there is room left for others:
-half of all where nobody else waits, and the less the more do."""
+"""Length up to which grammars wait in the lane for short ones."""
+MAX_RESULTS = 4096
+"""Maximum number of results that are kept: a digest and a message for each."""
+MAX_WAITING = 128
+"""Maximum number of requests whose grammars wait in a lane. One client may have as many as it leaves free:
+half of all if no other client waits, and fewer the more others do."""
 SILENCE_SECONDS = 30.0
-"""The process answers within two seconds of its own time; after this it counts as hung."""
+"""Time without an answer after which the process counts as hung; it limits a check to two seconds itself."""
 HUNG = "it could not be checked in time; try again"
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarTokens:
-    """The tokens that a grammar is made of."""
+    """The tokens of the model that answers consist of."""
 
     file: Path
     """The model's tokenizer.json."""
     vocab_size: int
     ends: tuple[int, ...]
-    """Tokens at which an answer may end."""
+    """Ids of the tokens that may end an answer."""
 
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A grammar that waits to be checked, for all who sent it."""
+    """A grammar that waits to be checked, for all requests that have it."""
 
     digest: bytes
     grammar: str
-    found: asyncio.Future[str]
-    askers: int = 0
+    failure: asyncio.Future[str]
+    requests: int = 0
     running: bool = False
 
 
 @dataclass(slots=True)
 class _Lane:
-    """Grammars of one kind; clients take turns, and one grammar is being checked at a time."""
+    """Queue of short or of long grammars; clients take turns, and one grammar is checked at a time."""
 
     waiting: OrderedDict[str, deque[_Question]] = field(default_factory=OrderedDict)
     busy: bool = False
-    served: str = ""
-    """The client that had the last turn."""
-    askers: Counter[str] = field(default_factory=Counter)
-    """Requests that wait, by client."""
+    last_client: str = ""
+    """Client that had the last turn."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """Number of waiting requests by client."""
 
     def add(self, client: str, question: _Question) -> None:
         self.waiting.setdefault(client, deque()).append(question)
 
     def next(self) -> _Question | None:
-        """Take the first of the client whose turn it is; who had the last turn comes behind others."""
-        if self.served in self.waiting:
-            self.waiting.move_to_end(self.served)
+        """Take the first grammar of the client whose turn it is; the last client comes after the others."""
+        if self.last_client in self.waiting:
+            self.waiting.move_to_end(self.last_client)
         while self.waiting:
-            self.served, questions = next(iter(self.waiting.items()))
+            self.last_client, questions = next(iter(self.waiting.items()))
             question = questions.popleft()
             if not questions:
-                del self.waiting[self.served]
-            if question.askers:
+                del self.waiting[self.last_client]
+            if question.requests:
                 return question
         return None
 
     @contextlib.contextmanager
     def room(self, client: str) -> Iterator[None]:
         """Count a request while its grammar waits. Raises TooManyForms."""
-        if self.askers[client] >= MOST_WAITING - self.askers.total():
-            raise TooManyForms("too many forms of answers wait to be checked; try again later")
-        self.askers[client] += 1
+        if self.requests[client] >= MAX_WAITING - self.requests.total():
+            raise TooManyForms("too many output forms wait to be checked; try again later")
+        self.requests[client] += 1
         try:
             yield
         finally:
-            self.askers[client] -= 1
-            if not self.askers[client]:
-                del self.askers[client]
+            self.requests[client] -= 1
+            if not self.requests[client]:
+                del self.requests[client]
 
 
 class GrammarChecker:
-    """The checks of one served model."""
+    """Checker of the grammars of one served model, with its child process and the results so far."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = command
-        self._known: OrderedDict[bytes, str] = OrderedDict()
-        self._asked: dict[bytes, _Question] = {}
+        self._failures: OrderedDict[bytes, str] = OrderedDict()
+        """Results of checks by digest of the grammar; "" = it can be followed."""
+        self._questions: dict[bytes, _Question] = {}
+        """Grammars that wait or are being checked, by digest."""
         self._lanes = {True: _Lane(), False: _Lane()}
         self._process: asyncio.subprocess.Process | None = None
         self._tokens: GrammarTokens | None = None
@@ -113,21 +114,23 @@ class GrammarChecker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def check(self, grammar: str, tokens: GrammarTokens, client: str = "") -> str:
-        """Why the grammar cannot be followed, "" = it can. `client`: who asks, for taking turns. Raises
-        TooManyForms."""
+        """Return why the grammar cannot be followed; "" means that it can.
+
+        `client`: name by which clients take turns. Raises TooManyForms.
+        """
         digest = hashlib.sha256(grammar.encode("utf-8", "surrogatepass")).digest()
         if tokens != self._tokens:
-            self._known.clear()
+            self._failures.clear()
             self._tokens = tokens
             self._end()
-        if (known := self._known.get(digest)) is not None:
-            self._known.move_to_end(digest)
-            return known
+        if (failure := self._failures.get(digest)) is not None:
+            self._failures.move_to_end(digest)
+            return failure
         with self._lanes[len(grammar) <= SHORT_CHARS].room(client):
-            return await self._found(digest, grammar, client)
+            return await self._wait_for(digest, grammar, client)
 
     async def close(self) -> None:
-        """End the process; nothing is checked any more."""
+        """End the child process and the checks that wait."""
         for task in list(self._tasks):
             task.cancel()
         process = self._process
@@ -135,22 +138,22 @@ class GrammarChecker:
         if process is not None:
             await process.wait()
 
-    async def _found(self, digest: bytes, grammar: str, client: str) -> str:
-        question = self._asked.get(digest)
+    async def _wait_for(self, digest: bytes, grammar: str, client: str) -> str:
+        question = self._questions.get(digest)
         if question is None:
             question = self._enqueue(digest, grammar, client)
-        question.askers += 1
+        question.requests += 1
         try:
-            return await asyncio.shield(question.found)
+            return await asyncio.shield(question.failure)
         finally:
-            question.askers -= 1
-            if not question.askers and not question.running:
-                self._asked.pop(digest, None)
+            question.requests -= 1
+            if not question.requests and not question.running:
+                self._questions.pop(digest, None)
 
     def _enqueue(self, digest: bytes, grammar: str, client: str) -> _Question:
         lane = self._lanes[len(grammar) <= SHORT_CHARS]
         question = _Question(digest, grammar, asyncio.get_running_loop().create_future())
-        self._asked[digest] = question
+        self._questions[digest] = question
         lane.add(client, question)
         if not lane.busy:
             lane.busy = True
@@ -160,25 +163,25 @@ class GrammarChecker:
         return question
 
     async def _work(self, lane: _Lane) -> None:
-        """Check what waits in a lane, one grammar after the other."""
+        """Check the grammars that wait in a lane, one after the other."""
         try:
             while (question := lane.next()) is not None:
                 question.running = True
                 failure, certain = await self._ask(question.grammar)
-                self._asked.pop(question.digest, None)
+                self._questions.pop(question.digest, None)
                 if certain:
-                    self._known[question.digest] = failure
-                    if len(self._known) > MOST_KNOWN:
-                        self._known.popitem(last=False)
-                if not question.found.done():
-                    question.found.set_result(failure)
+                    self._failures[question.digest] = failure
+                    if len(self._failures) > MAX_RESULTS:
+                        self._failures.popitem(last=False)
+                if not question.failure.done():
+                    question.failure.set_result(failure)
         finally:
             lane.busy = False
 
     async def _ask(self, grammar: str) -> tuple[str, bool]:
-        """What the process says, and whether it would say so again."""
-        for _ in range(2):  # the process may have ended since it was last asked
-            process = await self._started()
+        """Return the result of a check, and whether another check would have the same result."""
+        for _ in range(2):  # the process may have ended since the last check
+            process = await self._running_process()
             assert process.stdin is not None
             self._numbers += 1
             number, answer = self._numbers, asyncio.get_running_loop().create_future()
@@ -197,7 +200,8 @@ class GrammarChecker:
                 self._answers.pop(number, None)
         return HUNG, False
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _running_process(self) -> asyncio.subprocess.Process:
+        """Return the child process, which is started if it does not run."""
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
                 assert self._tokens is not None
@@ -206,7 +210,7 @@ class GrammarChecker:
                     *self._command, str(tokens.file), str(tokens.vocab_size), *map(str, tokens.ends),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
-                    # Ctrl-C on the terminal is for this process, which drains first.
+                    # Ctrl-C in the terminal must reach the API process only, which drains first.
                     start_new_session=True,
                 )  # fmt: skip
                 task = asyncio.create_task(self._read(self._process))
@@ -215,13 +219,13 @@ class GrammarChecker:
             return self._process
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Hand out what the process answers until it ends."""
+        """Hand out the answers of the process until it ends."""
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            said = json.loads(line)
-            answer = self._answers.get(said["id"])
+            message = json.loads(line)
+            answer = self._answers.get(message["id"])
             if answer is not None and not answer.done():
-                answer.set_result(said["failure"])
+                answer.set_result(message["failure"])
         if process is self._process:
             self._process = None
         for answer in self._answers.values():

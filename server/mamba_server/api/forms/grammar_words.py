@@ -1,33 +1,33 @@
-"""What llguidance says of a form, in words that tell what to change. Pure."""
+"""Failures of llguidance, translated into messages that say what to change. Pure."""
 
 import re
 
 OVERLAP = "coerce_one_of"
-"""In what the library says of a `oneOf` whose branches cannot be told apart."""
+"""Part of the library's message about a `oneOf` whose branches cannot be distinguished."""
 _KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
-_WORDS = (
-    (OVERLAP, "oneOf: its branches overlap, or cannot be told apart; use anyOf"),
+_MESSAGES = (
+    (OVERLAP, "the branches of oneOf overlap, or cannot be distinguished; use anyOf"),
     (
         "lexer precomputation failed",
-        "the expression takes too long to be prepared; make it simpler, with fewer repetitions",
+        "an expression takes too long to compile; make it simpler, with fewer repetitions",
     ),
-    ("increase limits", "it is too large to be followed; make it smaller"),
-    ("too many expressions", "an expression of it is too complex; make it simpler"),
-    ("Too many items", "it is ambiguous in too many ways; make it simpler"),
-    ("initial_lexer_fuel", "an expression of it is too complex; make it simpler"),
-    ("NoExtensionBias", "no text has this form: a rule, or a reference, leads back to itself and never ends"),
-    ("not JSON serializable", "it has a whole number of more than 64 bits; write a smaller one"),
-    ("max_grammar_size", "it is too large to be followed; make it smaller"),
+    ("increase limits", "the form is too large to be followed; make it smaller"),
+    ("too many expressions", "an expression is too complex; make it simpler"),
+    ("Too many items", "the form is ambiguous in too many ways; make it simpler"),
+    ("initial_lexer_fuel", "an expression is too complex; make it simpler"),
+    ("NoExtensionBias", "no text has this form: a rule or a reference leads back to itself without an end"),
+    ("not JSON serializable", "the schema has an integer of more than 64 bits; use a smaller one"),
+    ("max_grammar_size", "the form is too large to be followed; make it smaller"),
 )
-"""A part of the library's words, and ours: it names options that no client can give."""
+"""Pairs of a part of the library's message and our own; the library names options that no client can set."""
 
 
-def in_our_words(failure: str) -> str:
-    """The failure, without advice that nobody can take."""
+def readable_failure(failure: str) -> str:
+    """Return the message of a failure, without advice that clients cannot follow."""
     if unknown := _KEYS.search(failure):
         keys = unknown[1].replace('"', "'")
         return f"the schema has keys that cannot be enforced: {keys}; leave them out"
-    for part, words in _WORDS:
+    for part, message in _MESSAGES:
         if part in failure:
-            return words
+            return message
     return failure

@@ -1,6 +1,6 @@
-"""The form that an answer is to have, as a grammar for the engine; checked before it is sent there.
+"""The form that an answer must have, as a grammar for the engine. The grammar is checked before it is sent.
 
-Used by the two generation endpoints. The engine checks it once more, with the model's tokens.
+The two generation endpoints use it. The engine checks the grammar again, with the model's tokens.
 """
 
 import json
@@ -15,24 +15,26 @@ from mamba_api.openai import ChatCompletionRequest, GenerationRequest
 from mamba_api.openai_fields import ResponseFormat, StructuredOutputs
 from mamba_api.openai_tools import Tool
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.forms.followed_schema import FormLimits, followed
+from mamba_server.api.forms.followed_schema import FormLimits, enforceable_schema
 from mamba_server.api.forms.forced_calls import (
     calls_or_form,
     forced_calls,
     grammars_of,
     token_or_text,
 )
-from mamba_server.api.forms.form_size import is_shorter_than
 from mamba_server.api.forms.free_calls import can_be_followed, free_calls
-from mamba_server.api.forms.grammar_words import OVERLAP, in_our_words
+from mamba_server.api.forms.grammar_words import OVERLAP, readable_failure
 from mamba_server.grammar_depth import check_depth
 from mamba_text.prompt import TextProcessor
 from mamba_text.reasoning import ReasoningFormat, ReasoningStart
 from mamba_text.tokenizer import Tokenizer
+from mamba_text.tool_calls import ToolCallFormat
 
-MOST_CHARS = 64 * 1024
-"""Of a schema, an expression or a grammar: one of 145 KB takes 38 ms to be made."""
+MAX_CHARS = 64 * 1024
+"""Maximum length of a schema, an expression or a grammar: building one of 145 KB takes 38 ms."""
 GrammarCheck = Callable[[str], Awaitable[str]]
+"""Returns why a grammar cannot be followed; "" means that it can."""
+FormSpec = ResponseFormat | StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,184 +42,230 @@ class OutputForm:
     """The form of one answer."""
 
     grammar: str = ""
-    """llguidance's; "" = the answer may be anything."""
+    """Grammar of llguidance; "" = the answer is unrestricted."""
     left_out: tuple[str, ...] = ()
-    """Keys of what was asked for that the answer is not made to follow."""
+    """Keys of the requested form that the answer is not made to follow."""
 
 
 async def output_grammar(
     request: GenerationRequest, text: TextProcessor, check: GrammarCheck, opening: str = ""
 ) -> OutputForm:
-    """Make the grammar of an answer. `opening`: what a chat's prompt has of the
-    answer; `check`: says why a grammar cannot be followed, "" = it can. Tools, if there are any, are such as
-    the model's template takes. Raises InvalidRequest, and what `check` does."""
-    reasoning = template = None
-    if isinstance(request, ChatCompletionRequest) and text.template is not None:
-        template = text.template.of(tools=bool(request.offered_tools))
-        reasoning = template.reasoning
+    """Build the grammar of an answer and check that it can be followed.
 
-    def of_answer(grammar: str) -> str:
-        if reasoning is None:
-            return grammar
-        return _behind_thoughts(grammar, reasoning, opening, text.tokenizer)
+    Raises InvalidRequest, and the errors of `check`.
 
-    asked = request.structured_outputs or request.response_format
-    if isinstance(asked, ResponseFormat) and asked.type == "text":
-        asked = None
-    param = "response_format" if request.structured_outputs is None else "structured_outputs"
-    if isinstance(request, ChatCompletionRequest) and request.offered_tools:
-        form = template.tool_calls if template is not None else None
-        if form is None:
-            return _of_free_calls(request)
-        if not (request.forced_tools or asked is not None):
-            tools = [tool for tool in request.callable_tools if can_be_followed(tool, form)]
-            if not tools:
-                return _of_free_calls(request)
-            made = await _checked(
-                "tools",
-                [_written_of(tool) for tool in tools],
-                lambda limits: of_answer(free_calls(tools, form, text.tokenizer, limits)),
-                check,
-                strict=False,
-            )
-            return OutputForm(made.grammar, _of_free_calls(request, followed=tools).left_out)
-        if asked is not None and not request.forced_tools:
-            once = request.parallel_tool_calls is False
-            made = await _checked(
-                param,
-                _written(asked),
-                lambda limits: of_answer(
-                    calls_or_form(_of_form(asked, limits), form, text.tokenizer, once=once)
-                ),
-                check,
-                strict=_is_strict(asked),
-            )
-            left_out = {*made.left_out, *_of_free_calls(request).left_out}
-            return OutputForm(made.grammar, tuple(sorted(left_out)))
-        # Calls that have to be made leave no answer that could have the form.
-        schemas = [_written_of(tool) for tool in request.forced_tools]
-        return await _checked(
+    Args:
+        request: the validated body. The model's template supports its tools, if it has some.
+        text: tokenizer and chat template.
+        check: checks a grammar.
+        opening: the part of the answer with which a chat's prompt ends.
+    """
+    spec = request.structured_outputs or request.response_format
+    if isinstance(spec, ResponseFormat) and spec.type == "text":
+        spec = None
+    if not isinstance(request, ChatCompletionRequest):
+        return await _FormBuilder(request, text, check).form(spec)
+    template = None if text.template is None else text.template.of(tools=bool(request.offered_tools))
+    reasoning = None if template is None else template.reasoning
+    builder = _FormBuilder(request, text, check, reasoning, opening)
+    if not request.offered_tools:
+        return await builder.form(spec)
+    calls = None if template is None else template.tool_calls
+    if calls is None:
+        return _unrestricted(request)
+    if request.forced_tools:
+        # An answer that consists of forced calls has no text that could have the form.
+        return await builder.forced_calls(request, calls)
+    if spec is not None:
+        return await builder.calls_or_form(request, spec, calls)
+    return await builder.free_calls(request, calls)
+
+
+class _FormBuilder:
+    """Builder of the form of one request's answers: one method for each kind of tool calls in an answer."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        text: TextProcessor,
+        check: GrammarCheck,
+        reasoning: ReasoningFormat | None = None,
+        opening: str = "",
+    ) -> None:
+        self._tokenizer = text.tokenizer
+        self._check = check
+        self._reasoning = reasoning
+        self._opening = opening
+        self._param = "response_format" if request.structured_outputs is None else "structured_outputs"
+
+    async def form(self, spec: FormSpec | None) -> OutputForm:
+        """Build the form of an answer without tool calls."""
+        if spec is None:
+            return OutputForm()
+        return await self._build_checked(
+            self._param, _source(spec), lambda limits: _spec_grammar(spec, limits), strict=_is_strict(spec)
+        )
+
+    async def forced_calls(self, request: ChatCompletionRequest, calls: ToolCallFormat) -> OutputForm:
+        """Build the form of an answer that consists of forced calls."""
+        return await self._build_checked(
             "tools",
-            schemas,
-            lambda limits: of_answer(forced_calls(request, form, text.tokenizer, limits)),
-            check,
+            [_tool_source(tool) for tool in request.forced_tools],
+            lambda limits: forced_calls(request, calls, self._tokenizer, limits),
             strict=any(tool.strict for tool in request.forced_tools),
         )
-    if asked is None:
-        return OutputForm()
-    return await _checked(
-        param,
-        _written(asked),
-        lambda limits: of_answer(_of_form(asked, limits)),
-        check,
-        strict=_is_strict(asked),
-    )
+
+    async def calls_or_form(
+        self, request: ChatCompletionRequest, spec: FormSpec, calls: ToolCallFormat
+    ) -> OutputForm:
+        """Build the form of an answer that has the requested form or consists of unrestricted calls."""
+        once = request.parallel_tool_calls is False
+        form = await self._build_checked(
+            self._param,
+            _source(spec),
+            lambda limits: calls_or_form(_spec_grammar(spec, limits), calls, self._tokenizer, once=once),
+            strict=_is_strict(spec),
+        )
+        left_out = {*form.left_out, *_unrestricted(request).left_out}
+        return OutputForm(form.grammar, tuple(sorted(left_out)))
+
+    async def free_calls(self, request: ChatCompletionRequest, calls: ToolCallFormat) -> OutputForm:
+        """Build the form of an unrestricted answer whose calls of custom tools follow their formats."""
+        tools = [tool for tool in request.callable_tools if can_be_followed(tool, calls)]
+        if not tools:
+            return _unrestricted(request)
+        form = await self._build_checked(
+            "tools",
+            [_tool_source(tool) for tool in tools],
+            lambda limits: free_calls(tools, calls, self._tokenizer, limits),
+            strict=False,
+        )
+        return OutputForm(form.grammar, _unrestricted(request, followed=tools).left_out)
+
+    async def _build_checked(
+        self, param: str, source: Any, build: Callable[[FormLimits], str], *, strict: bool
+    ) -> OutputForm:
+        """Build a form and check that it can be followed. Raises InvalidRequest for the field `param`.
+
+        `source`: the client's schema or grammar, whose size is checked before a grammar is built from it;
+        `strict`: no key may be left out.
+        """
+        try:
+            if not is_shorter_than(source, MAX_CHARS):
+                raise ValueError(f"has more than {MAX_CHARS} characters, which is the limit")
+            limits = FormLimits()
+            grammar, failure = await self._build(build, limits)
+            if OVERLAP in failure and not strict:
+                limits = FormLimits(overlaps=True)
+                grammar, failure = await self._build(build, limits)
+            if failure:
+                raise ValueError(failure)
+        except ValueError as error:
+            message = f"{param}: {readable_failure(str(error))}"
+            raise InvalidRequest(message, param=param, code="invalid_output_grammar") from error
+        return OutputForm(grammar, tuple(sorted(limits.left_out)))
+
+    async def _build(self, build: Callable[[FormLimits], str], limits: FormLimits) -> tuple[str, str]:
+        """Build a grammar and return it with the reason why it cannot be followed. Raises ValueError."""
+        grammar = build(limits)
+        if self._reasoning is not None:
+            grammar = _after_reasoning(grammar, self._reasoning, self._opening, self._tokenizer)
+        if len(grammar) > MAX_CHARS:
+            raise ValueError(f"has {len(grammar)} characters as a grammar, and the limit is {MAX_CHARS}")
+        check_depth(grammar)
+        return grammar, await self._check(grammar)
 
 
-def _of_free_calls(request: ChatCompletionRequest, followed: Sequence[Tool] = ()) -> OutputForm:
-    """The form of an answer that may be anything, calls included: of the custom tools, those that are
-    `followed` alone have inputs of their formats."""
+def _unrestricted(request: ChatCompletionRequest, followed: Sequence[Tool] = ()) -> OutputForm:
+    """Return the form of an unrestricted answer that follows the input formats of the tools `followed`."""
     tools = [tool for tool in request.callable_tools if tool not in followed]
     customs = [tool.custom for tool in tools if tool.custom is not None]
-    return OutputForm(left_out=("format",) if any(each.grammar is not None for each in customs) else ())
+    has_formats = any(custom.grammar is not None for custom in customs)
+    return OutputForm(left_out=("format",) if has_formats else ())
 
 
-async def _checked(
-    param: str,
-    written: Any,
-    make: Callable[[FormLimits], str],
-    check: GrammarCheck,
-    *,
-    strict: bool,
-) -> OutputForm:
-    """The form, of which the engine can follow all. `written`: what the client sent of it, whose size is
-    looked at before anything is made of it; `strict`: nothing of it may be left out."""
-    try:
-        if not is_shorter_than(written, MOST_CHARS):
-            raise ValueError(f"has more than {MOST_CHARS} characters, which are the most")
-        limits = FormLimits()
-        grammar, failure = await _tried(make, limits, check)
-        if OVERLAP in failure and not strict:
-            limits = FormLimits(overlaps=True)
-            grammar, failure = await _tried(make, limits, check)
-        if failure:
-            raise ValueError(failure)
-    except ValueError as error:
-        said = f"{param}: {in_our_words(str(error))}"
-        raise InvalidRequest(said, param=param, code="invalid_output_grammar") from error
-    return OutputForm(grammar, tuple(sorted(limits.left_out)))
+def is_shorter_than(value: Any, limit: int) -> bool:
+    """Return whether a JSON value takes fewer than about `limit` characters, without encoding it.
+
+    Values beyond the limit are not read.
+    """
+    chars = 0
+    unread = [value]
+    while unread and chars < limit:
+        item = unread.pop()
+        if isinstance(item, str):
+            chars += len(item) + 2
+        elif isinstance(item, dict):
+            chars += 2 * len(item) + sum(map(len, item))
+            unread += item.values()
+        elif isinstance(item, list):
+            chars += 2 * len(item)
+            unread += item
+        else:
+            chars += 1
+    return chars < limit
 
 
-async def _tried(
-    make: Callable[[FormLimits], str], limits: FormLimits, check: GrammarCheck
-) -> tuple[str, str]:
-    """The grammar within the limits, and why it cannot be followed, "" = it can. Raises ValueError."""
-    grammar = make(limits)
-    if len(grammar) > MOST_CHARS:
-        raise ValueError(f"has {len(grammar)} characters as a grammar, and {MOST_CHARS} are the most")
-    check_depth(grammar)
-    return grammar, await check(grammar)
-
-
-def _written_of(tool: Tool) -> Any:
+def _tool_source(tool: Tool) -> Any:
     grammar = None if tool.custom is None else tool.custom.grammar
     return tool.parameters if grammar is None else grammar.definition
 
 
-def _is_strict(asked: ResponseFormat | StructuredOutputs) -> bool:
-    schema = asked.json_schema if isinstance(asked, ResponseFormat) else None
+def _is_strict(spec: FormSpec) -> bool:
+    schema = spec.json_schema if isinstance(spec, ResponseFormat) else None
     return schema is not None and bool(schema.strict)
 
 
-def _of_form(asked: ResponseFormat | StructuredOutputs, limits: FormLimits) -> str:
-    if isinstance(asked, ResponseFormat):
-        if asked.json_schema is not None:
-            return _of_schema(asked.json_schema.schema_, limits, strict=_is_strict(asked))
-        return _of_schema({"type": "object", **(asked.schema_ or {})}, limits)
-    if asked.json_ is not None:
-        return _of_schema(asked.json_, limits)
-    if asked.json_object:
-        return _of_schema({"type": "object"}, limits)
-    if asked.regex is not None:
-        return str(LLMatcher.grammar_from_regex(asked.regex))
-    if asked.choice is not None:
-        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, asked.choice))))
-    assert asked.grammar is not None
-    return str(LLMatcher.grammar_from_lark(asked.grammar))
+def _spec_grammar(spec: FormSpec, limits: FormLimits) -> str:
+    if isinstance(spec, ResponseFormat):
+        if spec.json_schema is not None:
+            return _schema_grammar(spec.json_schema.schema_, limits, strict=_is_strict(spec))
+        return _schema_grammar({"type": "object", **(spec.schema_ or {})}, limits)
+    if spec.json_ is not None:
+        return _schema_grammar(spec.json_, limits)
+    if spec.json_object:
+        return _schema_grammar({"type": "object"}, limits)
+    if spec.regex is not None:
+        return str(LLMatcher.grammar_from_regex(spec.regex))
+    if spec.choice is not None:
+        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, spec.choice))))
+    assert spec.grammar is not None
+    return str(LLMatcher.grammar_from_lark(spec.grammar))
 
 
-def _written(asked: ResponseFormat | StructuredOutputs) -> Any:
-    if isinstance(asked, ResponseFormat):
-        return asked.schema_ if asked.json_schema is None else asked.json_schema.schema_
-    return [asked.json_, asked.regex, asked.choice, asked.grammar]
+def _source(spec: FormSpec) -> Any:
+    if isinstance(spec, ResponseFormat):
+        return spec.schema_ if spec.json_schema is None else spec.json_schema.schema_
+    return [spec.json_, spec.regex, spec.choice, spec.grammar]
 
 
-def _of_schema(schema: dict[str, Any] | str, limits: FormLimits, *, strict: bool = False) -> str:
+def _schema_grammar(schema: dict[str, Any] | str, limits: FormLimits, *, strict: bool = False) -> str:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except RecursionError as error:
             raise ValueError("is nested too deeply") from error
         if not isinstance(schema, dict):
-            raise ValueError("has to be an object")
-    kept = followed(schema, limits, strict=strict)
+            raise ValueError("must be an object")
+    kept = enforceable_schema(schema, limits, strict=strict)
     return str(LLMatcher.grammar_from_json_schema(kept, defaults=limits.style))
 
 
-def _behind_thoughts(grammar: str, form: ReasoningFormat, opening: str, tokenizer: Tokenizer) -> str:
-    """The grammar, before which the model may think as its prompt says."""
+def _after_reasoning(grammar: str, form: ReasoningFormat, opening: str, tokenizer: Tokenizer) -> str:
+    """Return the grammar of an answer that may begin with reasoning, as far as its prompt allows."""
     start = ReasoningStart.of(form, opening)
     begin, end = (token_or_text(marker, tokenizer) for marker in form.markers)
-    # A model without a token for it does not think by itself; one of its letters would be its beginning.
-    unsaid = start is ReasoningStart.UNSAID and not begin.startswith("<")
-    if unsaid or start is ReasoningStart.CLOSED:
+    # A model without a special token for the marker does not begin to reason by itself, and an answer that
+    # begins with a letter of the marker would be taken for reasoning.
+    unlikely = start is ReasoningStart.UNSAID and not begin.startswith("<")
+    if unlikely or start is ReasoningStart.CLOSED:
         return grammar
-    # A marker that is a token by itself may be spelt out all the same; what reads the answer takes it so.
-    thoughts = "(thoughts | thought end)" if end.startswith("<") else "thoughts"
+    # A model may spell a marker in letters although it has a special token; `ReasoningReader` reads both.
+    reasoning = "(thoughts | thought end)" if end.startswith("<") else "thoughts"
     rules = [
-        f"start: {thoughts} blank @answer"
+        f"start: {reasoning} blank @answer"
         if start is ReasoningStart.OPEN
-        else f"start: ({begin} {thoughts} blank)? @answer",
+        else f"start: ({begin} {reasoning} blank)? @answer",
         f"thoughts[lazy]: /(?s:.*){re.escape(form.end).replace('/', chr(92) + '/')}/",
         "thought: /(?s:.*)/",
         f"end: {end}",

@@ -1,7 +1,7 @@
-"""The engine's numbers on `/metrics`: what EngineStats brought last, under our names and common aliases.
+"""Metrics of the engine on `/metrics`: the last EngineStats, under our names and common aliases.
 
-`engine_client` feeds it, the registry collects it. Label names and the number of series are bounded here,
-because the numbers come from another process.
+`engine_client` hands over the statistics, the registry collects the metrics. Label names and the number of
+series are bounded here, because the statistics come from another process.
 """
 
 import re
@@ -17,48 +17,51 @@ from mamba_telemetry.registry import BATCH_BUCKETS, PREFIX, STEP_BUCKETS
 
 _KEY = re.compile(r"^([a-z][a-z0-9_]*)(?:\{([^{}]*)\})?$")
 LABELS = frozenset({"owner", "cause", "reason", "strategy", "kind", "tier", "component", "operator"})
-MOST_SERIES = 32
-"""Label combinations kept of one metric."""
-OF_REQUESTS = frozenset({"prompt_tokens", "generation_tokens", "cached_tokens", "requests_finished"})
-"""Counted by `request_metrics`; the engine's own count of them would be a second series of that name."""
+MAX_SERIES = 32
+"""Maximum number of label combinations of one metric."""
+REQUEST_METRICS = frozenset({"prompt_tokens", "generation_tokens", "cached_tokens", "requests_finished"})
+"""Metrics that `request_metrics` counts; the engine's own count would be a second series of that name."""
 
 HELP = {
     "requests_running": "Sequences in the running batch.",
     "requests_waiting": "Requests that wait for admission.",
-    "max_running_requests": "Sequences that run at once at most.",
+    "max_running_requests": "Maximum number of sequences that run at once.",
     "admitted_prompt_tokens": "Prompt tokens of sequences that were admitted.",
-    "shared_prompt_tokens": "Of admitted prompt tokens, those that came by before, kept or not.",
+    "shared_prompt_tokens": "Admitted prompt tokens that an earlier prompt shared, cached or not.",
     "recomputed_tokens": "Tokens computed again after a preemption.",
     "sequences_finished": "Sequences the engine finished, by reason.",
     "checkpoints": "Checkpoints in the tree.",
-    "slabs": "Slabs of the arena by owner; one holds a state or pages.",
+    "slabs": "Slabs of the arena by owner; a slab holds one state or several pages.",
     "slots": "State slots by owner.",
     "pages": "Attention KV pages by owner.",
-    "arena_usage": "Share of the arena that not even eviction could free.",
+    "arena_usage": "Share of the arena that eviction cannot free.",
     "state_usage": "Share of the slots held by running sequences.",
     "kv_usage": "Share of the pages held by running sequences.",
-    "prompt_tokens_waiting": "Prompt tokens that are to be computed, about.",
-    "prompt_room_tokens": "Prompt tokens for which memory could be had now.",
-    "prefill_tokens_per_second": "Speed of prompts, at their beginning; 0 before any was computed.",
-    "prefill_speed_error": "Standard error of that speed, by the speed; 1 where next to nothing is known.",
-    "prefill_attention_ratio": "Work of attention for one token before, relative to all else of a token.",
-    "decode_step_seconds": "Time of a step that only decodes; 0 before there was one.",
+    "prompt_tokens_waiting": "Approximate number of prompt tokens that wait to be computed.",
+    "prompt_room_tokens": "Prompt tokens for which memory is available or can be freed now.",
+    "prefill_tokens_per_second": "Speed of prefill at the beginning of a prompt; 0 before the first prompt.",
+    "prefill_speed_error": "Relative standard error of the speed of prefill; 1 = hardly measured yet.",
+    "prefill_attention_ratio": "Attention's work per preceding token, relative to a token's other work.",
+    "decode_step_seconds": "Time of a step that only decodes; 0 before the first one.",
     "decode_steps": "Numbers of rows for which a decode step is prepared: captured, or issued each time.",
-    "kernels_left_out": "Always 1: the Triton kernel of this operator is left out, torch computes it.",
+    "kernels_left_out": "Always 1: torch computes this operator instead of its Triton kernel.",
     "checkpoints_made": "Checkpoints written.",
     "checkpoints_skipped": "Checkpoints that were due but not written.",
-    "checkpoints_evicted": "Checkpoints given up for memory.",
-    "prefix_misses": "Prompts that resumed less than they could have, by cause.",
+    "checkpoints_evicted": "Checkpoints evicted to free memory.",
+    "prefix_misses": "Prompts that resumed fewer tokens than they could have, by cause.",
     "steps": "Steps of the engine.",
     "failed_steps": "Steps that failed and were undone.",
-    "host_syncs": "Device-to-host synchronisations inside a step; 0 is right.",
-    "jit_compilations_after_ready": "Kernels compiled while serving; 0 is right.",
+    "host_syncs": "Device-to-host synchronisations inside a step; 0 is expected.",
+    "jit_compilations_after_ready": "Kernels compiled while serving; 0 is expected.",
     "preemptions": "Sequences preempted.",
 }
 
 
 def parse_key(key: str) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-    """`name{label=value,…}` as name and sorted labels; None when it is not that, or has a foreign label."""
+    """Parse `name{label=value,…}` into name and sorted labels.
+
+    Returns None if the key has another form or a label that is not in `LABELS`.
+    """
     match = _KEY.match(key)
     if match is None:
         return None
@@ -72,7 +75,7 @@ def parse_key(key: str) -> tuple[str, tuple[tuple[str, str], ...]] | None:
 
 
 class EngineMetrics(Collector):
-    """Registers itself. `model` is the label every series carries."""
+    """Collector of the engine's metrics, which registers itself. `model` is a label of every series."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._model = model
@@ -80,7 +83,7 @@ class EngineMetrics(Collector):
         self._gauges: dict[str, float] = {}
         self._plan: dict[str, Any] = {}
         self.health: Callable[[], tuple[bool, int]] = lambda: (False, 0)
-        """Whether the engine is ready, and how often it was restarted."""
+        """Returns whether the engine is ready, and how often it was restarted."""
         self._steps = Histogram(
             PREFIX + "step_seconds",
             "Time of a step by part: schedule, run, commit.",
@@ -98,15 +101,15 @@ class EngineMetrics(Collector):
         registry.register(self)
 
     def on_ready(self, ready: Ready) -> None:
-        """The plan in force, for the info series."""
+        """Keep the plan in force, for the info series."""
         self._plan = ready.plan
 
     def on_strategy(self, strategy: str) -> None:
-        """The strategy was changed while serving."""
+        """Record that the strategy was changed while serving."""
         self._plan = {**self._plan, "strategy": strategy}
 
     def on_stats(self, stats: EngineStats) -> None:
-        """The newest numbers."""
+        """Keep the newest statistics, and observe the steps that they describe."""
         self._counters, self._gauges = stats.counters, stats.gauges
         for parts in stats.step_seconds:
             for part, seconds in zip(("schedule", "run", "commit"), parts, strict=True):
@@ -115,16 +118,19 @@ class EngineMetrics(Collector):
             self._batch.observe(size)
 
     def gauge(self, name: str) -> float:
-        """The current value of an unlabelled gauge; 0 before the engine said anything."""
+        """Return the current value of an unlabelled gauge; 0 before the engine's first statistics."""
         return self._gauges.get(name, 0.0)
 
     def cache_usage(self) -> float:
-        """What binds, 0 to 1. A checkpoint that can be evicted does not count, as in vLLM."""
-        parts = max(self.gauge("state_usage"), self.gauge("kv_usage"))
-        return self._gauges.get("arena_usage", parts)
+        """Return the used share of the scarcest cache memory, 0 to 1.
+
+        Checkpoints that can be evicted do not count, as in vLLM.
+        """
+        largest = max(self.gauge("state_usage"), self.gauge("kv_usage"))
+        return self._gauges.get("arena_usage", largest)
 
     def collect(self) -> Iterator[Metric]:
-        """Every series of the engine."""
+        """Yield every metric of the engine."""
         yield from self._families(
             self._gauges, GaugeMetricFamily, defaults=("requests_running", "requests_waiting")
         )
@@ -143,16 +149,16 @@ class EngineMetrics(Collector):
         }
         for key, value in values.items():
             parsed = parse_key(key)
-            if parsed is None or parsed[0] in OF_REQUESTS:
+            if parsed is None or parsed[0] in REQUEST_METRICS:
                 continue
             name, labels = parsed
             series = grouped.setdefault((name, tuple(item[0] for item in labels)), {})
-            if len(series) < MOST_SERIES or tuple(item[1] for item in labels) in series:
+            if len(series) < MAX_SERIES or tuple(item[1] for item in labels) in series:
                 series[tuple(item[1] for item in labels)] = value
         seen: set[str] = set()
         for (name, label_names), series in grouped.items():
             if name in seen:
-                continue  # one set of label names a metric
+                continue  # a metric has one set of label names
             seen.add(name)
             metric = family(
                 PREFIX + name, HELP.get(name, f"{name} of the engine."), labels=["model", *label_names]
@@ -172,7 +178,7 @@ class EngineMetrics(Collector):
         restarts.add_metric([self._model], restarted)
         yield restarts
         usage = GaugeMetricFamily(
-            PREFIX + "cache_usage", "Share of the cache in use: of what binds.", labels=["model"]
+            PREFIX + "cache_usage", "Used share of the scarcest cache memory.", labels=["model"]
         )
         usage.add_metric([self._model], self.cache_usage())
         yield usage
@@ -184,7 +190,7 @@ class EngineMetrics(Collector):
             yield info
         kernels = GaugeMetricFamily(
             PREFIX + "kernels_info",
-            "What computes: torch, triton, or the C++ kernels for an instruction set of the CPU.",
+            "The kernels in use: torch, triton, or the C++ kernels for an instruction set of the CPU.",
             labels=["model", "kernels"],
         )
         kernels.add_metric([self._model, str(self._plan.get("kernels", "unknown"))], 1.0)

@@ -1,7 +1,7 @@
-"""`EngineSpans`: the engine's spans of a request, made from the timings in its deltas (the engine's clock).
+"""`EngineSpans`: builds the engine's spans of a request from the timings in its deltas (the engine's clock).
 
-The engine process has no exporter: it reports when each prefill piece ran, and the spans are made here, in
-the API process. Used by `ActiveRequest`; a request that is not recorded costs nothing.
+The engine process has no exporter: it reports when each prefill piece ran, and the API process creates the
+spans. `ActiveRequest` uses it; a request that is not recorded costs nothing.
 """
 
 import time
@@ -15,10 +15,10 @@ from mamba_telemetry.request_trace import RequestTrace, SpanNote
 
 @dataclass(slots=True)
 class _SequenceProgress:
-    """Of one sequence."""
+    """Progress of one sequence, as far as its spans need it."""
 
     idle_since: float
-    """End of its last computation known so far; at first the time of submission."""
+    """End of the sequence's last computation so far; at first the time of submission."""
     prefill_started: bool = False
     preemptions: int = 0
     first_at: float = 0.0
@@ -29,7 +29,7 @@ class _SequenceProgress:
 
 
 class EngineSpans:
-    """Of one HTTP request: a span for each of its prompts, and below it those of its sequences."""
+    """The spans of one HTTP request: one for each of its prompts, and below it those of its sequences."""
 
     def __init__(self, trace: RequestTrace, requests: Sequence[AddRequest]) -> None:
         self._trace = trace
@@ -46,12 +46,12 @@ class EngineSpans:
                 self._sequences[request.request_id, index] = _SequenceProgress(now)
 
     def traceparent(self, request: AddRequest) -> str:
-        """The `traceparent` that is sent to the engine; "" = the request is not recorded."""
+        """Return the `traceparent` that is sent to the engine; "" = the request is not recorded."""
         span = self._requests.get(request.request_id)
         return "" if span is None else self._trace.traceparent(span)
 
     def record(self, delta: SequenceDelta, tokens: int) -> None:
-        """Record a delta, of which `tokens` tokens count."""
+        """Record a delta whose first `tokens` tokens belong to the answer."""
         progress = self._sequences.get((delta.request_id, delta.index))
         if progress is None or progress.finished:
             return
@@ -62,16 +62,16 @@ class EngineSpans:
             progress.checkpoints += delta.timeline.checkpoints
         if delta.cached_tokens:
             span.set(names.CACHED_TOKENS, delta.cached_tokens)
-        at = delta.at or time.monotonic()
+        now = delta.at or time.monotonic()
         if tokens:
             if not progress.tokens:
-                progress.first_at = delta.first_at or at
+                progress.first_at = delta.first_at or now
                 span.event(names.FIRST_TOKEN, progress.first_at, delta.index)
             progress.tokens += tokens
-            progress.idle_since = progress.last_at = at
+            progress.idle_since = progress.last_at = now
 
     def finished(self, request_id: str, index: int, reason: str) -> None:
-        """A sequence ended."""
+        """Record the end of a sequence."""
         progress = self._sequences.get((request_id, index))
         if progress is None or progress.finished:
             return
@@ -89,13 +89,13 @@ class EngineSpans:
         reasons = span.attributes.get(names.FINISH_REASONS, ())
         assert isinstance(reasons, tuple)
         span.set(names.FINISH_REASONS, (*reasons, reason))
-        of_request = [each for (name, _), each in self._sequences.items() if name == request_id]
-        span.set(names.OUTPUT_TOKENS, sum(each.tokens for each in of_request))
-        if all(each.finished for each in of_request):
-            span.finish(max((each.last_at for each in of_request), default=0.0) or now)
+        siblings = [other for (name, _), other in self._sequences.items() if name == request_id]
+        span.set(names.OUTPUT_TOKENS, sum(sibling.tokens for sibling in siblings))
+        if all(sibling.finished for sibling in siblings):
+            span.finish(max((sibling.last_at for sibling in siblings), default=0.0) or now)
 
     def failed(self, code: str) -> None:
-        """The request ended with an error (`code` "" = of the client): fail the spans that had not ended."""
+        """Fail the spans that have not ended, because the request failed (`code` "" = a client's error)."""
         for span in self._requests.values():
             reasons = span.attributes.get(names.FINISH_REASONS, ())
             if code and (not span.end or (isinstance(reasons, tuple) and "error" in reasons)):
@@ -103,11 +103,11 @@ class EngineSpans:
 
     def _piece(self, span: SpanNote, index: int, progress: _SequenceProgress, piece: PrefillTiming) -> None:
         trace = self._trace
-        waited = "" if progress.prefill_started else names.ENGINE_QUEUE
+        wait_span = "" if progress.prefill_started else names.ENGINE_QUEUE
         if piece.preemptions > progress.preemptions:
-            waited = names.ENGINE_PREEMPTED
-        if waited:
-            _sequence(trace.begin(waited, span, at=progress.idle_since), index).finish(piece.began)
+            wait_span = names.ENGINE_PREEMPTED
+        if wait_span:
+            _sequence(trace.begin(wait_span, span, at=progress.idle_since), index).finish(piece.began)
         note = _sequence(trace.begin(names.ENGINE_PREFILL, span, at=piece.began), index)
         for name, value in (
             (names.TOKENS_FROM, piece.start),

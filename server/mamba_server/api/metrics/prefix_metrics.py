@@ -1,4 +1,4 @@
-"""Series of the API process about the prefix index: what is published of this engine. Read at scrape time."""
+"""Metrics of what this engine publishes to the prefix index. They are read when they are scraped."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from mamba_telemetry.registry import PREFIX
 
 
 class PrefixMetrics(Collector):
-    """Of one served model. `publisher` is None without a Redis: then what it counts is 0."""
+    """Collector for one served model. `publisher` is None without a Redis; its counters are 0 then."""
 
     def __init__(self, registry: CollectorRegistry, model: str, changes: ChangeLog) -> None:
         self.publisher: Publisher | None = None
@@ -21,7 +21,7 @@ class PrefixMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """Yield all metrics of the publisher."""
         publisher, prefix = self.publisher, f"{PREFIX}prefix_index_"
         numbers = (
             (
@@ -33,23 +33,23 @@ class PrefixMetrics(Collector):
             ("published_snapshots", "Snapshots written to Redis.", publisher.snapshots if publisher else 0),
             (
                 "publish_failures",
-                "Times that Redis was away while publishing.",
+                "Failed attempts to publish because Redis was unavailable.",
                 publisher.failures if publisher else 0,
             ),
         )
-        for name, said, value in numbers:
-            counter = CounterMetricFamily(prefix + name, said, labels=["model"])
+        for name, description, value in numbers:
+            counter = CounterMetricFamily(prefix + name, description, labels=["model"])
             counter.add_metric([self._model], value)
             yield counter
         gauges = (
-            ("published_entries", "Checkpoints that gateways are told of.", len(self._changes.depths)),
+            ("published_entries", "Checkpoints that are published to gateways.", len(self._changes.depths)),
             (
                 "publishing",
-                "1 if Redis takes what is published; 0 without one.",
+                "1 if Redis accepts what is published; 0 if not, or without a Redis.",
                 bool(publisher and publisher.connected),
             ),
         )
-        for name, said, value in gauges:
-            gauge = GaugeMetricFamily(prefix + name, said, labels=["model"])
+        for name, description, value in gauges:
+            gauge = GaugeMetricFamily(prefix + name, description, labels=["model"])
             gauge.add_metric([self._model], value)
             yield gauge

@@ -1,6 +1,7 @@
-"""What the API process counts about requests: latencies, tokens, how they ended, HTTP answers.
+"""Metrics of requests in the API process: latencies, tokens, finish reasons, HTTP answers.
 
-Fed by `generation` and the HTTP front; read by `/metrics`. Numbers of the engine are in `engine_metrics`.
+`active_request` and the HTTP edge record them, `/metrics` reads them. Those of the engine are in
+`engine_metrics`.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -16,11 +17,11 @@ from mamba_telemetry.registry import (
 )
 
 Exemplar = dict[str, str] | None
-"""The trace that a measurement points to, shown to scrapers that ask for OpenMetrics."""
+"""Labels of the trace that a measurement refers to, for scrapers that ask for OpenMetrics."""
 
 
 class RequestMetrics:
-    """Series of one served model, under our names and those that vLLM dashboards read."""
+    """Metrics of one served model, under our names and those that vLLM dashboards read."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         def histogram(
@@ -28,31 +29,31 @@ class RequestMetrics:
         ) -> tuple[Histogram, ...]:
             ours = GatheringHistogram(PREFIX + name, help_text, ["model"], buckets=buckets, registry=registry)
             same = f"Alias of {PREFIX}{name}."
-            theirs = GatheringHistogram(
+            alias_series = GatheringHistogram(
                 "vllm:" + alias, same, ["model_name"], buckets=buckets, registry=registry
             )
-            return ours.labels(model), theirs.labels(model)
+            return ours.labels(model), alias_series.labels(model)
 
         def counter(name: str, aliases: tuple[str, ...], help_text: str) -> tuple[Counter, ...]:
             ours = GatheringCounter(PREFIX + name, help_text, ["model"], registry=registry)
             same = f"Alias of {PREFIX}{name}_total."
-            theirs = [
+            alias_series = [
                 GatheringCounter("vllm:" + alias, same, ["model_name"], registry=registry)
                 for alias in aliases
             ]
-            return tuple(series.labels(model) for series in (ours, *theirs))
+            return tuple(series.labels(model) for series in (ours, *alias_series))
 
         self._model = model
         self._ttft = histogram(
             "time_to_first_token_seconds",
             "time_to_first_token_seconds",
-            "From the arrival of a request to the first token of a sequence.",
+            "Time from the arrival of a request to the first token of a sequence.",
             FIRST_TOKEN_BUCKETS,
         )
         self._itl = histogram(
             "inter_token_latency_seconds",
             "inter_token_latency_seconds",
-            "Between two tokens of a sequence.",
+            "Time between two tokens of a sequence.",
             TOKEN_BUCKETS,
         )
         self._tpot = histogram(
@@ -64,25 +65,25 @@ class RequestMetrics:
         self._e2e = histogram(
             "request_duration_seconds",
             "e2e_request_latency_seconds",
-            "From the arrival of a request to the end of a sequence.",
+            "Time from the arrival of a request to the end of a sequence.",
             REQUEST_BUCKETS,
         )
         self._queue = histogram(
             "request_queue_seconds",
             "request_queue_time_seconds",
-            "From the arrival of a request to the first step with its prompt.",
+            "Time from the arrival of a request to the first step with its prompt.",
             REQUEST_BUCKETS,
         )
         self._prefill = histogram(
             "request_prefill_seconds",
             "request_prefill_time_seconds",
-            "From the first step with a prompt to the first token of a sequence.",
+            "Time from the first step with a prompt to the first token of a sequence.",
             REQUEST_BUCKETS,
         )
         self._decode = histogram(
             "request_decode_seconds",
             "request_decode_time_seconds",
-            "From the first token of a sequence to its last.",
+            "Time from the first token of a sequence to its last.",
             REQUEST_BUCKETS,
         )
         self._longest = histogram(
@@ -126,42 +127,42 @@ class RequestMetrics:
             self._success.labels(model, reason)
 
     def submitted(self, prompt_tokens: int) -> None:
-        """A request went to the engine."""
+        """Record a request that was submitted to the engine."""
         for series in self._prompt:
             series.inc(prompt_tokens)
         for histogram in self._prompt_len:
             histogram.observe(prompt_tokens)
 
     def first_token(self, seconds: float, exemplar: Exemplar = None) -> None:
-        """A sequence got its first token."""
+        """Record the time to the first token of a sequence."""
         for histogram in self._ttft:
             histogram.observe(seconds, exemplar)
 
     def prompt_done(self, queued: float, prefill: float, exemplar: Exemplar = None) -> None:
-        """A sequence got its first token: how long its prompt waited, and was computed."""
+        """Record how long a prompt waited, and how long it was computed, until its first token."""
         for histogram in self._queue:
             histogram.observe(queued, exemplar)
         for histogram in self._prefill:
             histogram.observe(prefill, exemplar)
 
     def request_done(self, longest: int) -> None:
-        """The last sequence of a prompt ended."""
+        """Record the number of tokens of the longest sequence of a prompt, when the last one has ended."""
         for histogram in self._longest:
             histogram.observe(longest)
 
     def next_tokens(self, seconds_each: float, tokens: int) -> None:
-        """A running sequence got more tokens; those that came together share the time."""
+        """Record further tokens of a running sequence; tokens that arrive together share the time."""
         for histogram in self._itl:
             for _ in range(tokens):
                 histogram.observe(seconds_each)
 
     def generated(self, tokens: int) -> None:
-        """Tokens came out."""
+        """Count generated tokens."""
         for series in self._generated:
             series.inc(tokens)
 
     def cached(self, tokens: int) -> None:
-        """A request ended of whose prompt so many tokens were resumed."""
+        """Count the prompt tokens of a finished request that were resumed from a checkpoint."""
         for series in self._cached:
             series.inc(tokens)
 
@@ -175,7 +176,7 @@ class RequestMetrics:
         tokens: int | None = None,
         decode: float | None = None,
     ) -> None:
-        """A sequence ended."""
+        """Record the end of a sequence."""
         self._finished.labels(self._model, reason).inc()
         self._success.labels(self._model, reason).inc()
         for histogram in self._e2e:
@@ -191,5 +192,5 @@ class RequestMetrics:
                 histogram.observe(tokens)
 
     def answered(self, route: str, status: int) -> None:
-        """An HTTP answer began. `route` is one of ours or "other", never what a client made up."""
+        """Count an HTTP answer. `route` is one of ours or "other", never a path that a client chose."""
         self._http.labels(route, str(status)).inc()

@@ -1,17 +1,18 @@
-"""What a request to an engine can fail with beside what every server of ours knows, and what can keep the
-server from running. The base and the shared errors are `mamba_edge.errors`.
+"""Errors of requests to an engine, and errors that keep the API process from running.
+
+Errors that all our servers share, and their base class, are in `mamba_edge.errors`.
 
 ApiError
 ├── InvalidRequest
 │   └── ContextTooLong    400 context_length_exceeded
 ├── Forbidden             403 forbidden
 ├── TooManyForms          429 too_many_forms        (Retry-After)
-├── EngineRefused         as the engine says
-├── AdminRefused          as the engine says: 400 invalid_value, 404 not_found, 409 refused
+├── EngineRefused         status and code of the engine
+├── AdminRefused          status of the engine: 400 invalid_value, 404 not_found, 409 refused
 ├── EngineLost            503 engine_lost           (Retry-After)
 └── AdminTimeout          504 engine_timeout
 ServeError
-├── EngineStartFailed     exit code as the engine says: 2 invalid input, 3 does not fit, 1 otherwise
+├── EngineStartFailed     exit code of the engine: 2 invalid input, 3 does not fit, 1 otherwise
 └── BadConfiguration      2
 """
 
@@ -21,20 +22,23 @@ from mamba_server.wire import AdminReply, RequestRejected
 
 
 class ContextTooLong(InvalidRequest):
-    """Prompt plus output exceed the model's length."""
+    """Prompt and output together exceed the model's maximum context length."""
 
     def __init__(self, message: str, *, param: str) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
 
 
 class Forbidden(ApiError):
-    """Not from here."""
+    """The caller may not use this path."""
 
     status, kind, code = 403, "permission_error", "forbidden"
 
 
 class TooManyForms(ApiError):
-    """Enough forms wait to be checked: there is room for requests without one, and for other clients."""
+    """Too many output forms of this client wait to be checked.
+
+    Requests without a form, and those of other clients, are still accepted.
+    """
 
     status, kind, code, retry_after = 429, "rate_limit_error", "too_many_forms", 1.0
 
@@ -43,7 +47,7 @@ class TooManyForms(ApiError):
 
 
 class EngineRefused(ApiError):
-    """The engine cannot run this request."""
+    """The engine rejected this request."""
 
     def __init__(self, rejected: RequestRejected) -> None:
         super().__init__(rejected.message, retry_after=rejected.retry_after)
@@ -53,12 +57,12 @@ class EngineRefused(ApiError):
 
 
 class AdminRefused(ApiError):
-    """The engine does not do what an admin call asks of it."""
+    """The engine refused an admin operation."""
 
     kind = "invalid_request_error"
 
     def __init__(self, reply: AdminReply) -> None:
-        super().__init__(str(reply.body.get("message") or "the engine refuses this"))
+        super().__init__(str(reply.body.get("message") or "the engine refused this operation"))
         self.status = reply.status
         self.code = {400: "invalid_value", 404: "not_found"}.get(reply.status, "refused")
 
@@ -76,13 +80,13 @@ class AdminTimeout(ApiError):
 
 
 class ServeError(Exception):
-    """Base of what keeps the server from running."""
+    """Base of the errors that keep the API process from running."""
 
     exit_code = 1
 
 
 class EngineStartFailed(ServeError):
-    """The engine gave up before it was ever ready."""
+    """The engine ended before it was ever ready."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -90,6 +94,6 @@ class EngineStartFailed(ServeError):
 
 
 class BadConfiguration(ServeError):
-    """An option, or a file it names, is wrong."""
+    """An option, or a file that it names, is invalid."""
 
     exit_code = 2

@@ -1,7 +1,7 @@
-"""The fields of a JSON body, read in pieces: the event loop turns between them.
+"""The fields of a JSON body, parsed in pieces so that the event loop runs between them.
 
-Parsing holds the interpreter, in whatever thread. So of a large body only the fields that somebody reads
-become objects, one field at a time, and those that have few entries are refused by their size.
+Parsing holds the interpreter lock, in whatever thread. So only known fields of a large body become objects,
+one field at a time, and fields that hold few entries are refused if they are large.
 """
 
 import asyncio
@@ -15,45 +15,46 @@ from pydantic_core import from_json
 
 from mamba_edge.errors import NO_BODY, InvalidRequest
 
-LARGE = 64 * 1024
-"""Bytes from which on a body is read in pieces; most that a small field takes."""
-SMALL = frozenset({"logit_bias", "metadata"})
-"""Fields of few short entries."""
-COUNTED = 16 * 1024
-"""Most colons of a large body whose unknown fields are told: names cost as much as values."""
+LARGE_BYTES = 64 * 1024
+"""Size from which a body is parsed in pieces, and maximum size of a field in `SMALL_FIELDS`."""
+SMALL_FIELDS = frozenset({"logit_bias", "metadata"})
+"""Fields that hold few short entries."""
+MAX_COLONS = 16 * 1024
+"""Number of colons up to which a large body's unknown fields are listed: parsing names costs like values."""
 
 
 class JsonFields:
-    """Reads bodies whose known fields are `known`."""
+    """Reader of JSON bodies that have the fields `names`, and maybe unknown ones."""
 
-    def __init__(self, known: frozenset[str]) -> None:
-        self._known = tuple(sorted(known))
-        self._one = asyncio.Lock()
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = tuple(sorted(names))
+        self._large_body = asyncio.Lock()
         absent = msgspec.Raw(b"")
-        self._pieces = msgspec.defstruct("Pieces", [(name, msgspec.Raw, absent) for name in self._known])
+        self._pieces = msgspec.defstruct("Pieces", [(name, msgspec.Raw, absent) for name in self._names])
 
     async def read(self, body: bytes) -> dict[str, Any]:
-        """The fields; of a large body with many names, only those that are known.
+        """Return the fields of a body; without unknown fields if the body is large and has many names.
 
-        Large ones are read one at a time, and small ones between their pieces. Raises InvalidRequest.
+        Large bodies are parsed one at a time; small ones are parsed between their pieces. Raises
+        InvalidRequest.
         """
-        if len(body) < LARGE:
+        if len(body) < LARGE_BYTES:
             return parse_json_object(body)
-        async with self._one:
+        async with self._large_body:
             return await self._read(body)
 
     async def _read(self, body: bytes) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         try:
-            body.decode()  # strings that are passed over are not looked at below
-            if body.count(b":") <= COUNTED:
+            body.decode()  # msgspec does not validate the strings that it skips below
+            if body.count(b":") <= MAX_COLONS:
                 fields.update(dict.fromkeys(msgspec.json.decode(body, type=dict[str, msgspec.Raw])))
             pieces = msgspec.json.decode(body, type=self._pieces)
         except msgspec.ValidationError:
             raise InvalidRequest("the body must be a JSON object", code="invalid_json") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
-        for name in self._known:
+        for name in self._names:
             piece = getattr(pieces, name)
             if len(memoryview(piece)):
                 await asyncio.sleep(0)
@@ -64,18 +65,20 @@ class JsonFields:
 
 def _value(name: str, piece: msgspec.Raw) -> Any:
     size = len(memoryview(piece))
-    if name in SMALL and size > LARGE:
-        raise InvalidRequest(f"{name}: takes {size} bytes, at most {LARGE} are accepted", param=name)
+    if name in SMALL_FIELDS and size > LARGE_BYTES:
+        raise InvalidRequest(
+            f"{name}: the field has {size} bytes, and at most {LARGE_BYTES} are accepted", param=name
+        )
     try:
         with _no_collections():
             return from_json(memoryview(piece).tobytes(), allow_inf_nan=False)
     except ValueError as error:
-        said = f"the body is not valid JSON: {name}: {error}"
-        raise InvalidRequest(said, param=name, code="invalid_json") from None
+        message = f"the body is not valid JSON: {name}: {error}"
+        raise InvalidRequest(message, param=name, code="invalid_json") from None
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises InvalidRequest saying where the JSON breaks."""
+    """Parse a JSON object. Raises InvalidRequest, whose message says where the JSON is invalid."""
     if not body.strip():
         raise InvalidRequest(NO_BODY, code="invalid_json")
     try:
@@ -90,7 +93,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """JSON has no cycles: looking for them while it is parsed takes most of the time of many small lists."""
+    """Pause garbage collection: JSON has no cycles, and the search for them would take most of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

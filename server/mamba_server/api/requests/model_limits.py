@@ -1,4 +1,4 @@
-"""What the engine said about the model when it became ready, as far as requests are held against it."""
+"""Limits of the model that requests are checked against, as the engine reported them when it became ready."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,14 +8,15 @@ from mamba_edge.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """`max_model_len`: tokens of prompt and answer together."""
+    """Limits of one served model."""
 
     vocab_size: int
     max_model_len: int
+    """Maximum number of tokens of prompt and answer together."""
     eos_token_ids: tuple[int, ...]
 
     def check_ids(self, param: str, ids: Collection[int]) -> None:
-        """Raises InvalidRequest, with `param`, unless the vocabulary has each of them."""
+        """Check that the vocabulary has all of these ids. Raises InvalidRequest for the field `param`."""
         if ids and (largest := max(ids)) >= self.vocab_size:
-            known = f"this model has ids 0 to {self.vocab_size - 1}"
-            raise InvalidRequest(f"{param}: token id {largest} is out of range; {known}", param=param)
+            valid = f"this model has ids 0 to {self.vocab_size - 1}"
+            raise InvalidRequest(f"{param}: token id {largest} is out of range; {valid}", param=param)

@@ -1,7 +1,7 @@
 """From a validated request to the token ids of its prompts: lengths, chat template, tokenizer, truncation.
 
-Used by the two generation endpoints once the request was admitted. A prompt that cannot fit is refused by its
-characters, before anybody tokenizes it.
+The two generation endpoints use it once a request is admitted. A prompt that cannot fit is refused by its
+number of characters, before it is tokenized.
 """
 
 import functools
@@ -24,21 +24,22 @@ log = get_logger(__name__)
 
 @functools.cache
 def _warn_of_effort() -> None:
-    """Once in a process, as for unknown fields: clients repeat it."""
+    """Log the warning once in a process, as for unknown fields: clients repeat it."""
     log.warning("reasoning_effort_ignored", reason="the model's chat template does not use it")
 
 
 def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> None:
-    """Raises InvalidRequest unless these can be a prompt of this model."""
+    """Check that these ids can be a prompt of this model. Raises InvalidRequest."""
     if not token_ids:
         raise InvalidRequest(
-            f"{param}: has no tokens; an empty prompt needs a model with a bos token", param=param
+            f"{param}: the prompt has no tokens; this model needs at least one, because it has no bos token",
+            param=param,
         )
     limits.check_ids(param, token_ids)
 
 
 class PromptBuilder:
-    """Makes the prompts of one request. Raises InvalidRequest, ContextTooLong."""
+    """Builder of the prompts of one request. Its methods raise InvalidRequest and ContextTooLong."""
 
     def __init__(
         self, text: TextProcessor, limits: ModelLimits, pool: EncoderPool, trace: RequestTrace = UNTRACED
@@ -46,7 +47,7 @@ class PromptBuilder:
         self._text, self._limits, self._pool, self._trace = text, limits, pool, trace
 
     async def of_completion(self, request: CompletionRequest) -> list[Prompt]:
-        """One for each prompt of the body, in order."""
+        """Tokenize each prompt of the body, in order."""
         tokenizer = self._text.tokenizer
         strings = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         if request.truncate_prompt_tokens is None:
@@ -55,34 +56,39 @@ class PromptBuilder:
 
         with self._trace.span(names.API_TOKENIZE):
             encoded = await self._pool.run(
-                sum(map(len, strings)), lambda given_up: completion_token_ids(tokenizer, request, given_up)
+                sum(map(len, strings)), lambda cancelled: completion_token_ids(tokenizer, request, cancelled)
             )
         prompts = []
-        for prompt, token_ids in zip(request.prompts, encoded, strict=True):
+        for source, token_ids in zip(request.prompts, encoded, strict=True):
             check_token_ids(token_ids, self._limits, "prompt")
-            made = Prompt(token_ids).last(request.truncate_prompt_tokens)
+            prompt = Prompt(token_ids).last(request.truncate_prompt_tokens)
             if request.echo:
-                cut = len(made.token_ids) < len(token_ids)
-                shown = prompt if isinstance(prompt, str) and not cut else tokenizer.decode(made.token_ids)
-                made = Prompt(made.token_ids, shown)
-            prompts.append(made)
+                truncated = len(prompt.token_ids) < len(token_ids)
+                own_text = None if truncated or not isinstance(source, str) else source
+                text = tokenizer.decode(prompt.token_ids) if own_text is None else own_text
+                prompt = Prompt(prompt.token_ids, text)
+            prompts.append(prompt)
         return prompts
 
     async def of_chat(self, request: ChatCompletionRequest, size: int) -> Prompt:
-        """The rendered conversation; `size`: bytes of the request."""
+        """Render and tokenize a conversation; `size`: bytes of the request's body."""
         template = self._text.template
         if template is None:
             raise InvalidRequest(
-                "messages: this model has no chat template; use /v1/completions",
+                "messages: this model has no chat template; send the prompt to /v1/completions",
                 param="messages",
                 code="no_chat_template",
             )
         tools = request.offered_tools
         template = template.of(tools=bool(tools))
         if tools and not (template.takes_tools and template.tool_calls):
-            lacks = "teaches calls of a form that is not read here" if template.takes_tools else "takes none"
+            lack = (
+                "writes tool calls in a format that this server cannot parse"
+                if template.takes_tools
+                else "does not support tools"
+            )
             raise InvalidRequest(
-                f"tools: this model's chat template {lacks}; leave tools out, or send 'tool_choice': 'none'",
+                f"tools: this model's chat template {lack}; leave tools out, or send 'tool_choice': 'none'",
                 param="tools",
                 code="tools_not_supported",
             )
@@ -112,11 +118,11 @@ class PromptBuilder:
         return prompt.last(request.truncate_prompt_tokens)
 
     def _check_chars(self, chars: int, param: str) -> None:
-        each = self._text.tokenizer.most_chars_per_token
+        chars_per_token = self._text.tokenizer.most_chars_per_token
         limit = self._limits.max_model_len
-        if each is not None and chars > limit * each:
+        if chars_per_token is not None and chars > limit * chars_per_token:
             raise ContextTooLong(
                 f"This model's maximum context length is {limit} tokens, and the prompt alone has at least "
-                f"{chars // each}. Shorten the {param}.",
+                f"{chars // chars_per_token}. Shorten the {param}.",
                 param=param,
             )

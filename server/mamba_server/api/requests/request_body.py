@@ -1,8 +1,8 @@
-"""Routes whose body is read by our rules: checked before, limited while it arrives, parsed strictly.
+"""Routes that read bodies by our rules: only from permitted callers, within limits, as strict JSON.
 
-FastAPI would read a body before it solves any dependency, whatever its size and whoever sends it. A route of
-this kind asks the guard and enters the drain first, reads within the limits, and parses in a way that refuses
-NaN, broken UTF-8 and endless nesting; validation against the typed body is FastAPI's.
+FastAPI would read a body before it resolves any dependency, whatever its size and its sender. A limited route
+first asks the guard and enters the drain, then reads within the limits and refuses NaN, invalid UTF-8 and
+endless nesting. FastAPI validates the fields against the typed body.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from mamba_telemetry.logs import get_logger
 log = get_logger(__name__)
 
 MAX_WARNED = 256
-"""Number of names of unknown fields that are remembered."""
+"""Maximum number of unknown field names that are remembered."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -40,11 +40,11 @@ class JsonRequest(Request):
         self.fields = fields
 
     async def body(self) -> bytes:
-        """The bytes that came."""
+        """Return the body's bytes."""
         return self._bytes
 
     async def json(self) -> dict[str, Any]:
-        """The parsed object."""
+        """Return the parsed object."""
         return self.fields
 
 
@@ -55,10 +55,10 @@ def limited_route(
     *,
     seconds: float = BODY_SECONDS,
 ) -> type[APIRoute]:
-    """The class of routes whose bodies have at most `limit` bytes and come within `seconds`.
+    """Return the class of routes whose bodies have at most `limit` bytes and arrive within `seconds`.
 
-    They are read only for whom `guard` lets pass, and within `around`, which stays open until the answer is
-    out.
+    A body is read only for callers that `guard` lets pass, and within the context `around`, which stays open
+    until the answer has been sent.
     """
 
     class LimitedRoute(APIRoute):
@@ -77,8 +77,8 @@ def limited_route(
             model = self.body_field.field_info.annotation
             assert isinstance(model, type)
             assert issubclass(model, BaseModel)
-            known = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED)
-            unknown, reader = UnknownFields(known), JsonFields(known)
+            names = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED)
+            unknown, reader = UnknownFields(names), JsonFields(names)
 
             async def handle(request: Request) -> Response:
                 require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
@@ -101,7 +101,10 @@ def limited_route(
 
 
 def require_json(content_type: str | None, encoding: str | None = None) -> None:
-    """Raises UnsupportedMediaType unless the type is JSON or missing, and the body as it is."""
+    """Check that the content type is JSON or missing, and that the body is not compressed.
+
+    Raises UnsupportedMediaType.
+    """
     require_plain(encoding)
     kind = ("application/json" if content_type is None else content_type).partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -109,18 +112,18 @@ def require_json(content_type: str | None, encoding: str | None = None) -> None:
 
 
 class UnknownFields:
-    """Logs a warning for unknown fields of requests, once for each name, since clients repeat them."""
+    """Log of unknown fields of requests: warns once for each name, because clients repeat them."""
 
-    def __init__(self, known: frozenset[str]) -> None:
-        self._known = known
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
         self._warned: set[str] = set()
 
     def warn(self, fields: dict[str, Any]) -> None:
-        """Log those unknown fields that have not been logged yet."""
-        if len(fields) > len(self._known) + MAX_WARNED:
-            fields = dict.fromkeys(itertools.islice(fields, len(self._known) + MAX_WARNED))
-        unknown = [name[:64] for name in fields if name not in self._known]
-        fresh = [name for name in unknown if name not in self._warned]
-        if fresh and len(self._warned) < MAX_WARNED:
-            self._warned.update(fresh)
-            log.warning("unknown_fields_ignored", fields=fresh[:16], count=len(unknown))
+        """Log the unknown fields that have not been logged yet."""
+        if len(fields) > len(self._names) + MAX_WARNED:
+            fields = dict.fromkeys(itertools.islice(fields, len(self._names) + MAX_WARNED))
+        unknown = [name[:64] for name in fields if name not in self._names]
+        new = [name for name in unknown if name not in self._warned]
+        if new and len(self._warned) < MAX_WARNED:
+            self._warned.update(new)
+            log.warning("unknown_fields_ignored", fields=new[:16], count=len(unknown))

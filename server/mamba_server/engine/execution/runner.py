@@ -224,7 +224,7 @@ class ModelRunner:
                 rows, positions = (_to(values, self._device) for values in extra.values())
             else:
                 batch = self._batch_of(host, arrays.token_ids, extra)
-                rows, positions = batch.beside["rows"], batch.beside["positions"]
+                rows, positions = batch.extras["rows"], batch.extras["positions"]
                 if decodes:
                     batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
                 hidden = self._hidden(batch)
@@ -261,7 +261,7 @@ class ModelRunner:
             page_size=self._page_size,
             device=self._device,
             segments=self._segments,
-            beside=extra,
+            extras=extra,
         )
 
     def _decode_step(self, rows: int) -> DecodeStep:

@@ -1,1 +1,1 @@
-"""Published checkpoints: where they lie, their files, the names and types of their tensors."""
+"""Published checkpoints: their sources, their files, and the names and types of their tensors."""

@@ -1,20 +1,21 @@
-"""What finding and loading a model can fail with. Every message says what to do; none is a bug of ours.
+"""Errors of finding and loading a model. Every message says what to do; none is a defect of the program.
 
 ModelError
 ├── SourceError            the URI leads to no usable model directory
-│   ├── InvalidSource      the URI itself is malformed
-│   ├── SourceNotFound     nothing there, or no config.json in it
-│   ├── InsufficientDiskSpace the disk does not hold what is to be fetched
-│   └── DownloadFailed     the Hub refused or broke off; what arrived is kept for the next attempt
-├── UnsupportedModel       the configuration is understood, but its kind of layer cannot be served
+│   ├── InvalidSource      the URI is malformed
+│   ├── SourceNotFound     the directory, or its config.json, does not exist
+│   ├── InsufficientDiskSpace the disk has no space for the download
+│   └── DownloadFailed     the Hub refused or interrupted the download, whose files are kept for the next try
+├── UnsupportedModel       the configuration is valid, but this version cannot serve such a model
 └── WeightsError           the safetensors files and the configuration disagree, or a file is damaged
 """
 
 
 class ModelError(Exception):
-    """Base. `exit_code` is what the process that cannot start ends with."""
+    """Base of the errors of finding and loading a model."""
 
     exit_code = 2
+    """Exit code of a process that cannot start because of the error."""
 
 
 class SourceError(ModelError):
@@ -26,11 +27,11 @@ class InvalidSource(SourceError):
 
 
 class SourceNotFound(SourceError):
-    """Nothing there, or no config.json in it."""
+    """The directory, or its config.json, does not exist."""
 
 
 class InsufficientDiskSpace(SourceError):
-    """The disk does not hold what is to be fetched: the model of that commit."""
+    """The disk has no space to download the model of `commit`."""
 
     def __init__(self, message: str, commit: str) -> None:
         super().__init__(message)
@@ -38,13 +39,13 @@ class InsufficientDiskSpace(SourceError):
 
 
 class DownloadFailed(SourceError):
-    """The Hub refused or broke off."""
+    """The Hub refused or interrupted the download."""
 
     exit_code = 1
 
 
 class UnsupportedModel(ModelError):
-    """Understood, but not servable; the message names what is missing."""
+    """This version cannot serve the model; the message names what it lacks."""
 
 
 class WeightsError(ModelError):

@@ -1,8 +1,8 @@
-"""Weights that are stored as FP8: the numbers that they stand for, by the scales beside them.
+"""Converts weights that are stored as FP8 with scales into ordinary weights.
 
-Used by `weights` while a model is loaded, which then holds them as it holds others. Three layouts are known:
-one scale for a tensor (ModelOpt), one for each row (compressed-tensors), one for each block of 128 x 128 (the
-FP8 of DeepSeek and Qwen). All multiply, also the one that is called an inverse.
+`weights` uses it while a model is loaded. It knows three layouts: one scale for a tensor (ModelOpt), one for
+each row (compressed-tensors), one for each block of 128 x 128 (the FP8 of DeepSeek and Qwen). All scales are
+multiplied, even those that are called an inverse.
 """
 
 import torch
@@ -11,22 +11,27 @@ BLOCK = 128
 """Rows and columns of a block."""
 
 
-def dequantized(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers of `weight`, [..., r, c], rounded once. `scale`: of one element, [r] for a matrix, what
-    broadcasts such as [..., r, 1], or [..., ceil(r / 128), ceil(c / 128)]; else raises ValueError."""
+def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `weight`, [..., r, c], times `scale`, rounded once to `dtype`.
+
+    `scale` has one element, [r] for a matrix, a shape that broadcasts such as [..., r, 1], or the shape
+    [..., ceil(r / 128), ceil(c / 128)]. Raises ValueError for another shape.
+    """
     factors, rows = _factors(weight, scale)
-    made = torch.empty(weight.shape, dtype=dtype)
-    # A piece at a time: as float32 a large matrix would take four times its memory, twice.
+    values = torch.empty(weight.shape, dtype=dtype)
+    # Converted in pieces: as float32, a large matrix would take four times its memory, twice.
     for begin in range(0, weight.shape[-2], BLOCK):
         piece = slice(begin, begin + BLOCK)
-        of_piece = factors[..., piece.start // rows : -(-piece.stop // rows), :] if rows else factors
-        made[..., piece, :] = weight[..., piece, :].to(torch.float32) * of_piece
-    return made
+        piece_factors = factors[..., piece.start // rows : -(-piece.stop // rows), :] if rows else factors
+        values[..., piece, :] = weight[..., piece, :].to(torch.float32) * piece_factors
+    return values
 
 
 def _factors(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """What `weight`, [..., r, c], is multiplied by, [..., n, c or 1], and how many rows each row of that is
-    for: 0 = all, 1, or a block's."""
+    """Return the factors of `weight`, [..., r, c], and the number of rows for each row of factors.
+
+    The factors are [..., n, c or 1]; the number of rows is 1, that of a block, or 0 for all rows.
+    """
     factors = scale.to(torch.float32)
     if weight.dim() >= 2:
         height, width = weight.shape[-2:]
@@ -35,7 +40,8 @@ def _factors(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, i
         if weight.dim() == 2 and factors.shape == (height,):
             factors = factors[:, None]
         if factors.dim() == weight.dim():
-            if all(given in (1, wanted) for given, wanted in zip(factors.shape, weight.shape, strict=True)):
+            extents = zip(factors.shape, weight.shape, strict=True)
+            if all(extent in (1, full_extent) for extent, full_extent in extents):
                 return factors, int(factors.shape[-2] > 1)
             blocks = [*weight.shape[:-2], -(-height // BLOCK), -(-width // BLOCK)]
             if blocks == list(factors.shape):

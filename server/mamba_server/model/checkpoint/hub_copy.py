@@ -1,7 +1,7 @@
-"""One sound copy of a Hub model in the Hub's cache, whoever else fills the same directory.
+"""Downloads one verified copy of a Hub model into the Hub's cache, even if several processes fill that cache.
 
-Pods of a node that share one directory each call it before their engine starts: one downloads at a time, and
-what arrived is compared once with the checksums that the Hub gave. Torch-free.
+Pods of a node that share a cache call it before their engines start: one downloads at a time, and downloaded
+files are compared once with the Hub's checksums. Torch-free.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from mamba_settings.byte_size import binary_size
 
 LOCK = "mambaserve-download.lock"
 CHECKED = "mambaserve-checked.json"
-"""Beside the files of a model: by name of a file its size and time of change when its checksum was right."""
+"""File in a model's folder with the size and the time of change of each file whose checksum was right."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-"""The Hub's cache keeps a large file under its checksum."""
+"""Pattern of the names of large files in the Hub's cache: their checksums."""
 _PIECE = 1 << 24
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
@@ -35,31 +35,31 @@ def sound_copy(
     say: Callable[[str], None],
     others: Collection[str] | None = None,
 ) -> Path:
-    """Directory of the model, its large files as the Hub has them.
+    """Return the directory of the model, whose large files have the Hub's checksums.
 
     Args:
         uri: hf://OWNER/NAME[@REVISION].
         cache: the Hub's cache (HF_HUB_CACHE).
-        progress: told as in `resolve`.
-        say: told in words what takes time besides.
-        others: commits on the volume that something else needs; any other copy may go where room lacks.
-            None: everything stays.
+        progress: progress of the download, as in `resolve`.
+        say: receives messages about other steps that take time.
+        others: commits in the cache that other processes need. Other copies may be removed if space is short.
+            None: no copy is removed.
 
-    Raises SourceError: as `resolve`, and DownloadFailed where what arrived is damaged.
+    Raises SourceError: as `resolve`, and DownloadFailed if a downloaded file is damaged again.
     """
-    with _alone(cache, lambda: say(f"{uri}: another process downloads to {cache}; waits for it")):
+    with _exclusive(cache, lambda: say(f"{uri}: waiting for a process that downloads to {cache}")):
         directory = _resolve(uri, cache, progress, say, others)
-        damaged = _damaged(directory, lambda: say(f"{uri}: compares the checksums of its files"))
+        damaged = _damaged_files(directory, lambda: say(f"{uri}: comparing the checksums of its files"))
         for link in damaged:
-            say(f"{uri}: {link.name} is damaged and is downloaded again")
+            say(f"{uri}: {link.name} is damaged; downloading it again")
             link.resolve().unlink()
             link.unlink()
         if damaged:
             directory = resolve(uri, progress)
-            if left := _damaged(directory, lambda: None):
+            if still_damaged := _damaged_files(directory, lambda: None):
                 raise DownloadFailed(
-                    f"{uri}: {left[0].name} arrives damaged each time: its checksum is not the Hub's; check "
-                    "the disk and what is between it and the Hub"
+                    f"{uri}: {still_damaged[0].name} was downloaded twice, and its checksum is not the "
+                    "Hub's; check the disk, and proxies between this machine and the Hub"
                 )
         return directory
 
@@ -67,39 +67,39 @@ def sound_copy(
 def _resolve(
     uri: str, cache: Path, progress: Progress, say: Callable[[str], None], others: Collection[str] | None
 ) -> Path:
-    """Download the model, if need be into the room of copies that nobody needs."""
+    """Download the model; if space is short, remove copies that no process needs and try again."""
     if others is None:
         return resolve(uri, progress)
     if freed := remove_cut_off(cache):
-        say(f"{uri}: removed {binary_size(freed)} of files whose download was cut off")
+        say(f"{uri}: removed {binary_size(freed)} of interrupted downloads")
     try:
         return resolve(uri, progress)
     except InsufficientDiskSpace as error:
-        gone = remove_copies(cache, {*others, error.commit})
-        if not gone:
+        removed = remove_copies(cache, {*others, error.commit})
+        if not removed:
             raise
-        say(f"{uri}: removed {', '.join(gone)}, which nothing uses, to make room")
+        say(f"{uri}: removed unused models to free disk space: {', '.join(removed)}")
         return resolve(uri, progress)
 
 
 @contextlib.contextmanager
-def _alone(cache: Path, waits: Callable[[], None]) -> Iterator[None]:
-    """Others that fill the same cache wait. The kernel gives the lock back when its holder ends, however."""
+def _exclusive(cache: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Lock the cache against other downloads. The kernel releases the lock when the process ends."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         lock = os.open(cache / LOCK, os.O_RDWR | os.O_CREAT, 0o664)
     except OSError as error:
         raise DownloadFailed(
-            f"{cache} cannot be written: {error.strerror}: check its owner and its room"
+            f"{cache} cannot be written: {error.strerror}: check its owner and its free space"
         ) from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            waits()
+            on_wait()
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
-            # Some network file systems have none; the Hub's client then keeps each single file whole.
+            # Some network file systems have no locks; the Hub's client still keeps each file whole there.
             if error.errno not in _NO_LOCKS:
                 raise
         yield
@@ -107,9 +107,9 @@ def _alone(cache: Path, waits: Callable[[], None]) -> Iterator[None]:
         os.close(lock)
 
 
-def _damaged(directory: Path, compares: Callable[[], None]) -> list[Path]:
-    """Files of the copy whose content is not what the Hub's checksum says; right ones are noted."""
-    # snapshots/COMMIT: what belongs to all commits is kept two levels up.
+def _damaged_files(directory: Path, on_compare: Callable[[], None]) -> list[Path]:
+    """Return the files whose checksum is not the Hub's, and note the others, to read them only once."""
+    # The directory is snapshots/COMMIT; the note belongs to all commits and is two levels up.
     note = directory.parent.parent / CHECKED
     checked = _read(note)
     large = {path: path.resolve() for path in sorted(directory.rglob("*")) if path.is_symlink()}
@@ -120,12 +120,12 @@ def _damaged(directory: Path, compares: Callable[[], None]) -> list[Path]:
     }
     if not new:
         return []
-    compares()
+    on_compare()
     damaged = [path for path, blob in new.items() if not blob.is_file() or _checksum(blob) != blob.name]
     checked |= {blob.name: _identity(blob) for path, blob in new.items() if path not in damaged}
     part = note.with_suffix(".part")
     with contextlib.suppress(OSError):
-        # A note that cannot be written costs another comparison, and no more.
+        # Without the note, the files are compared again the next time, and nothing else changes.
         part.write_text(json.dumps(checked), encoding="utf-8")
         part.replace(note)
     return damaged
@@ -133,10 +133,10 @@ def _damaged(directory: Path, compares: Callable[[], None]) -> list[Path]:
 
 def _identity(blob: Path) -> list[int] | None:
     try:
-        found = blob.stat()
+        stat = blob.stat()
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def _checksum(blob: Path) -> str:
@@ -152,7 +152,7 @@ def _checksum(blob: Path) -> str:
 
 def _read(note: Path) -> dict[str, list[int] | None]:
     try:
-        found = json.loads(note.read_text(encoding="utf-8"))
+        entries = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entries if isinstance(entries, dict) else {}

@@ -1,6 +1,6 @@
-"""Room on a volume of downloads: removes copies of models that nothing needs, and files that were cut off.
+"""Frees space in the Hub's cache: removes copies of models that no process needs, and interrupted downloads.
 
-Called by `hub_copy` while it alone fills the cache, and only where whoever asks knows all who use the volume.
+`hub_copy` calls it while it holds the cache's lock, and only if its caller knows all users of the volume.
 Torch-free.
 """
 
@@ -10,31 +10,31 @@ from pathlib import Path
 
 
 def remove_cut_off(cache: Path) -> int:
-    """Remove what downloads that ended had of a file. The Hub's client goes on with none of them.
+    """Remove the parts of files of interrupted downloads, which the Hub's client never resumes.
 
-    Returns the bytes that this frees.
+    Returns the number of bytes freed.
     """
     return sum(map(_remove, cache.glob("models--*/blobs/*.incomplete")))
 
 
 def remove_copies(cache: Path, keep: Collection[str]) -> list[str]:
-    """Remove every model and every commit of one but those.
+    """Remove all copies of models but those of the commits `keep`.
 
-    What cannot be removed stays: whoever needs the room asks again how much there is.
+    Files that cannot be removed stay; callers measure the free space again.
 
     Args:
         cache: the Hub's cache (HF_HUB_CACHE).
         keep: commits that stay.
 
     Returns:
-        Names of what went, as OWNER/NAME@COMMIT.
+        Names of the removed copies, as OWNER/NAME@COMMIT.
     """
-    gone: list[str] = []
+    removed: list[str] = []
     for model in sorted(cache.glob("models--*")):
         copies = sorted(model.glob("snapshots/*"))
         kept = [copy for copy in copies if copy.name in keep]
         name = model.name.removeprefix("models--").replace("--", "/")
-        gone += [f"{name}@{copy.name}" for copy in copies if copy not in kept]
+        removed += [f"{name}@{copy.name}" for copy in copies if copy not in kept]
         if not kept:
             shutil.rmtree(model, ignore_errors=True)
             continue
@@ -46,10 +46,10 @@ def remove_copies(cache: Path, keep: Collection[str]) -> list[str]:
             if blob.name not in needed:
                 _remove(blob)
         for ref in model.glob("refs/**/*"):
-            # A branch whose commit is gone is looked up at the Hub anew.
+            # Without the reference, the client asks the Hub for the branch's commit again.
             if ref.is_file() and ref.read_text(encoding="utf-8").strip() not in keep:
                 ref.unlink(missing_ok=True)
-    return gone
+    return removed
 
 
 def _remove(file: Path) -> int:

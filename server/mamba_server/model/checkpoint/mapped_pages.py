@@ -1,8 +1,8 @@
-"""`give_back`: memory of weights that were copied into another form, and that nobody reads any more.
+"""`give_back`: releases the memory of weights that were copied into another form and are not read again.
 
-A file that is mapped counts to the process that read it for as long as one tensor of it is in use, so that
-packed weights would be in memory twice. The file's pages stay where the kernel caches files: it drops them
-when it needs the room.
+A mapped file counts as memory of the process as long as one tensor of it is in use, so that packed weights
+would be in memory twice. The file's pages stay in the kernel's page cache, which drops them when memory is
+short.
 """
 
 import ctypes
@@ -16,10 +16,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def give_back(rows: torch.Tensor) -> None:
-    """Drop the whole pages of `rows` [n, ...], which lie one after the other and are not read again.
+    """Release the whole pages of `rows` [n, ...], which are not read again.
 
-    Whoever does read them finds the file's bytes, or zeros where they are of no file. Without Linux, and of
-    memory of other devices, nothing happens.
+    A later read finds the file's bytes, or zeros in memory that is not mapped from a file. Does nothing if
+    `rows` is not contiguous, on other devices, or without Linux.
     """
     if rows.device.type != "cpu" or not rows.is_contiguous():
         return
@@ -29,10 +29,10 @@ def give_back(rows: torch.Tensor) -> None:
 
 
 def drop(begin: int, end: int) -> None:
-    """The same for the pages of [begin, end), two multiples of a page; without Linux nothing happens."""
+    """Release the pages of [begin, end), two multiples of a page's size. Does nothing without Linux."""
     if _LIBC is None or end <= begin:
         return
-    # Pages of a mapping that is read once, from its start on, are not taken for pages in use as they go: else
-    # they would count to a container's working set. It can fail for memory that is locked, which then stays.
+    # With the advice that a mapping is read once in order, its pages do not become active when they are
+    # dropped; they would count as a container's working set. The call fails for locked memory, which stays.
     for advice in (_MADV_SEQUENTIAL, _MADV_DONTNEED, _MADV_NORMAL):
         _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)

@@ -1,7 +1,7 @@
-"""Where a model comes from: turns a URI into a local directory that holds config.json.
+"""Sources of models: turns a URI into a local directory that holds config.json.
 
-Called by the engine process, the API process, the planner and the command line before anything is loaded.
-Torch-free; never reads weights, never guesses that a plain name means the Hub.
+The engine process, the API process, the planner and the command line call it before anything is loaded.
+Torch-free; it never reads weights, and never takes a plain name for a model on the Hub.
 """
 
 import importlib.resources
@@ -23,13 +23,13 @@ from mamba_server.model.checkpoint.errors import (
 from mamba_settings.byte_size import binary_size
 
 Progress = Callable[[str, int, int], None]
-"""`progress(stage, done, total)`: bytes done of bytes in all, of one stage."""
+"""Callback `progress(stage, done, total)`: bytes done and bytes in total of one stage."""
 
 PVC_ROOT = Path("/models")
-"""Where claims are mounted in a pod: pvc://claim/path is PVC_ROOT/claim/path."""
+"""Directory in which claims are mounted in a pod: pvc://claim/path is PVC_ROOT/claim/path."""
 
 HUB_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
-"""What a model needs; pickled weights are never fetched."""
+"""Patterns of the files that a model needs; pickled weights are never downloaded."""
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HUB = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?$")
@@ -37,32 +37,32 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
 def silent(_stage: str, _done: int, _total: int) -> None:
-    """The progress callback of those who do not look."""
+    """Ignore progress."""
 
 
 def resolve(uri: str, progress: Progress = silent, *, pvc_root: Path = PVC_ROOT) -> Path:
-    """Local directory of the model at `uri`.
+    """Return the local directory of the model at `uri`, downloading it if necessary.
 
-    Takes a plain path, file://PATH, hf://OWNER/NAME[@REVISION], pvc://CLAIM/PATH and builtin://NAME. A Hub
-    model is downloaded into the Hub's cache (HF_HOME); an interrupted download goes on where it stopped.
+    Accepts a plain path, file://PATH, hf://OWNER/NAME[@REVISION], pvc://CLAIM/PATH and builtin://NAME. A Hub
+    model is downloaded into the Hub's cache (HF_HOME); an interrupted download resumes where it stopped.
 
     Raises InvalidSource, SourceNotFound, InsufficientDiskSpace, DownloadFailed.
     """
     scheme, rest = _split(uri)
     if scheme == "hf":
-        return _checked(_download(uri, rest, progress), uri)
+        return _require_model(_download(uri, rest, progress), uri)
     if scheme == "builtin":
-        return _checked(_builtin(uri, rest), uri)
+        return _require_model(_builtin(uri, rest), uri)
     if scheme == "pvc":
-        return _checked(_below(pvc_root, rest, uri), uri)
+        return _require_model(_below(pvc_root, rest, uri), uri)
     try:
-        return _checked(Path(rest).expanduser(), uri)
+        return _require_model(Path(rest).expanduser(), uri)
     except RuntimeError as error:
-        raise SourceNotFound(f"{uri}: there is no such home directory") from error
+        raise SourceNotFound(f"{uri}: the home directory does not exist") from error
 
 
 def check(uri: str) -> None:
-    """Look for a model that needs no download, as `resolve` does, in milliseconds.
+    """Check in milliseconds that a model that needs no download exists, as `resolve` does.
 
     Raises InvalidSource, SourceNotFound.
     """
@@ -71,10 +71,10 @@ def check(uri: str) -> None:
 
 
 def check_download(uri: str) -> None:
-    """Ask once whether a Hub model can be had: it is in the local cache, or the Hub answers for it.
+    """Check that a Hub model is in the local cache or available on the Hub; other models are not checked.
 
-    A download would try for half a minute where nobody answers. Raises InvalidSource, SourceNotFound,
-    DownloadFailed; says nothing of models from elsewhere.
+    Asks the Hub once, while a download would retry for half a minute. Raises InvalidSource, SourceNotFound,
+    DownloadFailed.
     """
     scheme, rest = _split(uri)
     if scheme != "hf":
@@ -85,11 +85,11 @@ def check_download(uri: str) -> None:
 
     try:
         cached = try_to_load_from_cache(repo, "config.json", revision=revision)
-        # Planning leaves the configuration alone there.
+        # The planner downloads nothing but the configuration, so weights must be there, too.
         if isinstance(cached, str) and any(Path(cached).parent.glob("*.safetensors")):
             return
         get_hf_file_metadata(hf_hub_url(repo, "config.json", revision=revision))
-    except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+    except Exception as error:  # the Hub's client raises errors of several HTTP libraries
         offline = isinstance(error, OfflineModeIsEnabled)
         if offline or not isinstance(error, HfHubHTTPError | ValueError):
             raise _failure(LocalEntryNotFoundError(str(error)), uri, repo, revision) from error
@@ -97,7 +97,7 @@ def check_download(uri: str) -> None:
 
 
 def display_name(uri: str) -> str:
-    """Last part of the URI, without a revision: the model's name in the API unless told otherwise."""
+    """Return the last part of the URI, without a revision: the default of the model's name in the API."""
     scheme, rest = _split(uri)
     name = rest.rstrip("/").rsplit("/", 1)[-1]
     if name in (".", ".."):
@@ -106,9 +106,9 @@ def display_name(uri: str) -> str:
 
 
 def _split(uri: str) -> tuple[str, str]:
-    """Scheme ("" for a plain path) and what follows it."""
+    """Return the scheme, "" for a plain path, and the rest of the URI."""
     if not uri.strip():
-        raise InvalidSource("the model is empty: give a directory, or hf://owner/name")
+        raise InvalidSource("the model's name is empty: write a directory, or hf://OWNER/NAME")
     match = _SCHEME.match(uri)
     if match is None:
         return "", uri
@@ -116,14 +116,16 @@ def _split(uri: str) -> tuple[str, str]:
     if scheme == "file":
         parts = urlsplit(uri)
         if parts.netloc not in ("", "localhost"):
-            raise InvalidSource(f"{uri}: a file URI has three slashes: file:///{parts.netloc}{parts.path}")
+            raise InvalidSource(
+                f"{uri}: a file URI has three slashes: write file:///{parts.netloc}{parts.path}"
+            )
         return scheme, unquote(parts.path)
     if scheme not in ("hf", "pvc", "builtin"):
-        raise InvalidSource(f"{uri}: unknown scheme {scheme!r}; known are file, hf, pvc and builtin")
+        raise InvalidSource(f"{uri}: unknown scheme {scheme!r}; write file, hf, pvc or builtin")
     return scheme, uri[match.end() :]
 
 
-def _checked(path: Path, uri: str) -> Path:
+def _require_model(path: Path, uri: str) -> Path:
     try:
         return _with_config(path, uri)
     except OSError as error:
@@ -132,16 +134,16 @@ def _checked(path: Path, uri: str) -> Path:
 
 def _with_config(path: Path, uri: str) -> Path:
     if path.is_file():
-        raise SourceNotFound(f"{uri}: {path} is a file; give the directory that holds config.json")
+        raise SourceNotFound(f"{uri}: {path} is a file; write the directory that holds config.json")
     if not path.is_dir():
         hint = ""
         if not _SCHEME.match(uri):
             hint = "; a model is a directory, hf://OWNER/NAME or builtin://NAME"
             if _HUB.match(uri):
-                hint = f"; for the model of that name on the Hub write hf://{uri}"
-        raise SourceNotFound(f"{uri}: no directory {path}{hint}")
+                hint = f"; for the model of that name on the Hub, write hf://{uri}"
+        raise SourceNotFound(f"{uri}: the directory {path} does not exist{hint}")
     if not (path / "config.json").is_file():
-        raise SourceNotFound(f"{uri}: there is no config.json in {'it' if str(path) == uri else path}")
+        raise SourceNotFound(f"{uri}: there is no config.json in {path}")
     return path
 
 
@@ -151,7 +153,7 @@ def _below(root: Path, rest: str, uri: str) -> Path:
         raise InvalidSource(f"{uri}: write pvc://CLAIM/PATH")
     path = root / claim / inside
     if not Path(os.path.normpath(path)).is_relative_to(root / claim):
-        raise InvalidSource(f"{uri}: the path leads out of the claim")
+        raise InvalidSource(f"{uri}: the path leads out of the claim; write a path without '..'")
     return path
 
 
@@ -162,8 +164,10 @@ def _builtin(uri: str, name: str) -> Path:
     path = Path(str(folder / name))
     if not path.is_dir():
         parent = Path(str(folder))
-        have = sorted(p.name for p in parent.iterdir() if p.is_dir()) if parent.is_dir() else []
-        raise SourceNotFound(f"{uri}: no such model is shipped; there are: {', '.join(have) or 'none'}")
+        names = sorted(p.name for p in parent.iterdir() if p.is_dir()) if parent.is_dir() else []
+        raise SourceNotFound(
+            f"{uri}: no built-in model has that name; built-in models are: {', '.join(names) or 'none'}"
+        )
     return path
 
 
@@ -179,21 +183,21 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
     repo, revision = _on_hub(uri, rest)
     from huggingface_hub import snapshot_download
 
-    wanted: dict[str, Any] = {
+    options: dict[str, Any] = {
         "revision": revision,
         "allow_patterns": list(HUB_FILES),
         "library_name": "mambaserve",
     }
     try:
-        total, commit = _to_fetch(repo, wanted)
+        total, commit = _missing_bytes(repo, options)
         if total:
-            _room_for(total, uri, commit)
+            _require_space(total, uri, commit)
             progress("download", 0, total)
-            wanted["tqdm_class"] = _reporting_bar(progress, total)
-        path = Path(snapshot_download(repo, **wanted))
+            options["tqdm_class"] = _reporting_bar(progress, total)
+        path = Path(snapshot_download(repo, **options))
     except InsufficientDiskSpace:
         raise
-    except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+    except Exception as error:  # the Hub's client raises errors of several HTTP libraries
         raise _failure(error, uri, repo, revision) from error
     if total:
         progress("download", total, total)
@@ -201,7 +205,7 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
 
 
 def _failure(error: Exception, uri: str, repo: str, revision: str | None) -> SourceError:
-    """Return what to say of an error of the Hub's client."""
+    """Translate an error of the Hub's client."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -216,47 +220,51 @@ def _failure(error: Exception, uri: str, repo: str, revision: str | None) -> Sou
             return InvalidSource(f"{uri}: {error}")
         case GatedRepoError():
             return DownloadFailed(
-                f"{uri}: access is restricted; accept its terms on its page and set HF_TOKEN"
+                f"{uri}: access to the model is restricted; accept the terms on its page and set HF_TOKEN"
             )
         case RevisionNotFoundError():
             return SourceNotFound(f"{uri}: the Hub has no revision {revision!r} of {repo}")
         case RepositoryNotFoundError():
-            return SourceNotFound(f"{uri}: the Hub has no model {repo} (or it is private: set HF_TOKEN)")
+            return SourceNotFound(
+                f"{uri}: the Hub has no model {repo}; check its name, or set HF_TOKEN if it is private"
+            )
         case LocalEntryNotFoundError():
             return DownloadFailed(
                 f"{uri}: the Hub cannot be reached and {repo} is not in the local cache; check the network "
-                "or HF_ENDPOINT, or give a local directory"
+                "and HF_ENDPOINT, or write a local directory"
             )
         case EntryNotFoundError():
-            return SourceNotFound(f"{uri}: the Hub has no config.json there")
-    said = f"{type(error).__name__}: {error}"
-    return DownloadFailed(f"{uri}: download failed: {said}; start again to go on where it stopped")
+            return SourceNotFound(f"{uri}: the Hub has no config.json for this model")
+    cause = f"{type(error).__name__}: {error}"
+    return DownloadFailed(f"{uri}: the download failed: {cause}; start again to resume it where it stopped")
 
 
-def _room_for(total: int, uri: str, commit: str) -> None:
-    """Before the first byte: half a model is of no use, and may have filled somebody else's disk."""
+def _require_space(total: int, uri: str, commit: str) -> None:
+    """Check the free space before the first byte: half a model is useless, and fills others' disks."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    free = shutil.disk_usage(next(one for one in (cache, *cache.parents) if one.exists())).free
+    folder = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(folder).free
     if total > free:
         raise InsufficientDiskSpace(
-            f"{uri}: {binary_size(total)} are to be fetched and {cache} has {binary_size(free)} left: free "
-            "some of it, or point HF_HOME to a larger volume (in a cluster that of spec.model.cache)",
+            f"{uri}: the download needs {binary_size(total)}, and {cache} has {binary_size(free)} free: free "
+            "disk space, or set HF_HOME to a directory on a larger volume (in a cluster, enlarge that of "
+            "spec.model.cache)",
             commit,
         )
 
 
-def _to_fetch(repo: str, wanted: dict[str, Any]) -> tuple[int, str]:
-    """Return the bytes that are not yet in the cache, and of which commit they are.
+def _missing_bytes(repo: str, options: dict[str, Any]) -> tuple[int, str]:
+    """Return the number of bytes that are not in the cache yet, and the commit that they belong to.
 
-    No bytes when all is there or the Hub cannot be asked (the cache then decides).
+    The number is 0 if the cache has all files, or if the Hub cannot be reached; then the cache decides.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError
 
     try:
-        files = snapshot_download(repo, dry_run=True, tqdm_class=_reporting_bar(silent, 0), **wanted)
+        files = snapshot_download(repo, dry_run=True, tqdm_class=_reporting_bar(silent, 0), **options)
     except DryRunError:
         return 0, ""
     commit = next((file.commit_hash for file in files), "")
@@ -264,7 +272,7 @@ def _to_fetch(repo: str, wanted: dict[str, Any]) -> tuple[int, str]:
 
 
 def _reporting_bar(progress: Progress, total: int) -> type:
-    """A tqdm that draws nothing and hands the bytes of the Hub client's byte bars to `progress`."""
+    """Return a class of tqdm that draws nothing and reports the Hub client's byte bars to `progress`."""
     from tqdm.std import tqdm
 
     class ReportingBar(tqdm):  # type: ignore[misc]
@@ -281,7 +289,7 @@ def _reporting_bar(progress: Progress, total: int) -> type:
         def update(self, n: float | None = 1) -> Any:
             moved = super().update(n)
             if self.unit == "B" and total:
-                # Several bars count the same bytes (network, disk): the furthest one is shown.
+                # Several bars count the same bytes (network, disk); the furthest one is reported.
                 done = min(int(self.n), total)
                 if done > ReportingBar.reported:
                     ReportingBar.reported = done

@@ -1,6 +1,6 @@
-"""What the tensors of a checkpoint are called, by family: as transformers writes them.
+"""Names of the tensors of a checkpoint by family, as transformers writes them. Read while a model is built.
 
-Names are without the prefix that `Weights` takes off. Read while a model is built.
+The names do not have the prefix that `Weights` removes.
 """
 
 from dataclasses import dataclass
@@ -10,34 +10,34 @@ from mamba_planner.model_config import LayerKind
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
-    """Where the tensors of a residual block lie below its layer."""
+    """Names of the tensors of a residual block, below its layer."""
 
     norm: str
-    """Weight of the norm in front of it."""
+    """Name of the weight of the norm before the mixer."""
     mixer: str
-    """What all its other tensors begin with; "" = they begin differently."""
+    """Prefix of all other tensors of the block; "" = they have no common prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoeNames:
-    """The tensors of a sparse feed-forward, below its layer."""
+    """Names of the tensors of a sparse feed-forward, below its layer."""
 
     router: str
     correction: str
-    """What is added to scores for the choice alone; "" = nothing is."""
+    """Name of the bias that is added to scores only to choose experts; "" = there is none."""
     gate_up: tuple[str, ...]
-    """First projection of the experts, in one part or two: a tensor of all, or of each, "{expert}" being its
-    number."""
+    """Names of the first projection of the experts, in one part or two: tensors of all experts, or of each if
+    the names contain "{expert}", which stands for its number."""
     down: str
     shared_gate_up: tuple[str, ...]
     shared_down: str
     shared_gate: str = ""
-    """What the shared expert's result is weighed by in each row; "" = 1."""
+    """Name of the weight of the shared expert's gate; "" = the shared expert has the weight 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelNames:
-    """What the tensors of two mixers that share a block begin with, below its layer."""
+    """Prefixes of the tensors of two mixers that share a block, below its layer."""
 
     mamba: str
     attention: str
@@ -45,21 +45,21 @@ class ParallelNames:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Names of one family."""
+    """Names of the tensors of one family."""
 
     embedding: str
     norm: str
-    """Weight of the norm behind the last block."""
+    """Name of the weight of the norm after the last block."""
     blocks: dict[LayerKind, BlockNames]
     gate_up_proj: str = ""
-    """The feed-forward's gate and up projection where they are one matrix; "" = two of their own names."""
+    """Name of the feed-forward's gate and up projection if they are one matrix; "" = two matrices."""
     down_proj: str = "down_proj"
     moe: MoeNames | None = None
     parallel: ParallelNames | None = None
     norm_offset: float = 0.0
-    """What is added to the weights of norms, those behind a mixer's gate apart."""
+    """Offset that is added to the weights of norms, except those after a mixer's gate."""
     unused: tuple[str, ...] = ()
-    """What tensors begin with that nothing is computed with: heads that foresee tokens."""
+    """Prefixes of tensors that are not used: heads that predict several tokens."""
 
 
 _ONE_MIXER = BlockNames("norm.weight", "mixer")
@@ -140,4 +140,4 @@ NAMES: dict[str, TensorNames] = {
         unused=("mtp.",),
     ),
 }
-"""By `ModelConfig.family`."""
+"""Names by `ModelConfig.family`."""

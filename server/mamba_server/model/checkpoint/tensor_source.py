@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: files, or whatever else hands them out by name."""
+"""`TensorSource`: the interface from which a model takes its tensors; `Weights` implements it over files."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ import torch
 
 
 class TensorSource(Protocol):
-    """Hands out tensors under prefix-free names, such as `layers.0.mixer.A_log`, while a model is built."""
+    """Source of a model's tensors, under names without a prefix such as `layers.0.mixer.A_log`."""
 
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -15,6 +15,5 @@ class TensorSource(Protocol):
         ...
 
     def finish(self, unused: tuple[str, ...] = ()) -> None:
-        """Raise WeightsError if a tensor is left that nobody took. `unused`: what names begin with that
-        nobody has to take."""
+        """Raise WeightsError if a tensor was not taken; those with a prefix of `unused` need not be."""
         ...

@@ -1,4 +1,4 @@
-"""Grouped-query attention over paged keys and values. Called by `HybridModel` once per attention layer."""
+"""Grouped-query attention over paged keys and values. `HybridModel` calls each layer once per step."""
 
 import logging
 
@@ -30,36 +30,36 @@ class Attention:
     def __init__(
         self, config: AttentionConfig, hidden_size: int, loader: Loader, norm_eps: float = 0.0
     ) -> None:
-        """norm_eps: of the norms of queries and keys, where there are some."""
+        """Take the weights of one layer. norm_eps: epsilon of the norms of queries and keys, if any."""
         self.config = config
         self.write, self.rope = loader.operators.kv_write, loader.operators.rope
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.widths = (queries, keys, keys, *([queries] if config.output_gate else []))
-        """Of queries, keys, values and, where there is one, the output's gate."""
-        # One product instead of three: the rows are read once, and less is launched.
+        """Numbers of outputs: queries, keys, values and, if there is one, the output's gate."""
+        # One product instead of three reads the rows once and launches fewer kernels.
         if config.output_gate:
             self.qkv_proj = _with_gate(config, hidden_size, loader)
         else:
             projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-            self.qkv_proj = loader.joined(projections, hidden_size, bias=config.bias)
+            self.qkv_proj = loader.join(projections, hidden_size, bias=config.bias)
         names = ("q_norm.weight", "k_norm.weight") if config.qk_norm and loader.library is not None else ()
         self.norms = [loader.norm(name, config.head_dim, norm_eps) for name in names]
-        """Of each head of queries, and of keys, in front of their rotation, by the C++ kernels."""
+        """Norms of a head of queries and of keys before their rotation, in the C++ kernels."""
         self.head_norm = None
-        """Of all heads of queries and keys, which lie side by side, by an operator; None = by `norms`."""
+        """Norm of all heads of queries and keys at once, as an operator; None = `norms` are used, or none."""
         if config.qk_norm and loader.library is None:
             self.head_norm = _head_norm(config, norm_eps, loader)
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
-        """Attend for rows that decode and for prompts; None = `attend` does for all rows."""
+        """C++ kernels that attend for decoding rows and for prompts; None = `attend` is used for all rows."""
         self.attend = self._attend(loader)
         self.gate = None if loader.library is None else RowGate(loader.library)
-        """Applies the output's gate, where there is one; None = `activate` does."""
+        """C++ kernel that applies the output's gate, if there is one; None = `activate` is used."""
         self.activate = loader.operators.activate
         self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
 
     @property
     def gathers(self) -> bool:
-        """Whether the plan has to say which keys are gathered; it may change until an engine has started."""
+        """Whether plans must list the keys to gather; this may change until the engine has started."""
         return self.kernels is None and computes_by_reference(self.attend)
 
     def _attend(self, loader: Loader) -> PagedAttention:
@@ -67,7 +67,7 @@ class Attention:
         if loader.batch_invariant:
             return attention_by_row
         if why := operators.why_not_attend(config.heads, config.kv_heads, config.head_dim):
-            log.warning("the Triton kernels cannot attend, torch does: %s", why)
+            log.warning("torch computes attention, because the Triton kernels cannot: %s", why)
             operators = REFERENCE
         return operators.paged_attention
 
@@ -76,7 +76,9 @@ class Attention:
         if library is None:
             return None
         if config.head_dim > MOST_HEAD_DIM:
-            log.warning("the CPU kernels have no heads of %d: torch attends", config.head_dim)
+            log.warning(
+                "torch computes attention: the CPU kernels do not support heads of %d", config.head_dim
+            )
             return None
         heads, kv_heads, width, scale = config.heads, config.kv_heads, config.head_dim, config.scale
         return (
@@ -87,25 +89,29 @@ class Attention:
     def __call__(
         self, x: torch.Tensor, kv: torch.Tensor, plans: StepPlans, turns: Turns | None = None
     ) -> torch.Tensor:
-        """x: [T, d]; kv: [pages, 2, page_size, kv_heads, head_dim], written; turns: of queries and keys, None
-        without positions. Returns [T, d]."""
+        """Compute one step. Returns [T, d].
+
+        x: [T, d]; kv: [pages, 2, page_size, kv_heads, head_dim], which is written; turns: rotation of queries
+        and keys, None without positions.
+        """
         assert plans.attention is not None
         width = self.config.head_dim
-        joined = self.qkv_proj(x)
-        query, key, value, *gate = (part.unflatten(1, (-1, width)) for part in joined.split(self.widths, 1))
-        both = joined[:, : sum(self.widths[:2])]
+        projected = self.qkv_proj(x)
+        parts = projected.split(self.widths, 1)
+        query, key, value, *gate = (part.unflatten(1, (-1, width)) for part in parts)
+        both = projected[:, : sum(self.widths[:2])]
         if self.head_norm is not None:
             both = self.head_norm(both)
             query, key = (part.unflatten(1, (-1, width)) for part in both.split(self.widths[:2], 1))
         if self.norms:
-            of_query, of_key = self.norms
-            query = of_query(query.reshape(-1, width), None).view(query.shape)
-            key = of_key(key.reshape(-1, width), None).view(key.shape)
+            query_norm, key_norm = self.norms
+            query = query_norm(query.reshape(-1, width), None).view(query.shape)
+            key = key_norm(key.reshape(-1, width), None).view(key.shape)
             if turns is not None:
                 self.rope(query, *turns)
                 self.rope(key, *turns)
         elif turns is not None:
-            # They lie side by side.
+            # Queries and keys are adjacent, so one call rotates both.
             self.rope(both.unflatten(1, (-1, width)), *turns)
         self.write(kv, key, value, plans.page, plans.offset)
         attended = query.new_empty(query.shape)
@@ -120,11 +126,11 @@ class Attention:
                 extend(query[cut:], kv, plans.attention, attended[cut:])
         flat = attended.flatten(1)
         if gate:
-            flat = self._gated(flat, gate[0].flatten(1))
+            flat = self._apply_gate(flat, gate[0].flatten(1))
         return self.o_proj(flat)
 
-    def _gated(self, flat: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """flat * sigmoid(gate); either may be overwritten."""
+    def _apply_gate(self, flat: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return flat * sigmoid(gate); either may be overwritten."""
         if self.gate is not None:
             self.gate(flat, gate)
             return flat
@@ -133,24 +139,27 @@ class Attention:
 
 
 def _head_norm(config: AttentionConfig, eps: float, loader: Loader) -> Rows:
-    """To the normed heads of rows of queries | keys."""
-    of_heads = (("q_norm.weight", config.heads), ("k_norm.weight", config.kv_heads))
-    weight = torch.cat([loader.norm_weight(name, config.head_dim).repeat(heads) for name, heads in of_heads])
+    """Return the norm of the heads of rows of queries | keys."""
+    norms = (("q_norm.weight", config.heads), ("k_norm.weight", config.kv_heads))
+    weight = torch.cat([loader.norm_weight(name, config.head_dim).repeat(heads) for name, heads in norms])
     norm, groups, dtype = loader.operators.rms_norm, config.heads + config.kv_heads, loader.dtype
     return lambda x: norm(x, weight, eps, None, dtype, groups)
 
 
 def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Rows:
-    """To queries | keys | values | gates; in the checkpoint each head's gate is behind its query."""
+    """Return the projection to queries | keys | values | gates.
+
+    In the checkpoint, each head's gate follows its query.
+    """
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
-    def joined(kind: str, *inputs: int) -> torch.Tensor:
+    def load(kind: str, *inputs: int) -> torch.Tensor:
         both = loader.tensor(f"q_proj.{kind}", 2 * queries, *inputs)
         by_head = both.unflatten(0, (config.heads, 2, -1))
-        query, gate = (by_head[:, which].flatten(0, 1) for which in range(2))
+        query, gate = (by_head[:, part].flatten(0, 1) for part in range(2))
         key, value = (loader.tensor(f"{name}.{kind}", keys, *inputs) for name in ("k_proj", "v_proj"))
         whole = one_matrix([query, key, value, gate])
         give_back(both)
         return whole
 
-    return loader.product(joined("weight", hidden_size), joined("bias") if config.bias else None)
+    return loader.product(load("weight", hidden_size), load("bias") if config.bias else None)

@@ -1,7 +1,7 @@
 """A mixer of the gated delta rule (Yang et al. 2024): projection, convolution, recurrence, norm, gate.
 
-Called by `HybridModel` once per recurrent layer and step; decoding rows and prefill rows take their own
-kernels and share the projections.
+`HybridModel` calls each layer once per step; decoding rows and prefill rows have their own kernels and share
+the projections.
 """
 
 import torch
@@ -17,13 +17,13 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class GatedDeltaMixer:
-    """Weights and forward of one mixer. A and dt_bias are kept in float32, as the states they shape."""
+    """Weights and forward of one mixer. A and dt_bias are float32, like the states that they act on."""
 
     def __init__(self, config: GatedDeltaConfig, hidden_size: int, loader: Loader) -> None:
-        """Raises UnsupportedModel, WeightsError."""
+        """Take the weights of one layer. Raises UnsupportedModel, WeightsError."""
         if loader.batch_invariant:
             raise UnsupportedModel(
-                "models with the gated delta rule have no batch-invariant kernels: serve without "
+                "there are no batch-invariant kernels for the gated delta rule of this model: serve without "
                 "--batch-invariant"
             )
         self.config, self.operators = config, loader.operators
@@ -31,12 +31,12 @@ class GatedDeltaMixer:
         values = heads * config.value_dim
         qkvz = loader.tensor("in_proj_qkvz.weight", 2 * keys + 2 * values, hidden_size)
         ba = loader.tensor("in_proj_ba.weight", 2 * heads, hidden_size)
-        of_qkvz, of_ba = by_kind(config)
-        rows = [qkvz[of_qkvz], ba[of_ba]]
+        qkvz_rows, ba_rows = by_kind(config)
+        rows = [qkvz[qkvz_rows], ba[ba_rows]]
         give_back(qkvz)
         self.in_proj = loader.product(one_matrix(rows), None)
         self.widths = (config.conv_dim, values, heads, heads)
-        """Of q | k | v, z, b and a."""
+        """Numbers of outputs: q | k | v, z, b and a."""
         self.out_proj = loader.linear("out_proj", values, hidden_size, bias=False)
         weight = loader.wide("conv1d.weight", config.conv_dim, 1, config.conv_kernel)
         self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]
@@ -44,7 +44,7 @@ class GatedDeltaMixer:
         self.dt_bias = loader.wide("dt_bias", heads)
         self.norm_weight = loader.tensor("norm.weight", config.value_dim)
         self.kernels = None if loader.library is None else self._kernels(loader.library)
-        """All between the projections in one call; None = operator by operator."""
+        """C++ kernels that compute everything between the projections; None = operators are used."""
 
     def _kernels(self, library: Library) -> GatedDeltaCalls:
         config = self.config
@@ -56,7 +56,10 @@ class GatedDeltaMixer:
     def __call__(
         self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
     ) -> torch.Tensor:
-        """x: [T, d]; conv: [slabs, K-1, C]; ssm: [slabs, H, V, K], both written. Returns [T, d]."""
+        """Compute one step. Returns [T, d].
+
+        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, V, K], which are both written.
+        """
         projected = self.in_proj(x)
         if self.kernels is None:
             return self.out_proj(self._by_operators(projected, conv, ssm, plans))
@@ -71,7 +74,7 @@ class GatedDeltaMixer:
     def _by_operators(
         self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
     ) -> torch.Tensor:
-        """Convolution, recurrence, norm and gate: [T, H*V]."""
+        """Compute convolution, recurrence, norm and gate with operators. Returns [T, H*V]."""
         config, operators, cut = self.config, self.operators, plans.decodes
         mixed, z, b, a = projected.split(self.widths, dim=-1)
         y = projected.new_empty(plans.tokens, config.value_heads, config.value_dim)
@@ -82,14 +85,14 @@ class GatedDeltaMixer:
         for piece, plan in plans.prefill:
             rows = operators.conv1d_prefill(mixed[piece], self.conv_weight, None, conv, plan)
             operators.gated_delta_prefill(ssm, self._inputs(rows, a[piece], b[piece]), plan, y[piece])
-        # The norm is of each head, and in front of the gate.
+        # The norm is applied to each head, before the gate.
         gated: torch.Tensor = operators.gated_norm(
             y.flatten(1), z, self.norm_weight, config.norm_eps, config.value_heads, True
         )
         return gated
 
     def _inputs(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:
-        """mixed: [n, C] = q | k | v after the convolution; a, b: [n, H]."""
+        """Divide mixed, [n, C] = q | k | v after the convolution, into the scan's inputs; a, b: [n, H]."""
         config = self.config
         keys = config.key_heads * config.key_dim
         q, k, v = mixed.split([keys, keys, config.value_heads * config.value_dim], dim=-1)
@@ -105,14 +108,14 @@ class GatedDeltaMixer:
 
 
 def by_kind(config: GatedDeltaConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where in the checkpoint's rows, which go by key head, those of q | k | v | z and of b | a lie."""
+    """Return the places of rows of q | k | v | z and of b | a in the checkpoint, which groups by key head."""
     shared = config.value_heads // config.key_heads
     values = shared * config.value_dim
     widths = (config.key_dim, config.key_dim, values, values)
-    return _grouped(config.key_heads, widths), _grouped(config.key_heads, (shared, shared))
+    return _group_order(config.key_heads, widths), _group_order(config.key_heads, (shared, shared))
 
 
-def _grouped(groups: int, widths: tuple[int, ...]) -> torch.Tensor:
-    """Rows [groups, sum of widths] in the order [each width, groups]."""
+def _group_order(groups: int, widths: tuple[int, ...]) -> torch.Tensor:
+    """Return the order that regroups rows [groups, sum of widths] by width: [each width, groups]."""
     rows = torch.arange(groups * sum(widths)).view(groups, -1)
     return torch.cat([part.flatten() for part in rows.split(widths, dim=1)])

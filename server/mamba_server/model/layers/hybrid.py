@@ -1,7 +1,7 @@
 """One model for all families: residual blocks of mixers and feed-forwards, as `ModelConfig` lists them.
 
-Built once by the engine process; `forward` runs one step on the forward stream, writes states and KV into
-the arena's views and returns logits. It never allocates cache memory and never reads a device tensor back.
+The engine process builds one. `forward` runs one step on the forward stream, writes states and KV into the
+arena's views and returns logits. It never allocates cache memory and never reads a device tensor back.
 """
 
 import math
@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from mamba_api.choices import Quantization
+from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import frequencies, turns
 from mamba_planner.families.support import why_not_served
-from mamba_planner.model_config import ModelConfig
+from mamba_planner.model_config import LayerKind, ModelConfig
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import Progress, silent
@@ -25,7 +27,6 @@ from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention, Turns
-from mamba_server.model.layers.embedding import TokenEmbedding
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.loader import Loader, Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
@@ -34,14 +35,39 @@ from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
 from mamba_server.model.step_plans import StepPlans
 
+Mixer = Mamba2Mixer | GatedDeltaMixer | Attention | ParallelMixers | Mlp | Moe
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """x + mixer(norm(x)). `cache_index` counts recurrent or attention layers, whichever it is."""
+    """A residual block: x + mixer(norm(x))."""
 
     norm: Norm
-    mixer: Mamba2Mixer | GatedDeltaMixer | Attention | ParallelMixers | Mlp | Moe
+    mixer: Mixer
     cache_index: int
+    """Number of the layer among recurrent layers, or among attention layers; -1 for a feed-forward."""
+
+
+class TokenEmbedding:
+    """A matrix [vocabulary, d] that is in memory once: packed if the C++ kernels compute."""
+
+    def __init__(self, loader: Loader, name: str, size: int, width: int) -> None:
+        self._loader = loader
+        weight = loader.tensor(name, size, width)
+        self.weight = weight if loader.library is None else loader.pack(weight)
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows [T, d] of ids: [T]."""
+        if isinstance(self.weight, torch.Tensor):
+            return F.embedding(ids, self.weight)
+        return self.weight.rows(ids)
+
+    def head(self) -> Rows:
+        """Return the product with the matrix: [T, d] -> [T, vocabulary]."""
+        if isinstance(self.weight, torch.Tensor):
+            return self._loader.plain(self.weight, None)
+        assert self._loader.library is not None
+        return PackedLinear(self._loader.library, self.weight, None)
 
 
 class HybridModel:
@@ -60,7 +86,7 @@ class HybridModel:
     ) -> None:
         """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError.
 
-        `backend`: what computes; None is the backend that the device and the environment ask for.
+        `backend`: the kernels to use; None selects them by device and environment.
         """
         if (why := why_not_served(config)) is not None:
             raise UnsupportedModel(why)
@@ -70,9 +96,9 @@ class HybridModel:
         library = self.backend.library
         if quantization != "none" and library is None:
             raise UnsupportedModel(
-                f"quantization {quantization} needs the C++ kernels of a CPU, which do not compute here "
+                f"quantization {quantization} needs the C++ kernels of a CPU, which are not used here "
                 f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none, or "
-                "on a CPU with AVX2 as bfloat16 or float32"
+                "as bfloat16 or float32 on a CPU with AVX2"
             )
         loader = Loader(
             weights,
@@ -87,26 +113,27 @@ class HybridModel:
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
         self._names = NAMES[config.family]
-        # The residual stream is held divided by the factor on what blocks add to it, so that nothing is
-        # multiplied on the way: norms give the same, with an epsilon that is divided twice.
+        # The residual stream is stored divided by the factor on blocks' results, which saves the
+        # multiplications: norms return the same rows with an epsilon divided by the factor's square.
         factors = config.multipliers
         self.embedding_scale = factors.embedding / factors.residual
         self._norm_eps = config.norm_eps / factors.residual**2
         self.frequencies = _frequencies(config, device)
-        """Of queries' and keys' rotation; None = attention has no positions."""
+        """Frequencies of the rotation of queries and keys; None = attention has no positions."""
         self.embedding = TokenEmbedding(loader, self._names.embedding, config.vocab_size, d)
         self.blocks = self._blocks(loader)
         self.norm = loader.norm(self._names.norm, d, self._norm_eps)
         unused = self._names.unused
         if config.tie_embeddings:
-            # The configuration wins over a head of its own in the files, as in the published code.
+            # A separate head in the files is ignored, as in the published code.
             head, unused = self.embedding.head(), (*unused, "lm_head.")
         else:
             head = loader.linear("lm_head", d, config.vocab_size, bias=False)
-        # There are fewer hidden states than logits.
+        # Hidden states are scaled instead of logits, because they have fewer elements.
         self.head: Rows = head if factors.logits == 1 else lambda hidden: head(hidden * factors.logits)
         weights.finish(unused)
-        self._attending = [found for block in self.blocks if (found := _attention(block.mixer)) is not None]
+        attentions = (_attention(block.mixer) for block in self.blocks)
+        self._attentions = [attention for attention in attentions if attention is not None]
 
     @classmethod
     def load(
@@ -132,17 +159,16 @@ class HybridModel:
         return self.logits(self.hidden(batch, cache))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 logits [r, vocab] of rows of `hidden`: apart, so that many rows can be scored in blocks."""
+        """Return float32 logits [r, vocab] of r rows of `hidden`; callers score many rows in blocks."""
         with torch.inference_mode():
             logits = self.head(hidden)
             return logits.to(accumulator(logits.dtype))
 
     def hidden(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
-        """Run one step but for the head. Returns the normed hidden states [L, d] of the rows
-        `batch.logits_rows`.
+        """Run one step without the head. Returns the normed hidden states [L, d] of `batch.logits_rows`.
 
-        The state of every sequence (convolution window and SSM part, from one depth) goes to its `slot_out`,
-        checkpoints to `chunk_track` and `decode_track`, keys and values to `kv_row`.
+        Writes the state of every sequence (convolution window and SSM part, of the same depth) to its
+        `slot_out`, checkpoints to `chunk_track` and `decode_track`, keys and values to `kv_row`.
         """
         with torch.inference_mode():
             plans = StepPlans.build(
@@ -153,27 +179,29 @@ class HybridModel:
             return self.norm(x[rows], None if added is None else added[rows])
 
     def decode(self, token_ids: torch.Tensor, plans: StepPlans, cache: CacheViews) -> torch.Tensor:
-        """As `hidden` for one token of each sequence, by plans that stay on the device: [n, d] of all rows.
+        """Compute one token of each sequence by plans that stay on the device. Returns [n, d] of all rows.
 
-        Issues the same operators on the same memory whatever the sequences are. Raises NoHostRoutes where a
-        kernel cannot take this model.
+        Issues the same operators on the same memory, whatever the sequences are. Raises NoHostRoutes if a
+        kernel does not support this model.
         """
         with torch.inference_mode():
             return self.norm(*self._layers(token_ids, plans, cache))
 
     @property
     def decodes_resident(self) -> bool:
-        """Whether `decode` may be used: kernels alone compute, and none of them needs the host's integers."""
+        """Whether `decode` may be used: only Triton kernels compute, and none needs the host's integers."""
         return self.backend.name == TRITON and not self._batch_invariant and not self._gathered
 
     @property
     def _gathered(self) -> bool:
-        """Whether plans have to say which keys are gathered."""
-        return any(attention.gathers for attention in self._attending)
+        """Whether plans must list the keys to gather."""
+        return any(attention.gathers for attention in self._attentions)
 
     def token_counts(self, most: int) -> list[int]:
-        """Find the numbers of tokens, up to `most`, of which each is the least of a form that Triton compiles
-        some kernel in; none where the number of tokens is no matter."""
+        """Return the numbers of tokens, up to `most`, at which Triton compiles another variant of a kernel.
+
+        The list is empty if no kernel depends on the number of tokens.
+        """
         moe = self.config.moe
         if moe is None or self.backend.name != TRITON or self._batch_invariant:
             return []
@@ -184,8 +212,10 @@ class HybridModel:
 
     @property
     def alignments(self) -> int:
-        """After how many rows of a mixer's inputs one lies again at the same place between multiples of 16
-        bytes: for each of these places Triton compiles the kernels of prompts once."""
+        """Number of rows of a mixer's inputs after which the offset from a multiple of 16 bytes repeats.
+
+        Triton compiles the kernels of prompts once for each of these offsets.
+        """
         widths = []
         if (mamba := self.config.mamba) is not None:
             projected = mamba.inner + mamba.conv_dim + mamba.heads
@@ -199,7 +229,7 @@ class HybridModel:
     def _layers(
         self, token_ids: torch.Tensor, plans: StepPlans, cache: CacheViews
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The residual stream [T, d], and what the last layer adds to it."""
+        """Return the residual stream [T, d], and the last layer's result, which is not added to it yet."""
         x = self.embedding(token_ids).to(self.residual_dtype)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
@@ -218,46 +248,58 @@ class HybridModel:
             case Attention() as attention:
                 return attention(x, cache.kv[block.cache_index], plans, rotation)
             case ParallelMixers() as both:
-                at = block.cache_index
-                return both(x, cache.conv[at], cache.ssm[at], cache.kv[at], plans, rotation)
+                index = block.cache_index
+                return both(x, cache.conv[index], cache.ssm[index], cache.kv[index], plans, rotation)
             case feed_forward:
                 return feed_forward(x)
 
     def _blocks(self, loader: Loader) -> list[Block]:
-        config, d = self.config, self.config.hidden_size
+        """Load the blocks. Raises UnsupportedModel, WeightsError."""
+        config = self.config
         blocks: list[Block] = []
         factors = row_factors(config, self._names)
-        recurrent = attending = 0
+        recurrent = attention = 0
         for index, kind in enumerate(config.layers):
             if (names := self._names.blocks.get(kind)) is None:
-                raise UnsupportedModel(f"layer {index}: blocks of kind {kind!r} cannot be served yet")
-            layer = config.checkpoint_layers[index] if config.checkpoint_layers else index
-            here = loader.at_layer(layer, factors)
-            inside = here.at(names.mixer)
-            norm = here.norm(names.norm, d, self._norm_eps)
-            if kind == "mamba" and config.mamba is not None:
-                blocks.append(Block(norm, Mamba2Mixer(config.mamba, d, inside), recurrent))
-                recurrent += 1
-            elif kind == "attention" and config.attention is not None:
-                attention = Attention(config.attention, d, inside, config.norm_eps)
-                blocks.append(Block(norm, attention, attending))
-                attending += 1
-            elif kind == "gated_delta" and config.gated_delta is not None:
-                # The norm behind its recurrence has a weight near one.
-                delta = GatedDeltaMixer(config.gated_delta, d, replace(inside, norm_offset=0.0))
-                blocks.append(Block(norm, delta, recurrent))
-                recurrent += 1
-            elif kind == "mamba_attention" and (both := self._parallel(here)) is not None:
-                # Every layer has both: one index is that of either cache.
-                blocks.append(Block(norm, both, recurrent))
-                recurrent += 1
-            elif kind == "mlp" and config.mlp is not None:
-                blocks.append(Block(norm, Mlp(config.mlp, d, self._names, inside), -1))
-            elif kind == "moe" and config.moe is not None and self._names.moe is not None:
-                blocks.append(Block(norm, Moe(config.moe, d, self._names.moe, here), -1))
-            else:
-                raise UnsupportedModel(f"layer {index}: blocks of kind {kind!r} cannot be served yet")
+                raise _unsupported_block(index, kind)
+            number = config.checkpoint_layers[index] if config.checkpoint_layers else index
+            layer = loader.at_layer(number, factors)
+            norm = layer.norm(names.norm, config.hidden_size, self._norm_eps)
+            mixer = self._mixer(kind, layer, layer.at(names.mixer))
+            match mixer:
+                case None:
+                    raise _unsupported_block(index, kind)
+                case Mlp() | Moe():
+                    blocks.append(Block(norm, mixer, -1))
+                case Attention():
+                    blocks.append(Block(norm, mixer, attention))
+                    attention += 1
+                case Mamba2Mixer() | GatedDeltaMixer() | ParallelMixers():
+                    # If layers have parallel mixers, all have: the index is that of either cache.
+                    blocks.append(Block(norm, mixer, recurrent))
+                    recurrent += 1
         return blocks
+
+    def _mixer(self, kind: LayerKind, layer: Loader, inside: Loader) -> Mixer | None:
+        """Load the mixer of a block; None if blocks of this kind cannot be served.
+
+        `layer`: loader of the block's layer; `inside`: loader of the mixer's tensors.
+        """
+        config, d = self.config, self.config.hidden_size
+        if kind == "mamba" and config.mamba is not None:
+            return Mamba2Mixer(config.mamba, d, inside)
+        if kind == "attention" and config.attention is not None:
+            return Attention(config.attention, d, inside, config.norm_eps)
+        if kind == "gated_delta" and config.gated_delta is not None:
+            # The weights of the norm after the recurrence are near one, and have no offset.
+            return GatedDeltaMixer(config.gated_delta, d, replace(inside, norm_offset=0.0))
+        if kind == "mamba_attention":
+            return self._parallel(layer)
+        if kind == "mlp" and config.mlp is not None:
+            return Mlp(config.mlp, d, self._names, inside)
+        if kind == "moe" and config.moe is not None and self._names.moe is not None:
+            return Moe(config.moe, d, self._names.moe, layer)
+        return None
 
     def _parallel(self, layer: Loader) -> ParallelMixers | None:
         config, names = self.config, self._names.parallel
@@ -270,8 +312,12 @@ class HybridModel:
         )
 
 
+def _unsupported_block(index: int, kind: LayerKind) -> UnsupportedModel:
+    return UnsupportedModel(f"layer {index}: this version does not support blocks of kind {kind!r}")
+
+
 def _attention(mixer: object) -> Attention | None:
-    """Its attention, if it has some."""
+    """Return the attention of a mixer, if it has one."""
     if isinstance(mixer, ParallelMixers):
         return mixer.attention
     return mixer if isinstance(mixer, Attention) else None

@@ -1,7 +1,7 @@
-"""y = x W^T + b. In batch-invariant mode the product is made in tiles of a fixed number of rows.
+"""The product y = x W^T + b. In batch-invariant mode it is computed in tiles of a fixed number of rows.
 
-A CPU without instructions for bfloat16 multiplies it element by element, so that 64 rows take 64 times as
-long as one. There, products of more than a few rows convert the weights, block by block, and use float32.
+A CPU without bfloat16 instructions multiplies element by element, so that 64 rows take 64 times as long as
+one. There, products of more than a few rows convert the weights to float32, block by block.
 """
 
 from dataclasses import dataclass
@@ -10,29 +10,31 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-CONVERTED_FROM = 16
-"""Rows from which converting the weights costs less than it saves."""
-_BLOCK = 1 << 20
-"""Most weights that are held converted at once: 4 MiB."""
+MIN_CONVERTED_ROWS = 16
+"""Number of rows from which converting the weights saves more time than it costs."""
+_BLOCK_WEIGHTS = 1 << 20
+"""Maximum number of weights that are held converted at once: 4 MiB."""
 
 
 @lru_cache(1)
 def emulates_bfloat16() -> bool:
-    """This CPU has no instructions for products of bfloat16."""
+    """Return whether this CPU has no instructions for products of bfloat16."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return supported is not None and not supported()
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
+    """A linear layer computed by torch."""
+
     weight: torch.Tensor
     """[outputs, inputs]"""
     bias: torch.Tensor | None
     row_tile: int = 0
-    """0 = one product of all rows, whose rounding depends on how many there are."""
+    """Rows of a tile; 0 = one product of all rows, whose rounding depends on the number of rows."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, inputs] -> [T, outputs]."""
+        """Return the product [T, outputs] of x: [T, inputs]."""
         if not self.row_tile:
             return self._product(x)
         rows, tile = x.shape[0], self.row_tile
@@ -43,7 +45,7 @@ class Linear:
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if (
             self.weight.dtype is torch.bfloat16
-            and x.shape[0] >= CONVERTED_FROM
+            and x.shape[0] >= MIN_CONVERTED_ROWS
             and not x.is_cuda
             and emulates_bfloat16()
         ):
@@ -53,10 +55,10 @@ class Linear:
     def _converted_product(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(x.shape[0], self.weight.shape[0])
         wide = x.float()
-        at = 0
-        for block in self.weight.split(max(1, _BLOCK // self.weight.shape[1])):
-            end = at + block.shape[0]
-            bias = None if self.bias is None else self.bias[at:end].float()
-            out[:, at:end] = F.linear(wide, block.float(), bias)
-            at = end
+        start = 0
+        for block in self.weight.split(max(1, _BLOCK_WEIGHTS // self.weight.shape[1])):
+            end = start + block.shape[0]
+            bias = None if self.bias is None else self.bias[start:end].float()
+            out[:, start:end] = F.linear(wide, block.float(), bias)
+            start = end
         return out

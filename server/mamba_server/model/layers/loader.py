@@ -1,4 +1,4 @@
-"""How a layer gets its tensors: a place in the checkpoint, a device, a type."""
+"""`Loader`: hands a layer its tensors and kernels, for a place in the checkpoint, a device and a type."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,59 +19,63 @@ from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.layers.linear import Linear
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
-"""[T, a] -> [T, b]"""
+"""Function of rows: [T, a] -> [T, b]"""
 Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""(x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
+"""Function (x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A prefix of tensor names, and what their tensors become."""
+    """Source of the tensors below one prefix of names, converted for the kernels that will read them."""
 
     weights: TensorSource
     device: torch.device
     dtype: torch.dtype
     prefix: str = ""
     batch_invariant: bool = False
-    """Layers take the kernels whose rows do not depend on each other."""
+    """Whether layers use kernels in which a row's bits do not depend on the other rows."""
     operators: Operators = REFERENCE
     library: Library | None = None
-    """The C++ kernels where they compute, in place of operators; None = they do not."""
+    """The C++ kernels, if they are used instead of operators; otherwise None."""
     quantization: Quantization = "none"
-    """How the C++ kernels hold matrices."""
+    """Quantization of matrices in the C++ kernels."""
     factors: Factors = field(default_factory=dict)
-    """What rows of a layer's tensors are multiplied by."""
+    """Factors by which rows of the layer's tensors are multiplied."""
     layer: str = ""
-    """Prefix of the layer that the factors are of."""
+    """Prefix of the layer to which the factors belong."""
     norm_offset: float = 0.0
-    """What is added to the weights of norms; in float32, as they are near zero then."""
+    """Offset that is added to the weights of norms, in float32 because such weights are near zero."""
 
     def at(self, *parts: str | int) -> "Loader":
+        """Return the loader of a place below this one."""
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
 
     def at_layer(self, index: int, factors: Factors) -> "Loader":
-        """The place of a layer of the checkpoint, and what its tensors are multiplied by."""
+        """Return the loader of a layer of the checkpoint, whose tensors are multiplied by `factors`."""
         here = self.at("layers", index)
         return replace(here, factors=factors, layer=here.prefix)
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor `name` below the prefix. Raises WeightsError if it is missing or has another shape."""
-        wanted = dtype or self.dtype
+        """Return the tensor `name` below the prefix.
+
+        Raises WeightsError if it is missing or has another shape.
+        """
+        target = dtype or self.dtype
         factor = self.factors.get((self.prefix + name).removeprefix(self.layer))
         if factor is None:
-            return self.weights.take(self.prefix + name, shape, wanted, self.device)
-        exact = self.weights.take(self.prefix + name, shape, accumulator(wanted), self.device)
+            return self.weights.take(self.prefix + name, shape, target, self.device)
+        exact = self.weights.take(self.prefix + name, shape, accumulator(target), self.device)
         rows = factor.view(-1, *[1] * (len(shape) - 1)) if factor.dim() else factor
-        scaled = (exact * rows.to(self.device)).to(wanted)
+        scaled = (exact * rows.to(self.device)).to(target)
         give_back(exact)
         return scaled
 
     def wide(self, name: str, *shape: int) -> torch.Tensor:
-        """A small tensor that enters sums: float32, or float64 in a float64 model."""
+        """Return a small tensor in the type of sums: float32, or float64 in a float64 model."""
         return self.tensor(name, *shape, dtype=accumulator(self.dtype))
 
     def norm(self, name: str, width: int, eps: float) -> Norm:
-        """The RMSNorm with the weight `name`."""
+        """Return the RMSNorm with the weight `name`."""
         weight, dtype = self.norm_weight(name, width), self.dtype
         if self.library is not None:
             return RowNorm(self.library, weight, eps, dtype)
@@ -79,25 +83,28 @@ class Loader:
         return lambda x, added: norm(x, weight, eps, added, dtype)
 
     def norm_weight(self, name: str, width: int) -> torch.Tensor:
-        """What an RMSNorm multiplies by: the weight `name` and what is added to it."""
+        """Return the factors of an RMSNorm: the weight `name` plus the offset."""
         return self.wide(name, width) + self.norm_offset if self.norm_offset else self.tensor(name, width)
 
     def activates(self, activation: str) -> bool:
-        """Whether `linear` applies it to its product."""
+        """Return whether `linear` can apply this activation to its product."""
         return self.library is not None and activation in ACTIVATIONS
 
     @property
     def joins(self) -> bool:
-        """Whether large matrices are joined for one product: where they are copied to a device anyway. On a
-        CPU they would leave the file's mapping, which all processes share."""
+        """Whether large matrices are joined into one product, which copies them.
+
+        Those of a device are copied anyway; on a CPU they would leave the file's mapping, which all processes
+        share.
+        """
         return self.library is None and self.device.type != "cpu"
 
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool, activation: str = "") -> Rows:
-        """The product with the weight `name`; `activation`: one that this loader `activates`, or none."""
-        return self.joined({name: outputs}, inputs, bias=bias, activation=activation)
+        """Return the product with the weight `name`; `activation`: one that the loader `activates`, or ""."""
+        return self.join({name: outputs}, inputs, bias=bias, activation=activation)
 
-    def joined(self, outputs: Mapping[str, int], inputs: int, *, bias: bool, activation: str = "") -> Rows:
-        """One product with several weights, by name and number of outputs, which follow one another."""
+    def join(self, outputs: Mapping[str, int], inputs: int, *, bias: bool, activation: str = "") -> Rows:
+        """Return one product with several weights, given by name and number of outputs, one after another."""
         weight = one_matrix([self.tensor(f"{name}.weight", count, inputs) for name, count in outputs.items()])
         added = None
         if bias:
@@ -105,18 +112,21 @@ class Loader:
         return self.product(weight, added, activation)
 
     def product(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "") -> Rows:
-        """As `linear` with weight [outputs, inputs], not to be read any more, and bias [outputs]."""
+        """Return the product with weight [outputs, inputs] and bias [outputs].
+
+        The caller must not read `weight` afterwards.
+        """
         if self.library is not None:
-            return PackedLinear(self.library, self.packed(weight), bias, activation)
+            return PackedLinear(self.library, self.pack(weight), bias, activation)
         return self.plain(weight, bias)
 
-    def packed(self, weight: torch.Tensor) -> PackedMatrix:
-        """The matrix as the C++ kernels read it; `weight` is not to be read any more."""
+    def pack(self, weight: torch.Tensor) -> PackedMatrix:
+        """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""
         pack = PackedWeight if self.quantization == "none" else QuantizedWeight
         return pack(weight, give_back)
 
     def plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """The product by torch."""
+        """Return a product that torch computes."""
         if not self.batch_invariant:
             return Linear(weight, bias)
         outputs, inputs = weight.shape
@@ -125,7 +135,7 @@ class Loader:
 
 
 def one_matrix(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Rows that follow one another; the parts are not to be read any more."""
+    """Join matrices by their rows. The caller must not read the parts afterwards."""
     if len(parts) == 1:
         return parts[0]
     whole = torch.cat(parts)

@@ -1,7 +1,7 @@
 """The Mamba2 mixer (Dao and Gu 2024): projection, convolution, recurrence, gated norm, projection.
 
-Called by `HybridModel` once per recurrent layer and step; decoding rows and prefill rows take their own
-kernels and share the projections.
+`HybridModel` calls each layer once per step; decoding rows and prefill rows have their own kernels and share
+the projections.
 """
 
 import torch
@@ -19,7 +19,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class Mamba2Mixer:
-    """Weights and forward of one mixer. A, D and dt_bias are kept in float32, as the states they shape."""
+    """Weights and forward of one mixer. A, D and dt_bias are float32, like the states that they act on."""
 
     def __init__(self, config: MambaConfig, hidden_size: int, loader: Loader) -> None:
         self.config = config
@@ -37,8 +37,8 @@ class Mamba2Mixer:
         self.kernels = (
             None if loader.library is None or loader.batch_invariant else self._kernels(loader.library)
         )
-        """Decode and prefill in one call each; None = operator by operator. In batch-invariant mode a token's
-        bits must not tell whether it was decoded or part of a prompt."""
+        """C++ kernels of decode and prefill; None = operators are used, as in batch-invariant mode, in which
+        a token has the same bits whether it is decoded or part of a prompt."""
 
     def _kernels(self, library: Library) -> tuple[MambaDecoder, MambaPrefiller]:
         config = self.config
@@ -56,7 +56,10 @@ class Mamba2Mixer:
     def __call__(
         self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
     ) -> torch.Tensor:
-        """x: [T, d]; conv: [slabs, K-1, C]; ssm: [slabs, H, P, N], both written. Returns [T, d]."""
+        """Compute one step. Returns [T, d].
+
+        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, P, N], which are both written.
+        """
         projected = self.in_proj(x)
         if self.kernels is None:
             return self.out_proj(self._by_operators(projected, conv, ssm, plans))
@@ -76,11 +79,11 @@ class Mamba2Mixer:
         ssm: torch.Tensor,
         plans: StepPlans,
     ) -> torch.Tensor:
-        """Convolution, recurrence, gate and norm: [T, H*P]."""
+        """Compute convolution, recurrence, gate and norm with operators. Returns [T, H*P]."""
         config, cut, operators = self.config, plans.decodes, self.operators
         gate, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
-        # A GPU rounds each sum of the scan, for half of the traffic. Elsewhere that would save nothing, and
-        # in batch-invariant mode all devices compute alike.
+        # On a GPU the scan's sums are rounded, which halves the memory traffic. Elsewhere that saves nothing,
+        # and in batch-invariant mode all devices compute alike.
         rounded = inputs.is_cuda and not self.batch_invariant
         kind = inputs.dtype if rounded else accumulator(inputs.dtype)
         y: torch.Tensor = inputs.new_empty(plans.tokens, config.heads, config.head_dim, dtype=kind)
@@ -101,7 +104,7 @@ class Mamba2Mixer:
         return norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups)
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
-        """mixed: [n, C] = x | B | C after the convolution; dt: [n, H]."""
+        """Divide mixed, [n, C] = x | B | C after the convolution, into the scan's inputs; dt: [n, H]."""
         config = self.config
         shared = config.groups * config.state_size
         x, B, C = mixed.split([config.inner, shared, shared], dim=-1)

@@ -1,4 +1,4 @@
-"""The feed-forward block: up, activation, down; with a gate where the family has one."""
+"""The feed-forward block: up projection, activation, down projection, and a gate if the family has one."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from mamba_server.model.checkpoint.tensor_names import TensorNames
 from mamba_server.model.layers.loader import Loader, Rows
 
 Activation = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""(x, factor) -> function(x) * factor, all [T, f]. x may be overwritten; None multiplies nothing."""
+"""Function (x, factor) -> function(x) * factor, all [T, f]. x may be overwritten; None multiplies nothing."""
 
 
 ACTIVATIONS = {
@@ -26,11 +26,11 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": Function.GELU_TANH,
     "gelu_new": Function.GELU_TANH,
 }
-"""By their names in Hugging Face configurations."""
+"""Activation functions by their names in Hugging Face configurations."""
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """Hendrycks and Gimpel 2016: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
     inner = (x * x).mul_(x).mul_(0.044715).add_(x).mul_(math.sqrt(2 / math.pi))
     return inner.tanh_().add_(1).mul_(x).mul_(0.5)
 
@@ -40,14 +40,19 @@ INVARIANT: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
     Function.GELU: lambda x: (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5),
     Function.GELU_TANH: _gelu_tanh,
 }
-"""The same out of operations whose bits do not depend on an element's place; the others have such bits."""
+"""Functions written with operations whose bits do not depend on an element's place; the others have such bits
+anyway."""
 
 
 def activation(name: str, operator: Activate = activate, *, batch_invariant: bool = False) -> Activation:
-    """The function of that name, by `operator` unless bits must not depend on places. Raises UnsupportedModel
-    for one that is not served."""
+    """Return the function of that name, computed by `operator` unless it must be batch-invariant.
+
+    Raises UnsupportedModel for a function that is not served.
+    """
     if name not in ACTIVATIONS:
-        raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+        raise UnsupportedModel(
+            f"the activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
+        )
     function = ACTIVATIONS[name]
     if batch_invariant:
         return lambda x, factor: _invariant(function, x, factor)
@@ -73,15 +78,15 @@ class Mlp:
     def __init__(self, config: MlpConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
         self.gate_proj: Rows | None = None
         self.gate_up_proj: Rows | None = None
-        """Gate and up projection in one product; None = each is one of its own, or there is no gate."""
+        """Gate and up projection in one product; None = they are separate, or there is no gate."""
         self.activation: Activation | None
-        """None = it is part of the product before it."""
+        """Activation after the projection; None = the product applies it."""
         self.activation = activation(
             config.activation, loader.operators.activate, batch_invariant=loader.batch_invariant
         )
         width, bias = config.intermediate, config.bias
-        joined = config.activation if loader.activates(config.activation) else ""
-        if joined:
+        fused = config.activation if loader.activates(config.activation) else ""
+        if fused:
             self.activation = None
         if config.gated and names.gate_up_proj:
             both = loader.tensor(f"{names.gate_up_proj}.weight", 2 * width, hidden_size)
@@ -90,30 +95,30 @@ class Mlp:
                 self.gate_up_proj = loader.product(both, biases)
             else:
                 gate, up = both.chunk(2)
-                of_gate, of_up = (None, None) if biases is None else biases.chunk(2)
-                self.gate_proj = loader.product(gate, of_gate, joined)
-                self.up_proj = loader.product(up, of_up)
+                gate_bias, up_bias = (None, None) if biases is None else biases.chunk(2)
+                self.gate_proj = loader.product(gate, gate_bias, fused)
+                self.up_proj = loader.product(up, up_bias)
         elif config.gated and loader.joins:
             widths = {"gate_proj": width, "up_proj": width}
-            self.gate_up_proj = loader.joined(widths, hidden_size, bias=bias)
+            self.gate_up_proj = loader.join(widths, hidden_size, bias=bias)
         elif config.gated:
-            self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=joined)
+            self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=fused)
             self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
         else:
-            self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias, activation=joined)
+            self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias, activation=fused)
         self.down_proj = loader.linear(names.down_proj, width, hidden_size, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, d] -> [T, d]."""
-        inner, factor = self._projected(x)
+        """Return the block's result [T, d] for x: [T, d]."""
+        inner, factor = self._project(x)
         if self.activation is not None:
             inner = self.activation(inner, factor)
         elif factor is not None:
             inner.mul_(factor)
         return self.down_proj(inner)
 
-    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the activation is of, and what it is multiplied by."""
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the input of the activation, and the factor of its result."""
         if self.gate_up_proj is not None:
             gate, up = self.gate_up_proj(x).chunk(2, 1)
             return gate, up

@@ -1,6 +1,6 @@
-"""The sparse feed-forward block: a router, experts of which a row takes some, and one that every row takes.
+"""The sparse feed-forward block: a router, experts of which each row uses some, and one that all rows use.
 
-Called by `HybridModel` once per such block and step; no value is read by the host.
+`HybridModel` calls each block once per step; the host reads no value.
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ ACTIVATIONS = {
     (True, "swish"): Activation.GATED_SILU,
     (False, "relu2"): Activation.SQUARED_RELU,
 }
-"""By whether an expert has a gate, and the name of its activation in Hugging Face configurations."""
+"""Activations by whether an expert has a gate, and the activation's name in Hugging Face configurations."""
 Matrices = torch.Tensor | Sequence[torch.Tensor]
-"""One of each expert, [outputs, inputs]."""
+"""One matrix [outputs, inputs] for each expert."""
 
 
 class Moe:
     """Weights and forward of one block. The router computes in float32, since its scores are compared."""
 
     def __init__(self, config: MoeConfig, hidden_size: int, names: MoeNames, loader: Loader) -> None:
-        """config: of a model that is served; loader: of the block's layer. Raises WeightsError."""
+        """Take the weights of one block. `loader` is that of the block's layer. Raises WeightsError."""
         self.activation = ACTIVATIONS[config.gated, config.activation]
         self.routing = Routing(
             top_k=config.experts_per_token,
@@ -56,21 +56,21 @@ class Moe:
                 _in_parts(names.shared_gate_up, (per_inner * width, hidden_size), loader),
                 loader.tensor(names.shared_down, hidden_size, width),
             )
-        # In batch-invariant mode a row's bits must not follow from how many rows there are.
+        # In batch-invariant mode a row's bits must not depend on the number of rows.
         self.compute = (REFERENCE if loader.batch_invariant else loader.operators).moe
         self.route = loader.operators.route
         self.router: ExpertRouter | None = None
-        """The product and the choice in one call; None = `scores`, then `route`."""
+        """C++ kernel that computes scores and chooses experts; None = `scores` and `route` are used."""
         self.packed: PackedExperts | None = None
-        """All experts in one call; None = `compute`, with weights as they are."""
+        """C++ kernel that computes all experts; None = `compute` is used, with unpacked weights."""
         if (library := loader.library) is not None:
             self.router = ExpertRouter(library, PackedWeight(router), self.routing, self.correction)
             self.packed = self._pack(library, gate_up, down, shared, gate, loader)
         else:
             self.scores = _scores(router, gate, loader)
-            self.gate_up, self.down, self.shared = _stacked(gate_up), _stacked(down), shared
+            self.gate_up, self.down, self.shared = _stack(gate_up), _stack(down), shared
             self.gated = gate is not None
-            """Whether what the shared expert counts for in a row has the last of the scores as its logit."""
+            """Whether the last score of a row is the logit of the shared expert's weight."""
 
     def _pack(
         self,
@@ -81,12 +81,12 @@ class Moe:
         gate: torch.Tensor | None,
         loader: Loader,
     ) -> PackedExperts:
-        pairs = [(loader.packed(up), loader.packed(back)) for up, back in zip(gate_up, down, strict=True)]
-        own = None if shared is None else (loader.packed(shared.gate_up), loader.packed(shared.down))
+        pairs = [(loader.pack(up), loader.pack(back)) for up, back in zip(gate_up, down, strict=True)]
+        own = None if shared is None else (loader.pack(shared.gate_up), loader.pack(shared.down))
         return PackedExperts(library, pairs, self.activation, own, None if gate is None else gate[0])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, d] -> [T, d]."""
+        """Return the block's result [T, d] for x: [T, d]."""
         if self.packed is not None and self.router is not None:
             return self.packed(x, *self.router(x))
         logits, shared = self.scores(x.to(self.scores.weight.dtype)), self.shared
@@ -100,11 +100,11 @@ class Moe:
 
 
 def _scores(router: torch.Tensor, gate: torch.Tensor | None, loader: Loader) -> Linear:
-    """To the logits of the experts, and behind them the one of the shared expert, where it has a gate."""
+    """Return the product that yields the experts' logits, then that of the shared expert's gate, if any."""
     return loader.plain(router if gate is None else one_matrix([router, gate]), None)
 
 
-def _stacked(matrices: Matrices) -> torch.Tensor:
+def _stack(matrices: Matrices) -> torch.Tensor:
     if isinstance(matrices, torch.Tensor):
         return matrices
     whole = torch.stack(tuple(matrices))
@@ -114,14 +114,14 @@ def _stacked(matrices: Matrices) -> torch.Tensor:
 
 
 def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices:
-    """Names have a place for the expert's number where each one has tensors of its own."""
+    """Load the matrices of all experts; `names` contain "{expert}" if each expert has its own tensors."""
     if "{expert}" not in names[0]:
         return loader.tensor(names[0], *shape)
-    of_each = ([name.format(expert=expert) for name in names] for expert in range(shape[0]))
-    return [_in_parts(own, (shape[1], shape[2]), loader) for own in of_each]
+    expert_names = ([name.format(expert=expert) for name in names] for expert in range(shape[0]))
+    return [_in_parts(own_names, (shape[1], shape[2]), loader) for own_names in expert_names]
 
 
 def _in_parts(names: Sequence[str], shape: tuple[int, int], loader: Loader) -> torch.Tensor:
-    """A matrix [outputs, inputs] whose rows lie in one tensor or, equally many each, in several."""
+    """Load a matrix [outputs, inputs] whose rows are in one tensor, or in equal parts in several."""
     rows, inputs = shape[0] // len(names), shape[1]
     return one_matrix([loader.tensor(name, rows, inputs) for name in names])

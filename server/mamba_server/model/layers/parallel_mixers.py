@@ -1,6 +1,6 @@
-"""A Mamba2 mixer and attention over the same rows, added up (Falcon-H1).
+"""A Mamba2 mixer and attention over the same rows, whose results are added (Falcon-H1).
 
-Called by `HybridModel` once per layer and step.
+`HybridModel` calls each layer once per step.
 """
 
 import torch
@@ -11,7 +11,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class ParallelMixers:
-    """The two of one layer."""
+    """Mixer and attention of one layer."""
 
     def __init__(self, mamba: Mamba2Mixer, attention: Attention) -> None:
         self.mamba, self.attention = mamba, attention
@@ -25,5 +25,5 @@ class ParallelMixers:
         plans: StepPlans,
         turns: Turns | None,
     ) -> torch.Tensor:
-        """x: [T, d]; caches as of the two, written. Returns [T, d]."""
+        """Compute one step. x: [T, d]; the caches of both are written. Returns [T, d]."""
         return self.mamba(x, conv, ssm, plans).add_(self.attention(x, kv, plans, turns))

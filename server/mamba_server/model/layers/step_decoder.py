@@ -1,6 +1,6 @@
-"""A model and a cache as the C++ kernels decode with them: a whole step in one call.
+"""Builds the C++ decoder of a model and a cache, which computes a whole decode step in one call.
 
-Built by the runner, once.
+The runner builds one when it starts.
 """
 
 import torch
@@ -31,7 +31,7 @@ from mamba_server.model.layers.parallel_mixers import ParallelMixers
 
 
 class _NotFusable(Exception):
-    """A layer that something else than the C++ kernels computes, wholly or in part."""
+    """The C++ kernels do not compute all of this layer."""
 
 
 def step_decoder(
@@ -42,8 +42,11 @@ def step_decoder(
     last_token: torch.Tensor,
     most_rows: int,
 ) -> StepDecoder | None:
-    """Decodes up to `most_rows` sequences with the weights of `model`; None where its layers have to be
-    called one by one. page_table: [R, W] int32, last_token: [at least R] int32."""
+    """Build the decoder of up to `most_rows` sequences with the weights of `model`.
+
+    Returns None if the layers have to be called one by one. page_table: [R, W] int32; last_token: [R] or
+    more, int32.
+    """
     library = model.backend.library
     if library is None or isinstance(weight := model.embedding.weight, torch.Tensor):
         return None
@@ -67,47 +70,47 @@ def step_decoder(
 
 
 def _block(block: Block, cache: CacheViews) -> BlockCall:
-    norm, at = _kernel(block.norm), block.cache_index
+    norm, index = _kernel(block.norm), block.cache_index
     match block.mixer:
         case Mamba2Mixer() as mamba:
-            return _mamba(norm, mamba, cache, at)
+            return _mamba(norm, mamba, cache, index)
         case GatedDeltaMixer() as delta:
-            return _delta(norm, delta, cache, at)
+            return _delta(norm, delta, cache, index)
         case Attention() as attention:
-            return _attention(norm, attention, cache, at)
+            return _attention(norm, attention, cache, index)
         case ParallelMixers(mamba=mamba, attention=attention):
-            return ParallelBlock(_mamba(norm, mamba, cache, at), _attention(norm, attention, cache, at))
+            return ParallelBlock(_mamba(norm, mamba, cache, index), _attention(norm, attention, cache, index))
         case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
             return MoeBlock(norm, router, experts)
         case Mlp(activation=None) as mlp:
-            gate = None if mlp.gate_proj is None else _packed(mlp.gate_proj)
-            return MlpBlock(norm, _packed(mlp.up_proj), gate, _packed(mlp.down_proj))
+            gate = None if mlp.gate_proj is None else _packed_linear(mlp.gate_proj)
+            return MlpBlock(norm, _packed_linear(mlp.up_proj), gate, _packed_linear(mlp.down_proj))
     raise _NotFusable
 
 
-def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, at: int) -> MambaBlock:
+def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, index: int) -> MambaBlock:
     if mamba.kernels is None:
         raise _NotFusable
     decoder, _ = mamba.kernels
-    in_proj, out_proj = _packed(mamba.in_proj), _packed(mamba.out_proj)
-    return MambaBlock(norm, in_proj, decoder, out_proj, cache.conv[at], cache.ssm[at])
+    in_proj, out_proj = _packed_linear(mamba.in_proj), _packed_linear(mamba.out_proj)
+    return MambaBlock(norm, in_proj, decoder, out_proj, cache.conv[index], cache.ssm[index])
 
 
-def _delta(norm: RowNorm, delta: GatedDeltaMixer, cache: CacheViews, at: int) -> DeltaBlock:
+def _delta(norm: RowNorm, delta: GatedDeltaMixer, cache: CacheViews, index: int) -> DeltaBlock:
     if delta.kernels is None:
         raise _NotFusable
-    in_proj, out_proj = _packed(delta.in_proj), _packed(delta.out_proj)
-    return DeltaBlock(norm, in_proj, delta.kernels, out_proj, cache.conv[at], cache.ssm[at])
+    in_proj, out_proj = _packed_linear(delta.in_proj), _packed_linear(delta.out_proj)
+    return DeltaBlock(norm, in_proj, delta.kernels, out_proj, cache.conv[index], cache.ssm[index])
 
 
-def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, at: int) -> AttentionBlock:
+def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, index: int) -> AttentionBlock:
     if attention.kernels is None:
         raise _NotFusable
     decoder, _ = attention.kernels
-    of_heads = [_kernel(each) for each in attention.norms]
+    head_norms = [_kernel(head_norm) for head_norm in attention.norms]
     return AttentionBlock(
-        norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), cache.kv[at],
-        head_norms=(of_heads[0], of_heads[1]) if of_heads else None,
+        norm, _packed_linear(attention.qkv_proj), decoder, _packed_linear(attention.o_proj), cache.kv[index],
+        head_norms=(head_norms[0], head_norms[1]) if head_norms else None,
         output_gate=attention.config.output_gate,
     )  # fmt: skip
 
@@ -118,7 +121,7 @@ def _kernel(norm: Norm) -> RowNorm:
     return norm
 
 
-def _packed(rows: Rows) -> PackedLinear:
+def _packed_linear(rows: Rows) -> PackedLinear:
     if not isinstance(rows, PackedLinear):
         raise _NotFusable
     return rows
