@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventually import until
+from eventually import turns, until
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen
 
@@ -66,7 +66,7 @@ async def answers(port: int, *parts: bytes) -> bytes:
     for part in parts:
         writer.write(part)
         # Each part is read by itself.
-        await asyncio.sleep(0.002)
+        await turns(10)
     async with asyncio.timeout(20):
         answer = await reader.read()
     writer.close()
@@ -127,7 +127,7 @@ async def test_a_client_that_sends_ahead_without_end_is_not_read_without_end() -
         count = 2**25 // len(GET)
         writer.write(GET * count)
         await until(lambda: app.begun == 1)
-        await asyncio.sleep(0.1)
+        await turns(1000)
         # The rest waits in the sockets of both sides.
         assert writer.transport.get_write_buffer_size() > 2**23
         app.go.set()
