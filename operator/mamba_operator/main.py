@@ -24,7 +24,7 @@ from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.children.admin_key import AdminKey, admin_key, made_with_key
 from mamba_operator.children.engine_admin import get_plan
-from mamba_operator.memory.plan_watch import PlanWatch
+from mamba_operator.memory.poller import ReportedPlanPoller
 from mamba_operator.model.load_watch import LoadWatch
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, SettingsInvalid
@@ -163,7 +163,7 @@ class Operator:
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
         loads = LoadWatch(indices, pods.read, self._queue.add)
         traffic = WorkloadWatch(indices, pods.read, self._queue.add)
-        plans = PlanWatch(indices, key.token, get_plan, self._queue.add) if key is not None else None
+        plans = ReportedPlanPoller(indices, key.token, get_plan, self._queue.add) if key is not None else None
         reconciler = Reconciler(
             self._client,
             self._metrics,

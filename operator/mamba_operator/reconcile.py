@@ -29,7 +29,7 @@ from mamba_operator.conditions.status import summarize, unobserved
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.deletion_cost import mark_pods, scale_down
 from mamba_operator.event_recorder import EventRecorder, pending_event
-from mamba_operator.memory.memory_plan import depends_on_nodes
+from mamba_operator.memory.planning import depends_on_nodes
 from mamba_operator.model.copies_in_use import is_cache_shared
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (

@@ -23,8 +23,8 @@ MUTANTS = (
         name="a model that no engine can serve is started",
         keeps="Nothing is created for a plan that cannot work.",
         where="mamba_operator.plan:make_plan",
-        old="SpecInvalid | PlanDoesNotFit | ModelNotServed",
-        new="SpecInvalid | PlanDoesNotFit",
+        old="SpecInvalid | DoesNotFit | ModelNotServed",
+        new="SpecInvalid | DoesNotFit",
         tests=(
             "tests/unit/operator/test_status.py",
             "tests/unit/operator/test_plan.py",
@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         name="a plan assumes the largest GPU of the cluster",
         keeps="The plan fits every node on which the pods may run.",
-        where="mamba_operator.memory.gpu_memory:smallest_gpu",
+        where="mamba_operator.memory.gpus:smallest_gpu",
         old="min((size for size in sizes if size is not None), default=None)",
         new="max((size for size in sizes if size is not None), default=None)",
         tests=("tests/unit/operator/test_gpu_memory.py",),
@@ -81,10 +81,10 @@ MUTANTS = (
     Mutant(
         name="a node that joins changes the plan of running engines",
         keeps="The plan of a revision is pinned.",
-        where="mamba_operator.memory.plan_pin:pin_for",
-        old="next(filter(None, found), PlanPin(revision, now))",
-        new="PlanPin(revision, now)",
-        tests=("tests/unit/operator/test_plan_pin.py",),
+        where="mamba_operator.memory.pin:pin_for",
+        old="next(filter(None, found), GpuPin(revision, now))",
+        new="GpuPin(revision, now)",
+        tests=("tests/unit/operator/test_pin.py",),
     ),
     Mutant(
         name="a revision that failed is tried again for ever",

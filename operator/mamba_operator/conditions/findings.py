@@ -21,12 +21,12 @@ from mamba_api.v1alpha1.conditions import (
 from mamba_api.v1alpha1.profiles import profile_in_words
 from mamba_operator.children.changes import Change
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.memory.plan_verdict import (
+from mamba_operator.memory.verdict import (
     ModelNotServed,
-    PlanDoesNotFit,
-    PlanFits,
-    PlanUnknown,
-    PlanVerdict,
+    DoesNotFit,
+    Fits,
+    Unknown,
+    MemoryVerdict,
     SpecInvalid,
 )
 from mamba_operator.model.model_load import downloads_in_words
@@ -67,7 +67,7 @@ class ConditionInputs:
 
     snapshot: Snapshot
     plan: ReconcilePlan
-    verdict: PlanVerdict
+    verdict: MemoryVerdict
     engine: WorkloadState
     gateway: WorkloadState
     failures: Sequence[Failure]
@@ -108,7 +108,7 @@ class ConditionInputs:
         match self.verdict:
             case SpecInvalid(message):
                 return Finding("False", Reason.INVALID_SPEC, message)
-            case PlanDoesNotFit(message):
+            case DoesNotFit(message):
                 return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
             case ModelNotServed(message):
                 return Finding("False", Reason.MODEL_NOT_SERVED, message)
@@ -145,19 +145,19 @@ def _planned(view: ConditionInputs) -> Finding:
 
 def _of_verdict(view: ConditionInputs) -> Finding:
     match view.verdict:
-        case PlanFits(_, message, reported):
+        case Fits(_, message, reported):
             if (announcement := view.plan.announcement) is not None:
                 return Finding("True", Reason.STRATEGY_ANNOUNCED, f"{message}; {announcement}")
             if (difference := view.plan.plan_difference) is not None:
                 return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {difference}")
             return Finding("True", Reason.PLAN_REPORTED if reported else Reason.PLAN_COMPUTED, message)
-        case PlanUnknown(reason, message):
+        case Unknown(reason, message):
             if (difference := view.plan.plan_difference) is not None:
                 return Finding(
                     "Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {difference}"
                 )
             return Finding("Unknown", reason, message)
-        case PlanDoesNotFit(message):
+        case DoesNotFit(message):
             return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
         case ModelNotServed(message):
             return Finding("False", Reason.MODEL_NOT_SERVED, message)

@@ -11,7 +11,7 @@ from mamba_api.v1alpha1 import Condition, RolloutStatus, ScalingStatus, Status
 from mamba_api.v1alpha1.conditions import ConditionStatus, ConditionType, set_condition
 from mamba_operator.conditions.findings import ConditionInputs, Failure, findings_of
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.memory.plan_verdict import PlanFits
+from mamba_operator.memory.verdict import Fits
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.objects.workload_state import workload_state
@@ -53,7 +53,7 @@ def summarize(
             "selector": _selector(snapshot.key.name),
             "url": names.url(snapshot.key.name, snapshot.key.namespace),
             "conditions": conditions,
-            "plan": plan.verdict.plan if isinstance(plan.verdict, PlanFits) else None,
+            "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
             "scaling": _scaling(plan, old.scaling, engine.replicas),
             "rollout": _rollout(plan, old.rollout),
             # While nothing may be changed, what stood there.
@@ -91,7 +91,7 @@ def _engines(view: ConditionInputs) -> str:
 
 
 def _strategy(view: ConditionInputs) -> str:
-    if isinstance(view.verdict, PlanFits):
+    if isinstance(view.verdict, Fits):
         return view.verdict.plan.strategy
     deployment = view.plan.deployment
     return deployment.spec.state_cache.strategy if deployment is not None else ""

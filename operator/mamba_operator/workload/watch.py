@@ -1,7 +1,7 @@
 """`WorkloadWatch`: asks engines what traffic they have had, whoever decides how many of them run.
 
 Beside the reconcile passes, as the autoscaler: an engine that does not answer delays none of them. It writes
-nothing; a pass shows what was measured, and decides by what it shows (`effective_plan`).
+nothing; a pass shows what was measured, and decides by what it shows (`strategy_in_force`).
 """
 
 import asyncio

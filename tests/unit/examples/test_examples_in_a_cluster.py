@@ -10,7 +10,7 @@ from fake_cluster import FakeCluster
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.documents import load_documents
 from mamba_cli.shipped_models import shipped_config
-from mamba_operator.memory.plan_verdict import SpecInvalid
+from mamba_operator.memory.verdict import SpecInvalid
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.observation.builtin_config import builtin_config

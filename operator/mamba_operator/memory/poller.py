@@ -36,7 +36,7 @@ OF_ENGINES = frozenset(
 """Reasons of Planned with which engines may have planned for themselves."""
 
 
-class PlanWatch:
+class ReportedPlanPoller:
     """Of one operator that acts.
 
     Args:

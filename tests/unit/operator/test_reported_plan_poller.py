@@ -10,7 +10,7 @@ import pytest
 from mamba_api import names
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_operator.conditions.status import summarize
-from mamba_operator.memory.plan_watch import AGAIN, PlanWatch
+from mamba_operator.memory.poller import AGAIN, ReportedPlanPoller
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
@@ -59,7 +59,7 @@ class World:
         self.woken: list[Key] = []
         self.now = 0.0
         self._indices = Indices()
-        self.watch = PlanWatch(
+        self.watch = ReportedPlanPoller(
             self._indices, lambda uid: f"token of {uid}", self._get, self.woken.append, lambda: self.now
         )
 
