@@ -25,8 +25,8 @@ from mamba_operator.decision.index_trouble import IndexTrouble, index_trouble
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.in_force import StrategyInForce, strategy_in_force
 from mamba_operator.memory.pin import PinnedVerdict, pinned_verdict
-from mamba_operator.memory.verdict import ModelNotServed, DoesNotFit, Fits, SpecInvalid
 from mamba_operator.memory.reported import with_report
+from mamba_operator.memory.verdict import DoesNotFit, Fits, ModelNotServed, SpecInvalid
 from mamba_operator.model.model_load import ModelLoad, model_load
 from mamba_operator.objects.errors import InvalidPatch
 from mamba_operator.objects.manifest import Manifest, Ref, is_terminating, ref

@@ -24,7 +24,7 @@ from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.children.admin_key import AdminKey
 from mamba_operator.children.engine_admin import Put, put_strategy, send_updates
-from mamba_operator.conditions.findings import Failure
+from mamba_operator.conditions.chain import Failure
 from mamba_operator.conditions.status import summarize, unobserved
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.deletion_cost import mark_pods, scale_down

@@ -1,4 +1,4 @@
-"""`strategy_in_force`: the strategy planned for the declared workload, or one chosen for measured traffic. Pure.
+"""`strategy_in_force`: the strategy of the declared workload, or one chosen for measured traffic. Pure.
 
 Called by `plan`. A choice is recorded as an annotation of the engine Deployment, and engines that are created
 later start with it; the proposal in the status only precedes it. A choice never needs new pods.
@@ -13,8 +13,8 @@ import mamba_planner
 from mamba_api import names
 from mamba_api.strategy import Strategy
 from mamba_api.v1alpha1 import MambaDeployment, ProposedStrategy, WorkloadStatus
-from mamba_operator.memory.planning import PlannerInput, plan_engine_memory
 from mamba_operator.memory.pin import PinnedVerdict
+from mamba_operator.memory.planning import PlannerInput, plan_engine_memory
 from mamba_operator.memory.verdict import Fits, MemoryVerdict
 from mamba_operator.objects.manifest import Manifest, annotation
 from mamba_operator.workload.change import MARGIN, gained, workload_change
@@ -24,7 +24,6 @@ from mamba_planner import UnusableInput, Workload
 from mamba_planner.alternative import Alternative, best_alternative
 from mamba_planner.candidates import STATE_DTYPES
 from mamba_planner.constraints import StateDtype
-
 
 MAX_REASON = 4096
 """Characters of `status.plan.reason`."""
@@ -113,7 +112,7 @@ def strategy_in_force(
 def _choice_in_force(
     engine: Manifest | None, source: PlannerInput, base: Fits
 ) -> tuple[StrategyChoice | None, Fits]:
-    """Return the recorded choice and its plan, or None and `base` where none is recorded or it does not fit."""
+    """Return the recorded choice and its plan; None and `base` without a choice, or if it does not fit."""
     choice = recorded_choice(engine)
     verdict = _verdict_of(choice, source, base) if choice is not None else None
     return (choice, verdict) if verdict is not None else (None, base)

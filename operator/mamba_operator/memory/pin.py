@@ -19,7 +19,7 @@ from mamba_operator.memory.planning import (
     plan_memory,
     planner_input,
 )
-from mamba_operator.memory.verdict import ModelNotServed, Unknown, MemoryVerdict, SpecInvalid
+from mamba_operator.memory.verdict import MemoryVerdict, ModelNotServed, SpecInvalid, Unknown
 from mamba_operator.objects.manifest import Manifest, annotation, digest
 from mamba_operator.observation.placement import Node
 from mamba_operator.observation.snapshot import Snapshot

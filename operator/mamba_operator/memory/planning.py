@@ -12,12 +12,12 @@ import mamba_planner
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.memory.verdict import (
-    ModelNotServed,
     DoesNotFit,
     Fits,
-    Unknown,
     MemoryVerdict,
+    ModelNotServed,
     SpecInvalid,
+    Unknown,
 )
 from mamba_planner.families import ModelConfigError, model_config_from_hf
 from mamba_planner.families.support import why_not_served
@@ -36,7 +36,7 @@ class PlannerInput:
     device: mamba_planner.Device
     weights_bytes: int | None
     not_served: str | None = None
-    """Why engines of this version cannot serve the model. Set in mode Plan only, which shows a plan anyway."""
+    """Why engines of this version cannot serve the model. Set in mode Plan only, which plans nevertheless."""
 
 
 def plan_memory(

@@ -5,7 +5,7 @@ A reported plan is shown in the status and never rendered, so it replaces no eng
 
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
-from mamba_operator.memory.verdict import Fits, Unknown, MemoryVerdict
+from mamba_operator.memory.verdict import Fits, MemoryVerdict, Unknown
 from mamba_operator.observation.snapshot import ReportedPlan
 
 

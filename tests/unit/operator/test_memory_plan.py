@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.memory.planning import PlannerInput, plan_memory, planner_input
 from mamba_operator.memory.verdict import (
-    ModelNotServed,
     DoesNotFit,
     Fits,
-    Unknown,
     MemoryVerdict,
+    ModelNotServed,
     SpecInvalid,
+    Unknown,
 )
 from mamba_operator.objects.recorded_status import with_readable_status
 from mamba_planner.weights_size import WeightsSize

@@ -10,11 +10,11 @@ from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.children.changes import Change
 from mamba_operator.memory.verdict import (
-    ModelNotServed,
     DoesNotFit,
     Fits,
-    Unknown,
+    ModelNotServed,
     SpecInvalid,
+    Unknown,
 )
 from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.observation.placement import Node
