@@ -186,8 +186,8 @@ MUTANTS = (
     Mutant(
         name="two download jobs write one volume",
         keeps="A loader starts when no other loader's pod runs.",
-        where="mamba_operator.model.model_load:model_load",
-        old="_still_running(snapshot.pods)",
+        where="mamba_operator.model.model_load:_phase",
+        old="running_loader(download.snapshot.pods)",
         new="None",
         tests=("tests/unit/operator/test_model_load.py",),
     ),

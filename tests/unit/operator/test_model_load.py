@@ -12,7 +12,7 @@ from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import DoesNotFit, Fits, Unknown
 from mamba_operator.model.copies_in_use import is_cache_shared
-from mamba_operator.model.model_load import REPORT_LAG, RETRY
+from mamba_operator.model.model_load import REPORT_SECONDS, RETRY_SECONDS
 from mamba_operator.objects.indices import Indices, index_id, indexed
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
@@ -276,7 +276,7 @@ def test_a_first_failure_is_shown_and_a_second_one_is_a_fault() -> None:
     ("fetched", "words"),
     [
         ({"nano-load-z": (3 << 30, 17 << 30)}, "by pod nano-load-z: 3.0Gi of 17.0Gi"),
-        ({"nano-load-y": (3 << 30, 17 << 30)}, "by pod nano-load-z, whose log tells how far it is"),
+        ({"nano-load-y": (3 << 30, 17 << 30)}, "by pod nano-load-z, whose log shows the progress"),
     ],
 )
 def test_the_status_says_how_many_bytes_are_there_where_the_loader_tells(
@@ -305,16 +305,16 @@ def test_a_loader_that_gave_up_says_why_and_is_made_again_later() -> None:
         assert "Job nano-load-" in found[2]
     assert condition(status, "Progressing")[:2] == ("False", "DownloadFailed")
     plan = planned(of, children, pods=pods)
-    assert plan.requeue_after == RETRY
+    assert plan.requeue_after == RETRY_SECONDS
     assert not plan.deletes
-    assert [one.ref.kind for one in later(of, children, RETRY, pods=pods).deletes] == ["Job"]
+    assert [one.ref.kind for one in later(of, children, RETRY_SECONDS, pods=pods).deletes] == ["Job"]
 
 
 @pytest.mark.parametrize(
     ("pods", "words"),
     [
         (False, "it says; look at the events"),
-        (True, "was killed for memory; raise the limit"),
+        (True, "ran out of memory; raise the limit"),
     ],
 )
 def test_a_failure_without_words_of_its_own_is_named_by_what_is_known(pods: bool, words: str) -> None:
@@ -336,10 +336,10 @@ def test_a_report_that_is_late_is_waited_for_and_one_that_is_lost_is_made_again(
     of = cached()
     children = with_status(loading(of), "Complete")
     plan = planned(of, children)
-    assert plan.requeue_after == REPORT_LAG
+    assert plan.requeue_after == REPORT_SECONDS
     assert not plan.deletes
     assert ENGINE not in made(plan)
-    assert [one.ref.kind for one in later(of, children, REPORT_LAG).deletes] == ["Job"]
+    assert [one.ref.kind for one in later(of, children, REPORT_SECONDS).deletes] == ["Job"]
 
 
 def test_engines_plan_for_themselves_where_the_report_tells_nothing() -> None:
