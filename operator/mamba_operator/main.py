@@ -25,7 +25,7 @@ from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.children.admin_key import AdminKey, admin_key, made_with_key
 from mamba_operator.children.engine_admin import get_plan
 from mamba_operator.memory.poller import ReportedPlanPoller
-from mamba_operator.model.load_watch import LoadWatch
+from mamba_operator.model.download_poller import DownloadPoller
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
@@ -161,7 +161,7 @@ class Operator:
             indices, pods.read, self._queue.add, scaling_metrics, period=settings.scale_every
         )
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
-        loads = LoadWatch(indices, pods.read, self._queue.add)
+        loads = DownloadPoller(indices, pods.read, self._queue.add)
         traffic = WorkloadWatch(indices, pods.read, self._queue.add)
         plans = ReportedPlanPoller(indices, key.token, get_plan, self._queue.add) if key is not None else None
         reconciler = Reconciler(

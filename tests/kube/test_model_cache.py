@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from mamba_api import names
 from mamba_api.names import METRIC_DOWNLOADED, METRIC_TO_DOWNLOAD
-from mamba_operator.model.load_watch import PERIOD
+from mamba_operator.model.download_poller import DOWNLOAD_POLL_SECONDS
 from model_loads import COMMIT, REPORT
 from operator_process import running_operator
 from testcluster.control_plane import ControlPlane
@@ -171,7 +171,7 @@ def test_bytes_that_a_loader_tells_are_in_the_status_and_cost_a_write_in_ten_sec
             return said not in cache.message("large")
 
         cache.plane.wait_for(further, "more bytes in the status", timeout=60)
-        assert len(versions) - 1 <= (time.monotonic() - begin) / PERIOD + 1
+        assert len(versions) - 1 <= (time.monotonic() - begin) / DOWNLOAD_POLL_SECONDS + 1
     finally:
         server.shutdown()
         server.server_close()

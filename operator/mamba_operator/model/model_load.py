@@ -51,9 +51,9 @@ RETRY_SECONDS = 600.0
 """Seconds after a Job gave up until the next one is created: a Hub, a Secret or terms of use may be right by
 then."""
 REPORT_SECONDS = 30.0
-"""Seconds after a Job completed in which its pod may still appear; later pod and report are gone."""
+"""Seconds after a Job completed in which its pod may still appear; after that pod and report are gone."""
 NO_POD_SECONDS = 60.0
-"""Seconds after which a Job without a pod counts as refused one. Its controller reports that in events only."""
+"""Seconds after which a Job without a pod counts as refused; its controller reports a refusal in events only."""
 
 
 class LoadPhase(Enum):
