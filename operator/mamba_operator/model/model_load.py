@@ -50,10 +50,10 @@ from mamba_settings.byte_size import binary_size
 RETRY_SECONDS = 600.0
 """Seconds after a Job gave up until the next one is created: a Hub, a Secret or terms of use may be right by
 then."""
-REPORT_SECONDS = 30.0
+REPORT_LAG_SECONDS = 30.0
 """Seconds after a Job completed in which its pod may still appear; after that pod and report are gone."""
 NO_POD_SECONDS = 60.0
-"""Seconds after which a Job without a pod counts as refused; its controller reports a refusal in events only."""
+"""Seconds after which a Job without a pod counts as refused; its controller reports that in events only."""
 
 
 class LoadPhase(Enum):
@@ -236,7 +236,7 @@ def _phase_of_job(download: _Download, job: Manifest) -> LoadPhase:
     if download.finished_pod is not None:
         return LoadPhase.REPORTED
     if completed_at := true_since(job, "Complete"):
-        pending = age(completed_at, download.now) < REPORT_SECONDS
+        pending = age(completed_at, download.now) < REPORT_LAG_SECONDS
         return LoadPhase.REPORT_PENDING if pending else LoadPhase.JOB_DISCARDED
     desired = annotation(download.desired_job, names.ANNOTATION_SPEC_HASH)
     if annotation(job, names.ANNOTATION_SPEC_HASH) != desired:
@@ -286,7 +286,7 @@ def _reported(download: _Download) -> ModelLoad:
 
 
 def _report_pending(download: _Download) -> ModelLoad:
-    left = REPORT_SECONDS - _age_of(download, "Complete")
+    left = REPORT_LAG_SECONDS - _age_of(download, "Complete")
     message = f"waits for the report of {download.job_ref}"
     return ModelLoad(message, keep=download.keep, requeue_after=left)
 

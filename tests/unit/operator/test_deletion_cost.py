@@ -14,6 +14,7 @@ from mamba_operator.objects.errors import Forbidden, Unreachable
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime
 from operator_objects import NOW, TOKEN, fitting_owner
 
 KEY = Key("models", "nano")
@@ -44,8 +45,8 @@ class Fleet:
         self.held = dict(HELD)
         self._pods = pods
         self._pass = Reconciler(
-            self.cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN,
-            read=self._read,
+            self.cluster, OperatorMetrics(), PassSettings("test"), engines=EngineAccess(read=self._read),
+            runtime=Runtime(now=lambda: NOW, new_token=lambda: TOKEN),
         )  # fmt: skip
 
     async def _read(self, address: str) -> str | None:

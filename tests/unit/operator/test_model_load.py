@@ -12,7 +12,7 @@ from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import DoesNotFit, Fits, Unknown
 from mamba_operator.model.copies_in_use import is_cache_shared
-from mamba_operator.model.model_load import REPORT_SECONDS, RETRY_SECONDS
+from mamba_operator.model.model_load import REPORT_LAG_SECONDS, RETRY_SECONDS
 from mamba_operator.objects.indices import Indices, index_id, indexed
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
@@ -336,10 +336,10 @@ def test_a_report_that_is_late_is_waited_for_and_one_that_is_lost_is_made_again(
     of = cached()
     children = with_status(loading(of), "Complete")
     plan = planned(of, children)
-    assert plan.requeue_after == REPORT_SECONDS
+    assert plan.requeue_after == REPORT_LAG_SECONDS
     assert not plan.deletes
     assert ENGINE not in made(plan)
-    assert [one.ref.kind for one in later(of, children, REPORT_SECONDS).deletes] == ["Job"]
+    assert [one.ref.kind for one in later(of, children, REPORT_LAG_SECONDS).deletes] == ["Job"]
 
 
 def test_engines_plan_for_themselves_where_the_report_tells_nothing() -> None:
