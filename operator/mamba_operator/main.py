@@ -22,7 +22,7 @@ from mamba_kube.errors import NoClusterAccess
 from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.children.admin_key import AdminKey, admin_key, made_with_key
+from mamba_operator.children.admin_key import AdminKey, admin_key, has_derived_token
 from mamba_operator.children.engine_admin import get_plan
 from mamba_operator.memory.poller import ReportedPlanPoller
 from mamba_operator.model.download_poller import DownloadPoller
@@ -308,7 +308,7 @@ class Operator:
                     raise
                 # The operator does not serve this namespace and changes nothing in it.
                 continue
-            if any(map(made_with_key, listed)):
+            if any(map(has_derived_token, listed)):
                 return True
         return False
 

@@ -82,7 +82,7 @@ MUTANTS = (
         name="a node that joins changes the plan of running engines",
         keeps="The plan of a revision is pinned.",
         where="mamba_operator.memory.pin:pin_for",
-        old="next(filter(None, found), GpuPin(revision, now))",
+        old="next(filter(None, pins), GpuPin(revision, now))",
         new="GpuPin(revision, now)",
         tests=("tests/unit/operator/test_pin.py",),
     ),

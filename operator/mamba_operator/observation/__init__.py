@@ -1,1 +1,1 @@
-"""The cluster as one pass observes it: a frozen snapshot, its nodes and GPUs."""
+"""The cluster as one pass observes it: the snapshot, the nodes and their GPUs."""

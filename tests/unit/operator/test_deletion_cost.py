@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.autoscale.reports import DeletionCost
-from mamba_operator.deletion_cost import least_worth
+from mamba_operator.deletion_cost import least_valuable
 from mamba_operator.objects.errors import Forbidden, Unreachable
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
@@ -148,7 +148,7 @@ async def test_where_pods_cannot_be_marked_the_number_falls_all_the_same(error: 
 def test_nobody_who_goes_holds_more_of_both_than_one_who_stays(
     held: dict[str, DeletionCost | None], fewer: int
 ) -> None:
-    gone = least_worth(held, fewer)
+    gone = least_valuable(held, fewer)
     assert len(gone) == min(fewer, len(held))
     for left in held.keys() - gone:
         stays = held[left]
