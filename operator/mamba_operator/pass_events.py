@@ -50,10 +50,12 @@ def pass_events(old: Status, new: Status | None, applied: Sequence[AppliedChange
 def _child_events(applied: Sequence[AppliedChange]) -> list[EventContent]:
     events: list[EventContent] = []
     for change, (reason, verb) in REASONS_AND_VERBS.items():
-        changes = [one for one in applied if one.change is change]
+        changes = [item for item in applied if item.change is change]
         if changes:
-            names = ", ".join(f"{one.ref} ({one.detail})" if one.detail else str(one.ref) for one in changes)
-            events.append(EventContent("Normal", reason, f"{verb} {names}"))
+            refs = ", ".join(
+                f"{item.ref} ({item.detail})" if item.detail else str(item.ref) for item in changes
+            )
+            events.append(EventContent("Normal", reason, f"{verb} {refs}"))
     return events
 
 

@@ -148,7 +148,7 @@ def _rollout_plan(
         tuple(apply for apply in applies if not is_being_deleted(ref(apply.manifest), snapshot)),
         unneeded_children(snapshot, keep),
         not_served,
-        tuple(sorted(one for one in keep if is_being_deleted(one, snapshot))),
+        tuple(sorted(child for child in keep if is_being_deleted(child, snapshot))),
         _requeue_after(engines, snapshot, load, decisions.in_force, trouble, not_served),
         trouble,
         plan_difference="; ".join(filter(None, (pinned.difference, decisions.in_force.difference))) or None,

@@ -26,7 +26,7 @@ from mamba_operator.deletion_cost import mark_pods, scale_down
 from mamba_operator.event_recorder import EventRecorder, pending_event
 from mamba_operator.memory.planning import depends_on_nodes
 from mamba_operator.model.copies_in_use import is_cache_shared
-from mamba_operator.object_memory import ObjectMemory
+from mamba_operator.observation.object_memory import ObjectMemory
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
     ClusterError,
@@ -56,7 +56,7 @@ log = structlog.get_logger(__name__)
 class Reconciler:
     """Reconciler of all MambaDeployments: holds what passes share, and the memory of each object.
 
-    The task `events.run()` has to run beside the passes; it writes their events.
+    The coroutine `events.run()` writes the events of the passes and has to run in a task of its own.
 
     Args:
         client: the API server.
@@ -216,9 +216,11 @@ class Reconciler:
         return plan
 
     def _count_changes(self, key: Key, applied: Sequence[AppliedChange]) -> None:
-        for one in applied:
-            self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
-            log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
+        for item in applied:
+            self._metrics.changes.labels(item.ref.kind, item.change.value).inc()
+            log.info(
+                "child_changed", key=str(key), child=str(item.ref), change=item.change, detail=item.detail
+            )
 
     async def _send_updates(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
         """Send pending live settings to the engines. Return the plan with the rejected updates only."""
@@ -226,14 +228,14 @@ class Reconciler:
         if admin_key is None or not plan.settings_updates or plan.deployment is None:
             return plan
         token = admin_key.token(plan.deployment.metadata.uid or "")
-        rejected_updates = await send_updates(plan.settings_updates, token, self._engines.put)
-        rejected = tuple(one.update for one in rejected_updates)
+        rejections = await send_updates(plan.settings_updates, token, self._engines.put)
+        rejected = tuple(rejection.update for rejection in rejections)
         self._memories[key].sent_settings |= {
             update.run: update.settings for update in plan.settings_updates if update not in rejected
         }
-        for one in rejected_updates:
-            log.warning("live_settings_rejected", key=str(key), error=one.message)
-        return replace(plan, settings_updates=rejected, rejected_updates=rejected_updates)
+        for rejection in rejections:
+            log.warning("live_settings_rejected", key=str(key), error=rejection.message)
+        return replace(plan, settings_updates=rejected, rejected_updates=rejections)
 
     def _requeue_after(self, plan: ReconcilePlan) -> float:
         return min(self._settings.resync(), plan.requeue_after or float("inf"))

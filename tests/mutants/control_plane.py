@@ -42,7 +42,7 @@ MUTANTS = (
         name="a volume with downloaded weights is deleted when the spec changes",
         keeps="Claims with models are never deleted by a reconcile.",
         where="mamba_operator.children.child_comparison:unneeded_children",
-        old="one.kind != CLAIM.kind",
+        old="child_ref.kind != CLAIM.kind",
         new="True",
         tests=("tests/unit/operator/test_plan.py",),
     ),

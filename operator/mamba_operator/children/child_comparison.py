@@ -83,8 +83,8 @@ def is_being_deleted(child_ref: Ref, snapshot: Snapshot) -> bool:
 def unneeded_children(snapshot: Snapshot, keep: set[Ref]) -> tuple[Delete, ...]:
     """Return the removals of the children that are not in `keep`."""
     return tuple(
-        Delete(one, str(child["metadata"]["uid"]))
-        for one, child in sorted(snapshot.children.items())
+        Delete(child_ref, str(child["metadata"]["uid"]))
+        for child_ref, child in sorted(snapshot.children.items())
         # The volume with the downloaded weights is deleted only together with its owner.
-        if one not in keep and not is_terminating(child) and one.kind != CLAIM.kind
+        if child_ref not in keep and not is_terminating(child) and child_ref.kind != CLAIM.kind
     )

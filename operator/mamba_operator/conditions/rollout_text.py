@@ -1,4 +1,7 @@
-"""Sentences about a roll-out that more than one condition contains. Pure; called by the rules beside it."""
+"""Sentences about a roll-out that more than one condition contains. Pure.
+
+Called by the rules of Progressing and Degraded.
+"""
 
 from mamba_operator.conditions.chain import ConditionInputs
 from mamba_operator.decision.reconcile_plan import ReconcilePlan

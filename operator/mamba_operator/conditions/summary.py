@@ -59,7 +59,7 @@ def _up_to_date(parts: _Summarized, view: ConditionInputs, generation: int) -> C
         return ConditionResult("False", parts.degraded.reason, parts.degraded.message)
     if parts.progressing.reason != Reason.UP_TO_DATE:
         return ConditionResult("False", parts.progressing.reason, parts.progressing.message)
-    writes = any(not (one.create_only or one.change is Change.RECORDED) for one in view.plan.applies)
+    writes = any(not (apply.create_only or apply.change is Change.RECORDED) for apply in view.plan.applies)
     if writes or view.plan.deletes or view.plan.terminating:
         return ConditionResult("False", Reason.ROLLING_OUT, "objects were just written")
     return ConditionResult("True", Reason.UP_TO_DATE, f"every pod runs generation {generation}")

@@ -131,7 +131,7 @@ def recorded_choice(engine: Manifest | None) -> StrategyChoice | None:
     ratio = traffic.shared_prefix_ratio
     usable = (
         strategy in get_args(Strategy)
-        and all(type(one) is int and one > 0 for one in counts)
+        and all(type(count) is int and count > 0 for count in counts)
         and isinstance(ratio, int | float)
         and 0 <= ratio <= 1
     )

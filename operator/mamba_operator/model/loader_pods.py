@@ -22,7 +22,7 @@ def pods_of(job: Manifest | None, pods: Iterable[Manifest]) -> list[Manifest]:
 
 
 def _is_owned_by(pod: Manifest, uid: Any) -> bool:
-    return any(one.get("uid") == uid for one in metadata(pod).get("ownerReferences") or ())
+    return any(owner.get("uid") == uid for owner in metadata(pod).get("ownerReferences") or ())
 
 
 def _creation_key(pod: Manifest) -> tuple[str, str]:
@@ -57,11 +57,12 @@ def has_running_sidecar(pod: Manifest) -> bool:
     Without another container the pod has ended too, but its kubelet reports that some time after it reports
     the end of the container.
     """
-    states = [one.get("state") or {} for one in (pod.get("status") or {}).get("containerStatuses") or ()]
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    states = [container.get("state") or {} for container in containers]
     return bool(terminated_state(pod)) and any(state.get("running") is not None for state in states)
 
 
-def failure_text(pods: list[Manifest], job: Manifest) -> str:
+def failure_text(pods: Iterable[Manifest], job: Manifest) -> str:
     """Describe how the last attempt failed, and what to do about it."""
     failed = [pod for pod in pods if phase_of(pod) == "Failed"]
     if not failed:
@@ -83,7 +84,8 @@ def pod_failure_text(pod: Manifest) -> str:
 
 
 def _conditions(job: Manifest) -> dict[str, dict[str, Any]]:
-    return {str(one.get("type")): one for one in (job.get("status") or {}).get("conditions") or ()}
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return {str(condition.get("type")): condition for condition in conditions}
 
 
 def true_since(job: Manifest, condition: str) -> str | None:

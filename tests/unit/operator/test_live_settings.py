@@ -283,5 +283,5 @@ async def test_who_may_not_read_its_key_goes_on_without() -> None:
 async def test_a_key_that_somebody_damaged_is_an_error_that_says_what_to_do(data: Any) -> None:
     broken = {"kind": "Secret", "metadata": {"name": "key", "namespace": "system"}, "data": data}
 
-    with pytest.raises(ClusterError, match="delete it"):
+    with pytest.raises(ClusterError, match="delete the Secret"):
         await admin_key(FakeCluster(broken), "system", "key")
