@@ -26,7 +26,6 @@ from mamba_operator.deletion_cost import mark_pods, scale_down
 from mamba_operator.event_recorder import EventRecorder, pending_event
 from mamba_operator.memory.planning import depends_on_nodes
 from mamba_operator.model.copies_in_use import is_cache_shared
-from mamba_operator.observation.object_memory import ObjectMemory
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
     ClusterError,
@@ -42,6 +41,7 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.observation.node_reader import NodeReader
+from mamba_operator.observation.object_memory import ObjectMemory
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.observe import observe, observe_indices
 from mamba_operator.pass_events import MAX_PASS_MESSAGE, EventContent, pass_events

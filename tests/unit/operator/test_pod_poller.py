@@ -19,7 +19,7 @@ class Numbers(PodPoller[int, int]):
 
     def __init__(self, wake: Callable[[Key], None], delay: float = 0.0) -> None:
         indices = Indices()
-        indices.take({index_id(MAMBA_DEPLOYMENT): {FIRST: [{}], SECOND: [{}]}})  # type: ignore[arg-type]
+        indices.take({index_id(MAMBA_DEPLOYMENT): {FIRST: [{}], SECOND: [{}]}})
         super().__init__(indices, wake, period=10.0, failure_event="numbers_failed", now=self._time)
         self.numbers: dict[Key, int] = {FIRST: 1, SECOND: 2}
         self.delay = delay
