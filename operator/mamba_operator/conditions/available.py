@@ -10,7 +10,9 @@ def enough_engines_are_ready(view: ConditionInputs) -> ConditionResult | None:
     if view.gateway.ready:
         message = f"{view.engine.ready} of {view.engine.wanted} engines are ready"
         return ConditionResult("True", Reason.REPLICAS_AVAILABLE, message)
-    return ConditionResult("False", Reason.GATEWAY_NOT_READY, "engines are ready, but no gateway is yet")
+    return ConditionResult(
+        "False", Reason.GATEWAY_NOT_READY, "engines are ready, but no gateway is ready yet"
+    )
 
 
 def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
