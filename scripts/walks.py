@@ -315,12 +315,13 @@ def reconcile(recorder: Recorder, **spec: Any) -> str:
     from mamba_operator.objects.manifest import Key
     from mamba_operator.process.metrics import OperatorMetrics
     from mamba_operator.reconcile import Reconciler
+    from mamba_operator.reconciler_parts import PassSettings, Runtime
     from operator_objects import NOW, TOKEN, fitting_owner
 
     cluster = FakeCluster(fitting_owner(**spec))
     reconciler = Reconciler(
-        cluster, OperatorMetrics(), identity="operator", resync=lambda: 300.0, now=lambda: NOW,
-        token=lambda: TOKEN,
+        cluster, OperatorMetrics(), PassSettings("operator", resync=lambda: 300.0),
+        runtime=Runtime(now=lambda: NOW, new_token=lambda: TOKEN),
     )  # fmt: skip
 
     async def walk() -> None:

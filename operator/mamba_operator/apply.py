@@ -1,6 +1,6 @@
-"""`apply`: carries a plan out, child by child, and tells what was done and what failed.
+"""`apply`: carries a reconcile plan out, child by child, and returns the changes and the errors.
 
-One failing child does not keep the others from being applied. Called by `reconcile`; decides nothing.
+A child that fails does not keep the others from being applied. Called by `reconcile`; decides nothing.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionType
 from mamba_operator.children.changes import Apply, Change, Delete
 from mamba_operator.children.child_comparison import version_hash
-from mamba_operator.children.drift import drift, made_of
+from mamba_operator.children.drift import drift, observed_hash
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
@@ -34,12 +34,12 @@ from mamba_operator.objects.manifest import (
 from mamba_operator.observation.snapshot import Snapshot
 
 OnCreated = Callable[[Manifest], None]
-"""Told of each child that was not there before, as it is now."""
+"""Called with each child that was created, as the API server returned it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedChange:
-    """One change that was made."""
+    """Change that was made to one child."""
 
     ref: Ref
     change: Change
@@ -48,28 +48,28 @@ class AppliedChange:
 
 @dataclass(slots=True)
 class ApplyResult:
-    """What came of a plan."""
+    """Result of applying a plan."""
 
     applied: list[AppliedChange] = field(default_factory=list)
     errors: list[OperatorError] = field(default_factory=list)
     accepted: dict[str, str] = field(default_factory=dict)
-    """As `Snapshot.accepted`, of the children that were written."""
+    """Value of `Snapshot.accepted` for the written children that the API server changed."""
     up_to_date: dict[str, str] = field(default_factory=dict)
-    """As `Snapshot.up_to_date`, of those among them that came out as they were sent."""
+    """Value of `Snapshot.up_to_date` for the written children that the API server did not change."""
 
 
 async def apply(
     client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan, on_created: OnCreated = lambda _: None
 ) -> ApplyResult:
-    """Apply, then delete, in the plan's order; when the API server goes away, the rest is left out."""
+    """Apply, then delete, in the plan's order. If the API server is unreachable, the rest is left out."""
     outcome = ApplyResult()
-    for one in plan.terminating:
-        outcome.errors.append(Terminating(f"{one} is being deleted and is made again when it is gone"))
+    for child in plan.terminating:
+        outcome.errors.append(Terminating(f"{child} is being deleted; it is created again when it is gone"))
     try:
         token_missing = False
         for change in plan.applies:
             if token_missing and _mounts_token(change.manifest):
-                # Without engines the next pass tries both again; with them nothing tells what is missing.
+                # Engines whose Secret is missing would wait without a hint; the next pass tries both again.
                 continue
             try:
                 if await _apply(client, snapshot, change, outcome, on_created):
@@ -88,7 +88,7 @@ async def apply(
             except Unreachable:
                 raise
             except Conflict:
-                # It was replaced in between: the next pass sees what is there now.
+                # The child was replaced since it was observed; the next pass sees the new one.
                 continue
             except OperatorError as error:
                 outcome.errors.append(error)
@@ -100,14 +100,13 @@ async def apply(
 async def _apply(
     client: KubeClient, snapshot: Snapshot, change: Apply, outcome: ApplyResult, on_created: OnCreated
 ) -> bool:
-    """Whether the child is another one than before."""
-    one = ref(change.manifest)
-    before = snapshot.children.get(one)
+    """Write one child, and return whether that changed it."""
+    before = snapshot.children.get(ref(change.manifest))
     if change.create_only:
         try:
             await client.create(change.manifest)
         except Conflict:
-            # It is there; what is in it counts.
+            # The child exists, and its content is kept.
             return False
         return True
     if before is None:
@@ -117,7 +116,7 @@ async def _apply(
         after = await _change(client, change.manifest, before)
     uid = str(metadata(after).get("uid"))
     if drift(change.manifest, after):
-        outcome.accepted[uid] = made_of(change.manifest, after)
+        outcome.accepted[uid] = observed_hash(change.manifest, after)
     else:
         outcome.up_to_date[uid] = version_hash(change.manifest, after)
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
@@ -129,7 +128,7 @@ def _mounts_token(manifest: Manifest) -> bool:
 
 
 def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
-    """The error by the field it came from: in what we render, only what users wrote is unchecked."""
+    """Return the error with the field of the spec that caused it; only pod templates are unchecked."""
     inside = error.path.removeprefix(".spec.template")
     if manifest["kind"] != "Deployment" or inside == error.path:
         return error
@@ -140,54 +139,61 @@ def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
 
 
 def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
-    """The uid keeps a change from reaching another object that got the name since we looked."""
+    """Return the manifest with the observed uid, so that it cannot change a newer object of the same name."""
     return {**manifest, "metadata": {**manifest["metadata"], "uid": before["metadata"]["uid"]}}
 
 
 async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> Manifest:
-    """Whatever has the name already is looked at first: an apply with force would take it over."""
+    """Create a child. An object that has the name already is checked first: a forced apply would seize it."""
     try:
         return await client.make(manifest)
     except Conflict:
-        one = ref(manifest)
-        found = await client.list(BY_NAME[one.kind], snapshot.key.namespace, name=one.name)
-        if not found:
-            # It went in between: the next pass makes it.
+        child = ref(manifest)
+        holders = await client.list(BY_NAME[child.kind], snapshot.key.namespace, name=child.name)
+        if not holders:
+            # The holder of the name is gone by now; the next pass creates the child.
             raise
-        _check_ownership(found[0], snapshot, one)
-        return await _change(client, manifest, found[0])
+        _check_ownership(holders[0], snapshot, child)
+        return await _change(client, manifest, holders[0])
 
 
 async def _change(client: KubeClient, manifest: Manifest, before: Manifest) -> Manifest:
-    """The child as it is now. The first change of one that was created makes its fields ours by Apply."""
+    """Change a child and return it. The first change makes the fields of its creation ours by Apply."""
     await client.own(before)
     return await client.apply(_same_object(manifest, before))
 
 
-def _check_ownership(found: Manifest, snapshot: Snapshot, child: Ref) -> None:
-    """Raises `Terminating` or `NameTaken` where a name is not ours."""
-    if owner_uid(found) == snapshot.uid or (_is_orphan(found, snapshot) and not is_terminating(found)):
+def _check_ownership(holder: Manifest, snapshot: Snapshot, child: Ref) -> None:
+    """Check that the object with a child's name is ours.
+
+    Raises:
+        Terminating: the object is being deleted.
+        NameTaken: the object belongs to somebody else.
+    """
+    if owner_uid(holder) == snapshot.uid or (_is_orphan(holder, snapshot) and not is_terminating(holder)):
         return
-    other_owner = owner_name(found)
-    if is_terminating(found) or other_owner == snapshot.key.name:
+    other_owner = owner_name(holder)
+    if is_terminating(holder) or other_owner == snapshot.key.name:
         raise Terminating(f"{child} of an earlier {snapshot.key.name} is being collected")
-    whose = (
+    owner_text = (
         f"belongs to the MambaDeployment {other_owner}"
         if other_owner
         else "does not belong to this MambaDeployment"
     )
-    raise NameTaken(f"{child} exists and {whose}: rename the one or the other, or delete it")
+    raise NameTaken(f"{child} exists and {owner_text}: rename one of the two, or delete it")
 
 
-def _is_orphan(found: Manifest, snapshot: Snapshot) -> bool:
-    """Whether an operator made it for an object of this name that was deleted and left it behind: nobody
-    controls it, and it says so itself."""
-    meta = metadata(found)
-    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
-    controlled = any(one.get("controller") for one in meta.get("ownerReferences") or ())
-    named = labels.get(names.LABEL_INSTANCE) == snapshot.key.name
-    made = labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY and names.ANNOTATION_SPEC_HASH in notes
-    return named and made and not controlled
+def _is_orphan(holder: Manifest, snapshot: Snapshot) -> bool:
+    """Return whether the object is a child of a deleted MambaDeployment of this name.
+
+    Such an object has our label and annotation, and no controller.
+    """
+    meta = metadata(holder)
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    controlled = any(owner.get("controller") for owner in meta.get("ownerReferences") or ())
+    same_name = labels.get(names.LABEL_INSTANCE) == snapshot.key.name
+    managed = labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
+    return same_name and managed and names.ANNOTATION_SPEC_HASH in annotations and not controlled
 
 
 async def _delete(client: KubeClient, snapshot: Snapshot, removal: Delete) -> None:
@@ -195,13 +201,15 @@ async def _delete(client: KubeClient, snapshot: Snapshot, removal: Delete) -> No
 
 
 def status_manifest(owner: Manifest, status: Manifest) -> Manifest:
-    """What the one status write sends, for the very version that was observed.
+    """Return the manifest of the status write, for exactly the version that was observed.
 
-    The version keeps it from a newer object of the same name: with a status the API server ignores the uid.
-    Conditions of others are left out: to send what we saw of them would undo what they wrote since.
+    The version protects a newer object of the same name, because the API server ignores the uid of a status
+    write. Conditions of other writers are left out, since an observed value could undo a later write.
     """
     meta = owner["metadata"]
-    ours = [one for one in status.get("conditions") or () if one["type"] in set(ConditionType)]
+    ours = [
+        condition for condition in status.get("conditions") or () if condition["type"] in set(ConditionType)
+    ]
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],

@@ -1,8 +1,9 @@
-"""Which engines go when there shall be fewer: those whose cache and work are worth least.
+"""Choice of the engines that end when their number decreases: those with the least cache and work.
 
-Kubernetes takes the pods of the lowest `pod-deletion-cost` first. It is written to the pods that are to go,
-just before the number falls, and at no other time. An engine's worth is its share of all checkpoints of the
-deployment plus its share of all requests; one that says nothing is worth nothing.
+Called by `reconcile`. Kubernetes removes the pods with the lowest `pod-deletion-cost` first. The chosen pods
+get that annotation just before the number decreases, and at no other time. The value of an engine is its
+share of all checkpoints of the deployment plus its share of all requests. An engine that reports nothing has
+the lowest value.
 """
 
 import asyncio
@@ -25,29 +26,34 @@ from mamba_operator.objects.workload_state import workload_state
 from mamba_operator.observation.snapshot import Snapshot
 
 log = structlog.get_logger(__name__)
-FIRST = "-1"
-"""Cost of a pod that is to go; without the annotation it is 0."""
+CHOSEN_COST = "-1"
+"""Cost of a pod that is to end; a pod without the annotation costs 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleDown:
-    """Engines that may go, and how many of them shall."""
+    """Decrease of the number of engines."""
 
     pods: tuple[Manifest, ...]
+    """Ready engine pods, of which some have to end."""
     fewer: int
+    """Number of those pods that have to end."""
 
 
 def scale_down(snapshot: Snapshot, plan: ReconcilePlan) -> ScaleDown | None:
-    """None where no ready engine has to go, or all do. Those that are not ready go first by themselves."""
+    """Return the decrease that a plan causes; None if no ready engine has to end, or all have to.
+
+    Kubernetes removes engines that are not ready first, without a choice of ours.
+    """
     if plan.deployment is None:
         return None
     engine = names.Children(plan.deployment.name).engine
     before = snapshot.child("Deployment", engine)
     after = next(
         (
-            one.manifest
-            for one in plan.applies
-            if one.manifest["kind"] == "Deployment" and one.manifest["metadata"]["name"] == engine
+            change.manifest
+            for change in plan.applies
+            if change.manifest["kind"] == "Deployment" and change.manifest["metadata"]["name"] == engine
         ),
         None,
     )
@@ -59,38 +65,40 @@ def scale_down(snapshot: Snapshot, plan: ReconcilePlan) -> ScaleDown | None:
     return ScaleDown(pods, fewer) if left and fewer > 0 and left < workload_state(before).wanted else None
 
 
-def least_worth(held: Mapping[str, DeletionCost | None], fewer: int) -> set[str]:
-    """Names of the `fewer` pods to go, from what each holds; None = it did not say."""
-    known = [one for one in held.values() if one is not None]
-    checkpoints = sum(one.checkpoints for one in known) or 1.0
-    requests = sum(one.requests for one in known) or 1.0
+def least_valuable(reports: Mapping[str, DeletionCost | None], count: int) -> set[str]:
+    """Return the names of the `count` least valuable pods. `reports` is by name; None = no report."""
+    costs = [cost for cost in reports.values() if cost is not None]
+    checkpoints = sum(cost.checkpoints for cost in costs) or 1.0
+    requests = sum(cost.requests for cost in costs) or 1.0
 
-    def worth(name: str) -> float:
-        one = held[name]
-        return one.checkpoints / checkpoints + one.requests / requests if one is not None else -1.0
+    def value(name: str) -> float:
+        cost = reports[name]
+        return cost.checkpoints / checkpoints + cost.requests / requests if cost is not None else -1.0
 
-    return set(sorted(held, key=lambda name: (worth(name), name))[:fewer])
+    return set(sorted(reports, key=lambda name: (value(name), name))[:count])
 
 
-async def mark_pods(client: KubeClient, wanted: ScaleDown, read: ReadMetrics) -> None:
-    """Write who is to go, and take it back from those marked for an earlier time. What fails is logged: then
-    another pod goes."""
-    held = await pod_reports(read, wanted.pods, deletion_cost)
-    chosen = least_worth(held, wanted.fewer)
-    await asyncio.gather(*(_write(client, pod, chosen) for pod in _differing(wanted.pods, chosen)))
-    log.info("engines_chosen_to_go", pods=sorted(chosen))
+async def mark_pods(client: KubeClient, decrease: ScaleDown, read: ReadMetrics) -> None:
+    """Mark the pods that are to end, and remove the mark of an earlier decrease from the others.
+
+    A failed write is logged and not raised; Kubernetes then removes another pod.
+    """
+    reports = await pod_reports(read, decrease.pods, deletion_cost)
+    chosen = least_valuable(reports, decrease.fewer)
+    await asyncio.gather(*(_write(client, pod, chosen) for pod in _differing(decrease.pods, chosen)))
+    log.info("engines_chosen_to_end", pods=sorted(chosen))
 
 
 def _differing(pods: Iterable[Manifest], chosen: set[str]) -> list[Manifest]:
     return [
         pod
         for pod in pods
-        if (annotation(pod, names.ANNOTATION_DELETION_COST) == FIRST) != (name_of(pod) in chosen)
+        if (annotation(pod, names.ANNOTATION_DELETION_COST) == CHOSEN_COST) != (name_of(pod) in chosen)
     ]
 
 
 async def _write(client: KubeClient, pod: Manifest, chosen: set[str]) -> None:
-    cost = FIRST if name_of(pod) in chosen else None
+    cost = CHOSEN_COST if name_of(pod) in chosen else None
     patch = {"metadata": {"annotations": {names.ANNOTATION_DELETION_COST: cost}}}
     try:
         await client.merge(POD, metadata(pod).get("namespace"), name_of(pod), patch)

@@ -1,7 +1,7 @@
-"""Writes Kubernetes events about a MambaDeployment: the same thing said again counts up, it does not pile up.
+"""`EventRecorder`: writes Kubernetes events about MambaDeployments, and counts repetitions of an event.
 
-An event's name is a hash of what it says, so a restarted operator finds it again. Losing an event is no
-failure: it is logged and the reconcile goes on.
+The name of an event is a hash of its content, so a restarted operator finds the event again. An event that
+cannot be written is logged, and the reconcile goes on.
 """
 
 import asyncio
@@ -23,50 +23,51 @@ from mamba_operator.objects.kinds import EVENT
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.pass_events import EventContent
 
-MAX_MESSAGE = 1024
-"""Longest message of an event."""
-REMEMBERED = 4096
-MOST_WAITING = 16_384
-"""Events that wait to be written; what comes on top is lost."""
-PATIENCE = 60.0
-"""Seconds for which passes that are due come first."""
-GLANCE = 0.1
-"""Seconds between two looks whether there are none."""
-LAST_SECONDS = 2.0
-"""For what still waits when the operator ends."""
+MAX_EVENT_MESSAGE = 1024
+"""Characters of a message that the API server accepts."""
+MAX_COUNTS = 4096
+"""Events whose number of repetitions is remembered."""
+MAX_PENDING = 16_384
+"""Events that may wait to be written; further events are lost."""
+MAX_DELAY_SECONDS = 60.0
+"""Longest time for which an event waits while passes are due."""
+BUSY_POLL_SECONDS = 0.1
+"""Time between two checks whether passes are due."""
+FLUSH_SECONDS = 2.0
+"""Longest time for writing pending events when the operator ends."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEvent:
-    """One event about one object, before it is written."""
+    """Event about one object, before it is written."""
 
     name: str
     namespace: str
     uid: str
     version: str
     content: EventContent
-    at: datetime
+    occurred_at: datetime
 
 
 def pending_event(owner: Mapping[str, Any], content: EventContent, now: datetime) -> PendingEvent:
-    """An event about `owner`, of which little is kept."""
+    """Return an event about `owner`. It keeps the identity of the object and not its manifest."""
     meta = owner["metadata"]
     version = meta.get("resourceVersion", "")
     return PendingEvent(meta["name"], meta["namespace"], meta["uid"], version, content, now)
 
 
 def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
-    """The Event object. Pure."""
+    """Return the Event object. Pure."""
     content = event.content
-    words = [event.uid, content.type, content.reason, content.message]
-    when = timestamp(event.at)
+    identity = [event.uid, content.type, content.reason, content.message]
+    when = timestamp(event.occurred_at)
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "metadata": {
-            "name": f"{event.name}.{digest(words)}",
+            "name": f"{event.name}.{digest(identity)}",
             "namespace": event.namespace,
             "labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_INSTANCE: event.name},
         },
@@ -80,7 +81,7 @@ def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
         },
         "type": content.type,
         "reason": content.reason,
-        "message": bounded(content.message, MAX_MESSAGE),
+        "message": bounded(content.message, MAX_EVENT_MESSAGE),
         "firstTimestamp": when,
         "lastTimestamp": when,
         "count": 1,
@@ -91,10 +92,14 @@ def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
 
 
 class EventRecorder:
-    """Writes events one after the other, beside the passes, and remembers how often each was said, for as
-    many as fit into its memory.
+    """Writer of events, one after the other, in a task of its own.
 
-    `busy`: whether passes are due, for which the API server shall have its time first.
+    It remembers how often each of the last `MAX_COUNTS` events was recorded.
+
+    Args:
+        client: the API server.
+        reporter: name of this operator in events.
+        busy: returns whether passes are due, whose requests precede those for events.
     """
 
     def __init__(
@@ -104,52 +109,52 @@ class EventRecorder:
         self._reporter = reporter
         self._busy = busy
         self._counts: OrderedDict[str, int] = OrderedDict()
-        self._waiting: deque[tuple[float, PendingEvent]] = deque()
-        """With the time of the loop at which each was said."""
+        self._pending: deque[tuple[float, PendingEvent]] = deque()
+        """Events to write, each with the time of the event loop at which it was recorded."""
         self._wakeup = asyncio.Event()
 
     def record(self, event: PendingEvent) -> None:
-        """Have the event written when those before it are: nobody waits for that."""
-        if len(self._waiting) >= MOST_WAITING:
-            _lost(event, f"{MOST_WAITING} others wait to be written")
+        """Have the event written after those before it, without waiting for that."""
+        if len(self._pending) >= MAX_PENDING:
+            _log_lost(event, f"{MAX_PENDING} other events wait to be written")
             return
-        self._waiting.append((asyncio.get_running_loop().time(), event))
+        self._pending.append((asyncio.get_running_loop().time(), event))
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Write what was said, until cancelled; then what still waits, for `LAST_SECONDS` at most."""
+        """Write events until cancelled, then those that still wait, for `FLUSH_SECONDS` at most."""
         try:
             while True:
                 await self._wakeup.wait()
-                while self._waiting:
+                while self._pending:
                     await self._wait_for_passes()
                     await self._next()
                 self._wakeup.clear()
         finally:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_SECONDS):
+                async with asyncio.timeout(FLUSH_SECONDS):
                     await self.flush()
 
     async def flush(self) -> None:
-        """Return when all that was said is written, or lost."""
-        while self._waiting:
+        """Write all pending events, or log those that cannot be written."""
+        while self._pending:
             await self._next()
 
     async def _wait_for_passes(self) -> None:
-        """Return when no pass is due, or the oldest event has waited long enough."""
+        """Wait until no pass is due, or the oldest event has waited long enough."""
         loop = asyncio.get_running_loop()
-        while (  # noqa: ASYNC110 - passes begin and end too often to say so each time
-            self._busy() and self._waiting and loop.time() - self._waiting[0][0] < PATIENCE
+        while (  # noqa: ASYNC110 - passes begin and end too often to signal each of them
+            self._busy() and self._pending and loop.time() - self._pending[0][0] < MAX_DELAY_SECONDS
         ):
-            await asyncio.sleep(GLANCE)
+            await asyncio.sleep(BUSY_POLL_SECONDS)
 
     async def _next(self) -> None:
-        if self._waiting:
-            _, event = self._waiting.popleft()
+        if self._pending:
+            _, event = self._pending.popleft()
             await self._post(event)
 
     async def _post(self, event: PendingEvent) -> None:
-        """Create the event, or count it up when it was written before."""
+        """Create the event, or raise its count if it was written before."""
         manifest = event_manifest(event, reporter=self._reporter)
         name = manifest["metadata"]["name"]
         count = self._counts.get(name, 0) + 1
@@ -159,15 +164,15 @@ class EventRecorder:
                 await self._client.create(manifest)
             except Conflict:
                 patch = {
-                    "count": await self._counted(manifest, count),
+                    "count": await self._total_count(manifest, count),
                     "lastTimestamp": manifest["lastTimestamp"],
                 }
                 await self._client.merge(EVENT, event.namespace, name, patch)
         except ClusterError as error:
-            _lost(event, str(error))
+            _log_lost(event, str(error))
 
-    async def _counted(self, manifest: Manifest, count: int) -> int:
-        """`count`, or one more than is recorded when an operator before us, or we long ago, said it first."""
+    async def _total_count(self, manifest: Manifest, count: int) -> int:
+        """Return `count`; one more than the recorded count if this process does not remember the event."""
         if count > 1:
             return count
         meta = manifest["metadata"]
@@ -179,14 +184,14 @@ class EventRecorder:
     def _remember(self, name: str, count: int) -> None:
         self._counts[name] = count
         self._counts.move_to_end(name)
-        if len(self._counts) > REMEMBERED:
+        if len(self._counts) > MAX_COUNTS:
             self._counts.popitem(last=False)
 
 
-def _lost(event: PendingEvent, error: str) -> None:
+def _log_lost(event: PendingEvent, error: str) -> None:
     log.warning(
         "event_lost",
         reason=event.content.reason,
-        message=bounded(event.content.message, MAX_MESSAGE),
+        message=bounded(event.content.message, MAX_EVENT_MESSAGE),
         error=error,
     )

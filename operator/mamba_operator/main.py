@@ -1,6 +1,6 @@
-"""The operator process: connects, takes the lease, watches, reconciles, answers probes, ends cleanly.
+"""The operator process: connects, acquires the lease, watches, reconciles, answers probes, ends cleanly.
 
-`run` is called by `mambaserve operator`. It wires the parts together; every decision is elsewhere.
+`mambaserve operator` calls `run`. This module wires the parts together and decides nothing about objects.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from mamba_kube.errors import NoClusterAccess
 from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.children.admin_key import AdminKey, admin_key, made_with_key
+from mamba_operator.children.admin_key import AdminKey, admin_key, has_derived_token
 from mamba_operator.children.engine_admin import get_plan
-from mamba_operator.memory.plan_watch import PlanWatch
-from mamba_operator.model.load_watch import LoadWatch
+from mamba_operator.memory.poller import ReportedPlanPoller
+from mamba_operator.model.download_poller import DownloadPoller
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
@@ -42,6 +42,7 @@ from mamba_operator.process.settings import OperatorSettings
 from mamba_operator.process.watching import make_registry, run_watches
 from mamba_operator.process.workqueue import WorkQueue
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import ChildDefaults, EngineAccess, PassSettings, Runtime, Sources
 from mamba_operator.render.default_images import DefaultImages
 from mamba_operator.render.scrapers import operator_pods
 from mamba_operator.rollout.watch import RolloutWatch
@@ -49,13 +50,16 @@ from mamba_operator.workload.watch import WorkloadWatch
 from mamba_planner.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
-CRD_PERIOD = 5.0
-NAMESPACES_PERIOD = 15.0
-"""Seconds; kopf gives a watch that is forbidden up after some minutes, and with it all others."""
-WATCHES_FIRST = 10.0
-"""Longest time, in seconds, for which the first resync waits for the watches to be complete."""
-GLANCE = 0.1
+CRD_POLL_SECONDS = 5.0
+"""Seconds between two attempts to find the CRD, and to read the admin key."""
+NAMESPACES_POLL_SECONDS = 15.0
+"""Seconds between two checks which namespaces may be watched: after some minutes of a forbidden watch kopf
+ends all watches."""
+WATCHES_TIMEOUT_SECONDS = 10.0
+"""Longest time for which the first resync waits for the watches to be complete."""
+INDICES_POLL_SECONDS = 0.1
 JITTER = 0.2
+"""Share by which the time between two resyncs is reduced at random."""
 
 
 class Operator:
@@ -79,11 +83,11 @@ class Operator:
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
         self._withheld: str | None = None
-        """Why it leads and does nothing."""
+        """Why this process holds the lease and changes nothing; None = it reconciles."""
         self._stopping = asyncio.Event()
         self._end_last: list[asyncio.Task[None]] = []
         """Tasks that end after the lease has been released."""
-        self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_PERIOD)
+        self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_POLL_SECONDS)
         self._leadership = Leadership(
             client,
             LeaseName(
@@ -96,11 +100,11 @@ class Operator:
         )
 
     def stop(self) -> None:
-        """End soon and cleanly."""
+        """Have `run` end soon and cleanly."""
         self._stopping.set()
 
     def take_signals(self) -> None:
-        """SIGTERM and SIGINT call `stop`."""
+        """Make SIGTERM and SIGINT call `stop`."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -131,12 +135,12 @@ class Operator:
                 for task in (stopping, leading):
                     task.cancel()
                 await asyncio.gather(stopping, leading, return_exceptions=True)
-                # Not before the lease is given back, because kopf as it ends cancels all younger tasks.
+                # Only after the lease is released, because kopf cancels all younger tasks when it ends.
                 await self._cancel_end_last()
                 log.info("operator_stopped", identity=settings.identity)
 
     async def _lead(self) -> None:
-        """What the holder of the lease does."""
+        """Serve namespaces while this process holds the lease."""
         self._metrics.leader.set(1)
         try:
             await self._crd_served()
@@ -155,38 +159,27 @@ class Operator:
         pods: MetricsReader,
         scaling_metrics: ScalingMetrics,
     ) -> bool:
-        """Serve these namespaces; without any, the whole cluster. True: others are to be served now."""
+        """Serve these namespaces, or the whole cluster if there are none, until others have to be served.
+
+        Return True in that case, False when another task ended.
+        """
         settings, indices = self._settings, Indices()
         autoscaler = Autoscaler(
             indices, pods.read, self._queue.add, scaling_metrics, period=settings.scale_every
         )
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
-        loads = LoadWatch(indices, pods.read, self._queue.add)
+        downloads = DownloadPoller(indices, pods.read, self._queue.add)
         traffic = WorkloadWatch(indices, pods.read, self._queue.add)
-        plans = PlanWatch(indices, key.token, get_plan, self._queue.add) if key is not None else None
-        reconciler = Reconciler(
-            self._client,
-            self._metrics,
-            identity=settings.identity,
-            timeout=settings.reconcile_timeout,
-            resync=lambda: settings.resync * (1.0 - JITTER * random.random()),
-            on_listed=self._on_listed,
-            shipped=self._shipped,
-            indices=indices,
-            images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
-            scrapers=settings.scrapers,
-            operator=operator_pods(_pods_namespace()),
-            profiles=self._profiles,
-            key=key,
-            latest_decision=autoscaler.latest_decision,
-            attempts=rollouts.attempts,
-            downloads=loads.progress,
-            reported=plans.reported if plans is not None else lambda _: None,
-            measured=traffic.measured,
-            read=pods.read,
-            busy=lambda: len(self._queue) > 0,
-            most_rollouts=settings.max_rollouts,
+        plans = ReportedPlanPoller(indices, key.token, get_plan, self._queue.add) if key is not None else None
+        sources = Sources(
+            autoscaler.latest_decision,
+            rollouts.attempts,
+            downloads.progress,
+            plans.reported if plans is not None else lambda _: None,
+            traffic.measured,
+            self._shipped,
         )
+        reconciler = self._reconciler(indices, sources, EngineAccess(key, read=pods.read))
         registry = make_registry(self._queue.add, self._on_delivered, indices)
         watching = asyncio.create_task(run_watches(registry, served, self.take_signals))
         recording = asyncio.create_task(reconciler.events.run())
@@ -202,7 +195,7 @@ class Operator:
             self._resync(served, indices, reconciler.mark_stale),
             autoscaler.run(),
             rollouts.run(),
-            loads.run(),
+            downloads.run(),
             traffic.run(),
         ]
         if plans is not None:
@@ -223,6 +216,29 @@ class Operator:
                     async with asyncio.timeout(settings.exit_timeout):
                         await claims.shorten()
 
+    def _reconciler(self, indices: Indices, sources: Sources, engines: EngineAccess) -> Reconciler:
+        settings = self._settings
+        return Reconciler(
+            self._client,
+            self._metrics,
+            PassSettings(
+                settings.identity,
+                settings.reconcile_timeout,
+                lambda: settings.resync * (1.0 - JITTER * random.random()),
+                settings.max_rollouts,
+            ),
+            indices=indices,
+            defaults=ChildDefaults(
+                DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
+                settings.scrapers,
+                operator_pods(_pods_namespace()),
+                self._profiles,
+            ),
+            engines=engines,
+            sources=sources,
+            runtime=Runtime(busy=lambda: len(self._queue) > 0, on_listed=self._on_listed),
+        )
+
     async def _cancel_end_last(self) -> None:
         """Cancel the event recorder, which writes its pending events, and the watches.
 
@@ -234,14 +250,14 @@ class Operator:
         self._end_last = []
 
     async def _external_metrics(self, scaling_metrics: ScalingMetrics) -> None:
-        # Not before it is asked for: the certificates' library is no small one.
+        # Imported only where the server is enabled, because the library for certificates is large.
         from mamba_operator.external_metrics.registration import Registration, registration_settings
 
-        of = registration_settings(self._settings, self._host, own_namespace(self._settings))
-        await Registration(self._client, scaling_metrics, of).run()
+        registration = registration_settings(self._settings, self._host, own_namespace(self._settings))
+        await Registration(self._client, scaling_metrics, registration).run()
 
     async def _crd_served(self) -> None:
-        """Wait until the cluster knows MambaDeployments: the operator may be installed first."""
+        """Wait until the cluster serves MambaDeployments: the operator may be installed before the CRD."""
         logged = False
         while True:
             try:
@@ -255,11 +271,13 @@ class Operator:
                     logged = True
             except ClusterError as error:
                 log.warning("cluster_unreachable", error=str(error))
-            await asyncio.sleep(CRD_PERIOD)
+            await asyncio.sleep(CRD_POLL_SECONDS)
 
     async def _admin_key(self) -> AdminKey | None:
-        """The key. None where it may not be read, and no engine was made with it: without it, each of those
-        would be replaced, and once more when it may be read again."""
+        """Wait for the admin key. Return None if it may not be read and no engine was created with it.
+
+        Without the key each such engine would be replaced, and once more when the key is readable again.
+        """
         while True:
             try:
                 key = await admin_key(self._client, own_namespace(self._settings), names.ADMIN_KEY_NAME)
@@ -267,16 +285,20 @@ class Operator:
                     self._withheld = None
                     return key
                 self._withheld = (
-                    f"may not read its Secret {names.ADMIN_KEY_NAME}, with which engines that run were made: "
-                    "let it get that; until then it changes nothing"
+                    f"may not read its Secret {names.ADMIN_KEY_NAME}, with which engines were created: allow "
+                    "the operator to get that Secret; until then it changes nothing"
                 )
                 log.error("admin_key_withheld", advice=self._withheld)
             except ClusterError as error:
                 log.warning("admin_key_missing", error=str(error))
-            await asyncio.sleep(CRD_PERIOD)
+            await asyncio.sleep(CRD_POLL_SECONDS)
 
     async def _engines_have_key(self) -> bool:
-        """Tell whether any engines run whose admin token is made from a key. Raises ClusterError."""
+        """Return whether any engine has an admin token that was derived from a key.
+
+        Raises:
+            ClusterError: the API server gave no answer.
+        """
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}=engine"
         for namespace in self._settings.namespaces or (None,):
             try:
@@ -284,24 +306,25 @@ class Operator:
             except Forbidden:
                 if namespace is None:
                     raise
-                # A namespace that is left out, where nothing is changed.
+                # The operator does not serve this namespace and changes nothing in it.
                 continue
-            if any(map(made_with_key, listed)):
+            if any(map(has_derived_token, listed)):
                 return True
         return False
 
     async def _resync(
         self, served: tuple[str, ...], indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
-        """Look at every MambaDeployment now and then, and whether watches hold what is there: the net below
-        them. One list per kind, however many objects there are.
+        """Queue every MambaDeployment periodically, and compare the watches with the cluster.
 
-        First when the watches have listed everything, or fail to: before, each pass would read the cluster.
+        It catches what the watches miss, with one list per kind, however many objects there are. The first
+        resync waits until the watches have listed everything, because before that each pass would read the
+        cluster.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WATCHES_FIRST):
-                while not indices.complete:  # noqa: ASYNC110 - set by an event, whichever that is
-                    await asyncio.sleep(GLANCE)
+            async with asyncio.timeout(WATCHES_TIMEOUT_SECONDS):
+                while not indices.complete:  # noqa: ASYNC110 - any of many events may complete the indices
+                    await asyncio.sleep(INDICES_POLL_SECONDS)
         while True:
             requested_at = time.monotonic()
             indices.expire_unconfirmed()
@@ -315,16 +338,16 @@ class Operator:
     async def _resync_in(
         self, namespace: str | None, requested_at: float, indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
-        """All of a namespace, or of the cluster."""
+        """Resync the objects of a namespace; those of the whole cluster if it is None."""
         for kind in (*WATCHED, MAMBA_DEPLOYMENT):
-            ours = "" if kind is MAMBA_DEPLOYMENT else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-            listed = await self._client.list(kind, namespace, selector=ours, metadata_only=True)
-            for one in listed:
-                self._on_listed(kind, one, requested_at)
-                if kind is MAMBA_DEPLOYMENT and (key := owner_key(kind, one)) is not None:
+            selector = "" if kind is MAMBA_DEPLOYMENT else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+            listed = await self._client.list(kind, namespace, selector=selector, metadata_only=True)
+            for item in listed:
+                self._on_listed(kind, item, requested_at)
+                if kind is MAMBA_DEPLOYMENT and (key := owner_key(kind, item)) is not None:
                     self._queue.add(key)
             if indices.complete:
-                # What is on its way just now is among them: a pass that reads costs little, now and then.
+                # An event that is on its way makes an object differ too; an additional read is cheap.
                 for key in indices.differing(kind, listed):
                     if namespace in (None, key.namespace):
                         mark_stale(key)
@@ -344,14 +367,14 @@ class Operator:
         )
 
     def _problems(self) -> list[str]:
-        found = [self._lag.check()]
+        problems = [self._lag.check()]
         if self._leadership.holds:
             stale = self._freshness.stale()
             if stale:
-                found.append(f"a watch is stale: {len(stale)} objects were listed and never delivered")
+                problems.append(f"a watch is stale: {len(stale)} objects were listed and never delivered")
             if self._queue.oldest_run() > self._settings.reconcile_timeout * 2:
-                found.append("a pass hangs")
-        return [problem for problem in found if problem]
+                problems.append("a pass hangs")
+        return [problem for problem in problems if problem]
 
     def _not_ready(self) -> str | None:
         if self._withheld is not None:
@@ -375,25 +398,25 @@ async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]], timeout: float) -> None:
-    """Cancel what acts and wait until it has ended.
+    """Cancel tasks that may change the cluster, and wait until they have ended.
 
     Raises:
-        PassHangs: something still acts after `timeout` seconds.
+        PassHangs: a task still runs after `timeout` seconds.
     """
     for task in tasks:
         task.cancel()
     _, hanging = await asyncio.wait(tasks, timeout=timeout)
     if hanging:
-        raise PassHangs(f"what was under way has not ended within {timeout:g} s")
+        raise PassHangs(f"{len(hanging)} tasks have not ended within {timeout:g} s")
 
 
 def own_namespace(settings: OperatorSettings) -> str:
-    """Where the operator itself lives, its lease included."""
+    """Return the namespace of the operator and of its lease."""
     return settings.lease_namespace or _pods_namespace() or next(iter(settings.namespaces), "default")
 
 
 def _pods_namespace() -> str | None:
-    """That of the pod this runs in; None outside of one."""
+    """Return the namespace of the pod in which this process runs; None outside of a pod."""
     return os.environ.get("POD_NAMESPACE") or pod_namespace()
 
 
@@ -403,19 +426,19 @@ async def run(
     """Run one operator until SIGTERM or SIGINT.
 
     Args:
-        settings: of the process.
-        shipped: reads configurations of models that ship with us.
-        profiles: what `spec.resources.profile` may name.
+        settings: settings of the process.
+        shipped: reads the configurations of models that ship with the engines.
+        profiles: profiles that `spec.resources.profile` may name.
 
     Raises:
-        SettingsInvalid: no usable credentials.
+        SettingsInvalid: there are no usable credentials.
         LeadershipLost: another operator took over.
         OSError: the liveness port cannot be bound.
     """
     if settings.kubeconfig is not None:
-        # kopf knows kubeconfigs by this variable only; both clients must use the same one.
+        # kopf reads the path from this variable only, and both clients must use the same kubeconfig.
         os.environ["KUBECONFIG"] = settings.kubeconfig
-    # kopf logs every event it hands over; ours are the ones that matter.
+    # kopf logs every event that it delivers, which adds nothing to the operator's own log.
     logging.getLogger("kopf").setLevel(logging.DEBUG if settings.log_level == "debug" else logging.WARNING)
     try:
         access = await load_access(settings.kubeconfig)

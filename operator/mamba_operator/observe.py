@@ -1,11 +1,12 @@
-"""`observe`: reads one MambaDeployment and all that belongs to it into a frozen `Snapshot`.
+"""`observe`: reads one MambaDeployment and everything that belongs to it into a frozen `Snapshot`.
 
-Fresh reads from the API server: what is written is decided on what was seen. `observe_indices` makes the same
-of what the watches hold, to see whether there is anything to decide. Called by `reconcile`.
+Called by `reconcile`. The reads go to the API server, so that changes are decided on its current state.
+`observe_indices` builds a snapshot from the watches, which shows whether there is anything to decide.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mamba_api import names
@@ -20,7 +21,7 @@ from mamba_operator.observation.placement import Node
 from mamba_operator.observation.snapshot import Snapshot
 
 OnListed = Callable[[Kind, Manifest], None]
-"""Told about every object a list returned; watch freshness is measured with it."""
+"""Called with every listed object, by which the freshness of the watches is measured."""
 
 
 async def observe(
@@ -32,65 +33,98 @@ async def observe(
     on_listed: OnListed | None = None,
     new: Manifest | None = None,
 ) -> Snapshot:
-    """One consistent enough look: each list is exact, together they may be some milliseconds apart.
+    """Read one object. Each list is exact; together they may be some milliseconds apart.
 
-    `nodes` is what looks share; without it the nodes are read for this one. `new` is the object as watches
-    hold it that are complete and hold no child of it. Then neither is asked for: what is made is only made
-    where its name is free, and the status is for that version of the object.
+    Args:
+        client: the API server.
+        key: the object.
+        nodes: reader that passes share; None = the nodes are read for this snapshot only.
+        shipped: reads configurations of shipped models.
+        on_listed: called with every object that a list returned.
+        new: the object as the watches hold it, if they are complete and hold no child of it. Neither the
+            object nor its children are then read: a child is created only where its name is free, and the
+            status is written for this version of the object only.
 
     Raises:
-        ClusterError: the API server did not give an answer; nothing partial is returned.
+        ClusterError: the API server did not answer every request; nothing partial is returned.
     """
-    childless = new is not None
     owner = new or await client.get(MAMBA_DEPLOYMENT, key.namespace, key.name)
     if owner is None:
         return Snapshot(key, None)
     owner = {**owner, "apiVersion": names.API_VERSION, "kind": names.KIND}
-    selector = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-    try:
-        async with asyncio.TaskGroup() as group:
-            owned_kinds = () if childless else OWNED
-            lists = [
-                group.create_task(client.list(kind, key.namespace, selector=selector)) for kind in owned_kinds
-            ]
-            optional_kinds = () if childless and not _needs_optional_kinds(owner) else OPTIONAL
-            optional = [group.create_task(_optional(client, kind, key, selector)) for kind in optional_kinds]
-            pods = (
-                [] if childless else [group.create_task(client.list(POD, key.namespace, selector=selector))]
-            )
-            gpus = group.create_task(_nodes(nodes or NodeReader(client), owner))
-    except ExceptionGroup as failed:
-        # One answer that did not come is enough: half a snapshot would look like missing children.
-        raise failed.exceptions[0] from None
-    watched = [(kind, item) for kind, task in zip(owned_kinds, lists, strict=True) for item in task.result()]
-    unwatched: list[Manifest] = []
-    not_served: dict[str, str] = {}
-    for kind, task in zip(optional_kinds, optional, strict=True):
-        found = task.result()
-        if isinstance(found, str):
-            not_served[kind.kind] = found
-        else:
-            unwatched += found
-    if on_listed is not None and not childless:
-        for kind, item in (*watched, (MAMBA_DEPLOYMENT, owner)):
+    lists = await _read_lists(client, key, owner, nodes or NodeReader(client), childless=new is not None)
+    if on_listed is not None and new is None:
+        for kind, item in (*lists.watched, (MAMBA_DEPLOYMENT, owner)):
             on_listed(kind, item)
     return Snapshot(
         key,
         owner,
-        *_split_by_owner(owner, [*(item for _, item in watched), *unwatched]),
-        pods=tuple(pod for task in pods for pod in task.result()),
-        not_served=not_served,
+        *_split_by_owner(owner, [*(item for _, item in lists.watched), *lists.unwatched]),
+        pods=tuple(lists.pods),
+        not_served=lists.not_served,
         model_config=builtin_config(owner, shipped),
-        nodes=gpus.result(),
+        nodes=lists.nodes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """Answers of the API server about the children of one object."""
+
+    watched: list[tuple[Kind, Manifest]]
+    """Children of the kinds that the operator watches."""
+    unwatched: list[Manifest]
+    """Children of optional kinds."""
+    not_served: dict[str, str]
+    """Value of `Snapshot.not_served`."""
+    pods: list[Manifest]
+    nodes: tuple[Node, ...]
+
+
+async def _read_lists(
+    client: KubeClient, key: Key, owner: Manifest, reader: NodeReader, *, childless: bool
+) -> _Lists:
+    """Send all requests concurrently. Without children only nodes and optional kinds are read."""
+    selector = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    owned_kinds = () if childless else (*OWNED, POD)
+    optional_kinds = () if childless and not _needs_optional_kinds(owner) else OPTIONAL
+    try:
+        async with asyncio.TaskGroup() as group:
+            owned = [
+                (kind, group.create_task(client.list(kind, key.namespace, selector=selector)))
+                for kind in owned_kinds
+            ]
+            optional = [
+                (kind, group.create_task(_list_optional(client, kind, key, selector)))
+                for kind in optional_kinds
+            ]
+            nodes = group.create_task(_nodes(reader, owner))
+    except ExceptionGroup as errors:
+        # A partial snapshot would look like missing children, so one failed request fails the pass.
+        raise errors.exceptions[0] from None
+    unwatched: list[Manifest] = []
+    not_served: dict[str, str] = {}
+    for kind, task in optional:
+        if isinstance(answer := task.result(), str):
+            not_served[kind.kind] = answer
+        else:
+            unwatched += answer
+    return _Lists(
+        [(kind, item) for kind, task in owned if kind is not POD for item in task.result()],
+        unwatched,
+        not_served,
+        [pod for kind, task in owned if kind is POD for pod in task.result()],
+        nodes.result(),
     )
 
 
 def observe_indices(
     indices: Indices, key: Key, nodes: tuple[Node, ...], *, shipped: ShippedConfig
 ) -> Snapshot | None:
-    """The same of what the watches hold, without a request; None when they do not hold the object.
+    """Build a snapshot from the watches, without a request; None when they do not hold the object.
 
-    It may lag behind and lacks the kinds that are not watched: good for seeing that nothing is to be done.
+    The snapshot may lag behind and lacks the kinds that are not watched, so it only shows that nothing has to
+    be changed.
     """
     owners = indices.of(MAMBA_DEPLOYMENT, key) if indices.complete else []
     if len(owners) != 1:
@@ -109,7 +143,7 @@ def observe_indices(
 def _split_by_owner(
     owner: Manifest, items: list[Manifest]
 ) -> tuple[dict[Ref, Manifest], dict[Ref, Manifest]]:
-    """Children of the object, and objects of others that carry its labels."""
+    """Return the children of the object, and objects of other owners that carry its labels."""
     uid = metadata(owner).get("uid")
     children: dict[Ref, Manifest] = {}
     foreign: dict[Ref, Manifest] = {}
@@ -118,14 +152,14 @@ def _split_by_owner(
     return children, foreign
 
 
-async def _optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> list[Manifest] | str:
-    """Children of a kind that a cluster may lack, or why there can be none."""
+async def _list_optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> list[Manifest] | str:
+    """Return the children of a kind that a cluster may lack, or the reason why there can be none."""
     try:
         return await client.list(kind, key.namespace, selector=selector)
     except NotFound:
         return f"the cluster has no kind {kind.kind} of {kind.api_version}: install its CRD"
     except Forbidden as error:
-        # The role of an older chart: who asks for no such object has nothing to do with it.
+        # The role of an older chart lacks this right, which concerns only objects that need the kind.
         return str(error)
 
 
@@ -134,7 +168,7 @@ def _needs_optional_kinds(owner: Manifest) -> bool:
 
 
 async def _nodes(reader: NodeReader, owner: Manifest) -> tuple[Node, ...]:
-    """The nodes with GPUs, where the plan depends on them."""
+    """Return the nodes with GPUs; none where the plan does not depend on them."""
     spec = _section(owner, "spec")
     if (
         _section(spec, "memory").get("deviceMemory") is not None
@@ -145,6 +179,6 @@ async def _nodes(reader: NodeReader, owner: Manifest) -> tuple[Node, ...]:
 
 
 def _section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of a spec that may be broken: whatever is no object counts as absent."""
+    """Return a section of a spec that may be invalid: a value that is no object counts as absent."""
     value = parent.get(name)
     return value if isinstance(value, Mapping) else {}

@@ -1,6 +1,6 @@
-"""The Kubernetes events of one pass: changes made to children, and conditions that changed. Pure.
+"""The Kubernetes events of one pass: changes of children, and conditions that changed. Pure.
 
-`reconcile` hands them to `event_recorder`. The reason of a condition's event is the condition's own reason.
+`reconcile` passes them to `event_recorder`. The event of a condition has the condition's own reason.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ ANNOUNCED = (
     ConditionType.DEGRADED,
     ConditionType.READY,
 )
-MAX_MESSAGE = 1000
-"""Of the message of an event, which may have 1024."""
-WORDS: dict[Change, tuple[str, str]] = {
+MAX_PASS_MESSAGE = 1000
+"""Characters of the messages that are built here; the API server accepts 1024."""
+REASONS_AND_VERBS: dict[Change, tuple[str, str]] = {
     Change.MISSING: ("Created", "Created"),
     Change.OUTDATED: ("Updated", "Updated"),
     Change.DRIFTED: ("Repaired", "Repaired"),
@@ -41,52 +41,54 @@ class EventContent:
 
 
 def pass_events(old: Status, new: Status | None, applied: Sequence[AppliedChange]) -> list[EventContent]:
-    """Events of one pass, past tense, at most one per kind of change and one per condition that changed."""
+    """Return the events of one pass: at most one per kind of change, and one per condition that changed."""
     if new is None:
         return _child_events(applied)
     return [*_child_events(applied), *_scaling_events(old, new), *_condition_events(old, new)]
 
 
 def _child_events(applied: Sequence[AppliedChange]) -> list[EventContent]:
-    made: list[EventContent] = []
-    for change, (reason, verb) in WORDS.items():
-        those = [one for one in applied if one.change is change]
-        if those:
-            what = ", ".join(f"{one.ref} ({one.detail})" if one.detail else str(one.ref) for one in those)
-            made.append(EventContent("Normal", reason, f"{verb} {what}"))
-    return made
+    events: list[EventContent] = []
+    for change, (reason, verb) in REASONS_AND_VERBS.items():
+        changes = [item for item in applied if item.change is change]
+        if changes:
+            refs = ", ".join(
+                f"{item.ref} ({item.detail})" if item.detail else str(item.ref) for item in changes
+            )
+            events.append(EventContent("Normal", reason, f"{verb} {refs}"))
+    return events
 
 
 def _scaling_events(old: Status, new: Status) -> list[EventContent]:
-    """That the number of engines was decided anew."""
+    """Return the event of a changed decision about the number of engines."""
     before, after = old.scaling, new.scaling
     if before is None or after is None or before.desired == after.desired:
         return []
-    word = "ScaledUp" if after.desired > before.desired else "ScaledDown"
-    message = f"Asked for {after.desired} engines instead of {before.desired}: {after.reason}"
-    return [EventContent("Normal", word, bounded(message, MAX_MESSAGE))]
+    reason = "ScaledUp" if after.desired > before.desired else "ScaledDown"
+    message = f"Changed the number of engines from {before.desired} to {after.desired}: {after.reason}"
+    return [EventContent("Normal", reason, bounded(message, MAX_PASS_MESSAGE))]
 
 
 def _condition_events(old: Status, new: Status) -> list[EventContent]:
-    made: dict[str, EventContent] = {}
+    events: dict[str, EventContent] = {}
     for type_ in ANNOUNCED:
         before, after = find_condition(old.conditions, type_), find_condition(new.conditions, type_)
         if after is None or _same(before, after):
             continue
-        if before is None and after.status == _quiet(type_):
-            # A healthy beginning is no news.
+        if before is None and after.status == _initial_status(type_):
+            # The first status of a new object is no change.
             continue
         trouble = after.status == TROUBLE.get(type_)
         message = f"{type_} became {after.status}: {after.message}"
-        # Several conditions carry the same cause; one event of it is enough, a warning before a note.
-        if trouble or after.reason not in made:
-            made[after.reason] = EventContent("Warning" if trouble else "Normal", after.reason, message)
-    return list(made.values())
+        # Several conditions may have the same cause: one event is enough, a warning rather than a note.
+        if trouble or after.reason not in events:
+            events[after.reason] = EventContent("Warning" if trouble else "Normal", after.reason, message)
+    return list(events.values())
 
 
 def _same(before: Condition | None, after: Condition) -> bool:
     return before is not None and (before.status, before.reason) == (after.status, after.reason)
 
 
-def _quiet(type_: ConditionType) -> str:
+def _initial_status(type_: ConditionType) -> str:
     return "True" if type_ is ConditionType.PROGRESSING else "False"

@@ -1,7 +1,7 @@
-"""`make_plan`: from a snapshot to what has to change, each change with its reason. Pure.
+"""`make_plan`: decides from a snapshot what has to change, each change with its reason. Pure.
 
-The heart of the operator: called by `reconcile` for every wake, whatever the event was. It decides and
-touches nothing; `apply` carries it out and `status` tells what came of it.
+Called by `reconcile` in every pass, whatever event caused it. `apply` carries the reconcile plan out, and
+`conditions.status` reports the result.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,10 +23,10 @@ from mamba_operator.children.mounted_secrets import pods_wait, secrets_to_make
 from mamba_operator.children.ready_record import ready_record
 from mamba_operator.decision.index_trouble import IndexTrouble, index_trouble
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.memory.effective_plan import EffectivePlan, effective_plan
-from mamba_operator.memory.plan_pin import PinnedVerdict, pinned_verdict
-from mamba_operator.memory.plan_verdict import ModelNotServed, PlanDoesNotFit, PlanFits, SpecInvalid
-from mamba_operator.memory.reported_plan import with_report
+from mamba_operator.memory.in_force import StrategyInForce, strategy_in_force
+from mamba_operator.memory.pin import PinnedVerdict, pinned_verdict
+from mamba_operator.memory.reported import with_report
+from mamba_operator.memory.verdict import DoesNotFit, Fits, ModelNotServed, SpecInvalid
 from mamba_operator.model.model_load import ModelLoad, model_load
 from mamba_operator.objects.errors import InvalidPatch
 from mamba_operator.objects.manifest import Manifest, Ref, is_terminating, ref
@@ -41,8 +41,8 @@ from mamba_operator.rollout.key_rollout import KeyRollout, key_rollout
 from mamba_planner.shipped_profiles import SHIPPED
 
 WAITING_PERIOD = 30.0
-"""Seconds to the next look while pods wait for what they mount, or for a kind: nothing tells when a Secret
-goes or a CRD comes."""
+"""Seconds until the next pass while pods wait for what they mount, or for a kind: no watch reports that a
+Secret was deleted or a CRD installed."""
 
 
 def make_plan(
@@ -56,20 +56,21 @@ def make_plan(
     operator: Scraper = OPERATOR,
     profiles: Profiles = SHIPPED,
 ) -> ReconcilePlan:
-    """What to do about one MambaDeployment.
+    """Decide what to do about one MambaDeployment.
 
     Args:
         snapshot: what was observed.
         now: the time, with a time zone.
-        new_token: makes the admin token; called only when it may be needed.
-        key_id: key it is made from; empty: it is fresh each time, and engines cannot be told anything.
-        images: for pods whose images the object does not name.
-        scrapers: who may read the engines' metrics.
+        new_token: creates an admin token; called only when one may be needed.
+        key_id: id of the key from which tokens are derived; empty = each token is random, and the operator
+            cannot change settings of running engines.
+        images: images of pods for which the object names none.
+        scrapers: pods that may read the engines' metrics.
         operator: the operator's own pods.
-        profiles: what `spec.resources.profile` may name.
+        profiles: profiles that `spec.resources.profile` may name.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
-        # Owner references let the cluster collect the children; making one now would only race with that.
+        # Owner references let the cluster collect the children; creating one now would race with that.
         return ReconcilePlan()
     deployment = _read(snapshot.owner, profiles)
     if isinstance(deployment, ReconcilePlan):
@@ -80,7 +81,7 @@ def make_plan(
     try:
         pinned = pinned_verdict(deployment, engine, snapshot, key_id, loaded)
         if (
-            isinstance(pinned.verdict, SpecInvalid | PlanDoesNotFit | ModelNotServed)
+            isinstance(pinned.verdict, SpecInvalid | DoesNotFit | ModelNotServed)
             or deployment.spec.mode == "Plan"
         ):
             return _report_plan(deployment, pinned, load)
@@ -94,7 +95,7 @@ def make_plan(
 
 
 def _read(owner: Manifest, profiles: Profiles) -> MambaDeployment | ReconcilePlan:
-    """The object with its profile filled in; the plan to leave all as it is where it breaks the contract."""
+    """Return the object with its profile filled in; a plan that changes nothing if it breaks the contract."""
     try:
         deployment = MambaDeployment.model_validate(with_readable_status(owner), by_alias=True, by_name=False)
     except ValidationError as error:
@@ -106,11 +107,11 @@ def _read(owner: Manifest, profiles: Profiles) -> MambaDeployment | ReconcilePla
 
 
 def _report_plan(deployment: MambaDeployment, pinned: PinnedVerdict, load: ModelLoad | None) -> ReconcilePlan:
-    """The plan where it is only told what the planner says, and nothing that runs is changed."""
-    # The report is kept all the same: its pod may be gone when there is a plan that fits.
-    found = load.apply if load is not None and load.report is not None else None
-    noted = (Apply(found, Change.RECORDED),) if found is not None else ()
-    return ReconcilePlan(deployment, pinned.verdict, applies=noted, plan_difference=pinned.difference)
+    """Return the plan that reports the planner's verdict and changes no running pod."""
+    # The loader's report is recorded nevertheless: its pod may be gone once a plan fits.
+    record = load.apply if load is not None and load.report is not None else None
+    applies = (Apply(record, Change.RECORDED),) if record is not None else ()
+    return ReconcilePlan(deployment, pinned.verdict, applies=applies, plan_difference=pinned.difference)
 
 
 def _rollout_plan(
@@ -121,33 +122,36 @@ def _rollout_plan(
     now: datetime,
     new_token: Callable[[], str],
 ) -> ReconcilePlan:
-    """The plan where children are to be as the object says; `context` has yet to get what is decided here.
-    Raises InvalidPatch."""
+    """Return the plan that makes the children match the object; `context` does not hold its decisions yet.
+
+    Raises:
+        InvalidPatch: `spec.podTemplate` cannot be merged.
+    """
     decisions = _decisions(context, snapshot, pinned, now)
     loading = load if context.loaded is None else None
     engines = engine_rollout(
         _with_decisions(context, decisions, pinned), snapshot, now, loading=loading is not None
     )
-    wanted, not_served = _wanted(engines, snapshot)
-    compared = compare_children(wanted, snapshot)
+    children, not_served = _children(engines, snapshot)
+    compared = compare_children(children, snapshot)
     record = ready_record(engines, snapshot, compared)
     secrets = secrets_to_make(engines, snapshot, new_token)
     applies = (*secrets, *compared.applies, *_load_applies(load, loading), *record.applies)
-    keep = _retained(engines, snapshot, wanted, load)
+    keep = _retained(engines, snapshot, children, load)
     trouble = index_trouble(context.deployment, _wake(context, snapshot), now)
     return ReconcilePlan(
         context.deployment,
         with_report(
-            decisions.effective.verdict, context.deployment, snapshot.reported, engines.revision.label
+            decisions.in_force.verdict, context.deployment, snapshot.reported, engines.revision.label
         ),
         decisions.replicas,
         tuple(apply for apply in applies if not is_being_deleted(ref(apply.manifest), snapshot)),
         unneeded_children(snapshot, keep),
         not_served,
-        tuple(sorted(one for one in keep if is_being_deleted(one, snapshot))),
-        _requeue_after(engines, snapshot, load, decisions.effective, trouble, not_served),
+        tuple(sorted(child for child in keep if is_being_deleted(child, snapshot))),
+        _requeue_after(engines, snapshot, load, decisions.in_force, trouble, not_served),
         trouble,
-        plan_difference="; ".join(filter(None, (pinned.difference, decisions.effective.difference))) or None,
+        plan_difference="; ".join(filter(None, (pinned.difference, decisions.in_force.difference))) or None,
         settings_updates=engines.settings_updates,
         ready_revision=record.revision,
         failed=engines.choice.failed,
@@ -161,23 +165,23 @@ def _rollout_plan(
         load=loading,
         key_blocked=decisions.key.blocked,
         cache_kept=compared.cache_kept,
-        workload=decisions.effective.workload,
-        announcement=decisions.effective.announcement,
+        workload=decisions.in_force.workload,
+        announcement=decisions.in_force.announcement,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Decisions:
-    """What is decided about an object before its children are."""
+    """Decisions about an object that precede those about its children."""
 
     scaling: ScalingStatus | None
     replicas: int
-    effective: EffectivePlan
+    in_force: StrategyInForce
     key: KeyRollout
 
 
 def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now: datetime) -> _Decisions:
-    """How many engines, with which strategy, and who has the key between gateways and engines."""
+    """Decide the number of engines, their strategy, and the state of the key that gateways show engines."""
     deployment = context.deployment
     engine = snapshot.child("Deployment", context.children.engine)
     gateway = snapshot.child("Deployment", context.children.gateway)
@@ -187,51 +191,54 @@ def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now:
     return _Decisions(
         scaling,
         scaling.desired if scaling is not None else deployment.spec.replicas,
-        effective_plan(deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id)),
+        strategy_in_force(deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id)),
         key_rollout(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods),
     )
 
 
 def _wake(context: Context, snapshot: Snapshot) -> Manifest | None:
-    """What gateways write to."""
+    """Return the ConfigMap to which gateways write."""
     return snapshot.child("ConfigMap", context.children.wake)
 
 
 def _with_decisions(context: Context, decisions: _Decisions, pinned: PinnedVerdict) -> Context:
-    """The context with the decisions."""
-    verdict = decisions.effective.verdict
+    verdict = decisions.in_force.verdict
     return replace(
         context,
         replicas=decisions.replicas,
-        plan=verdict.plan if isinstance(verdict, PlanFits) else None,
+        plan=verdict.plan if isinstance(verdict, Fits) else None,
         planned_for=pinned.annotation,
-        chosen_for=decisions.effective.annotation,
+        chosen_for=decisions.in_force.annotation,
         key_presented=decisions.key.presented,
         key_required=decisions.key.required,
     )
 
 
-def _wanted(engines: EngineRollout, snapshot: Snapshot) -> tuple[list[Manifest], tuple[str, ...]]:
-    """The children, and why those are missing that this cluster cannot have. Raises InvalidPatch."""
+def _children(engines: EngineRollout, snapshot: Snapshot) -> tuple[list[Manifest], tuple[str, ...]]:
+    """Render the children, and return with them why this cluster cannot have some of them.
+
+    Raises:
+        InvalidPatch: `spec.podTemplate` cannot be merged.
+    """
     absent = snapshot.not_served
-    children = [one for one in render(engines.context) if ref(one) not in engines.later]
-    not_served = tuple(absent[one["kind"]] for one in children if one["kind"] in absent)
-    return [one for one in children if one["kind"] not in absent], not_served
+    children = [child for child in render(engines.context) if ref(child) not in engines.later]
+    not_served = tuple(absent[child["kind"]] for child in children if child["kind"] in absent)
+    return [child for child in children if child["kind"] not in absent], not_served
 
 
 def _load_applies(load: ModelLoad | None, loading: ModelLoad | None) -> list[Apply]:
-    """The loader's Job, or the record of what it downloaded."""
+    """Return the loader's Job, or the record of its download, as a change to apply."""
     if load is None or load.apply is None:
         return []
     return [Apply(load.apply, Change.MISSING if loading is not None else Change.RECORDED)]
 
 
 def _retained(
-    engines: EngineRollout, snapshot: Snapshot, wanted: Iterable[Manifest], load: ModelLoad | None
+    engines: EngineRollout, snapshot: Snapshot, children: Iterable[Manifest], load: ModelLoad | None
 ) -> set[Ref]:
-    """The children that stay."""
+    """Return the children that must not be deleted."""
     record = Ref("ConfigMap", engines.context.children.last_ready)
-    keep = {*map(ref, wanted), *engines.later, *(load.keep if load is not None else ())}
+    keep = {*map(ref, children), *engines.later, *(load.keep if load is not None else ())}
     return keep | ({record} if record in snapshot.children else set())
 
 
@@ -239,18 +246,18 @@ def _requeue_after(
     engines: EngineRollout,
     snapshot: Snapshot,
     load: ModelLoad | None,
-    effective: EffectivePlan,
+    in_force: StrategyInForce,
     trouble: IndexTrouble | None,
     not_served: Sequence[str],
 ) -> float | None:
-    """Seconds until time alone changes the plan; None where it does not."""
-    moments = (
+    """Return the seconds until time alone changes the plan; None where it does not."""
+    delays = (
         WAITING_PERIOD if pods_wait(snapshot) or not_served else None,
         trouble.seconds_left if trouble is not None else None,
         AGAIN if engines.settings_updates else None,
         engines.choice.requeue_after,
         engines.in_place.requeue_after,
         load.requeue_after if load is not None else None,
-        effective.requeue_after,
+        in_force.requeue_after,
     )
-    return min((one for one in moments if one is not None), default=None)
+    return min((seconds for seconds in delays if seconds is not None), default=None)

@@ -138,7 +138,7 @@ def test_a_model_is_downloaded_once_and_served_without_the_hub(
         assert job["status"]["succeeded"] == 1
         assert "failed" not in job["status"]
         log = node.kubectl("logs", "-n", SYSTEM, "deployment/mambaserve", "--tail=-1")
-        assert "reconcile_broken" not in log
+        assert "reconcile_crashed" not in log
 
 
 def said_by_loader(node: Node, namespace: str, pod: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from mamba_operator.objects.manifest import Key
 from mamba_operator.process.liveness import liveness_server
 from mamba_operator.process.settings import OperatorSettings
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import PassSettings, Runtime
 from mamba_server import wire
 from observability.alerts import rule_file
 from observability.dashboards import DASHBOARDS
@@ -76,7 +77,9 @@ async def an_operator(stack: AsyncExitStack) -> tuple[Operator, str]:
     operator = Operator(OperatorSettings(liveness_port=0), cluster)
     metrics = operator._metrics
     operator._on_delivered(SERVICE, fitting_owner(), False)
-    again = Reconciler(cluster, metrics, identity="test", now=lambda: NOW, token=lambda: TOKEN)
+    again = Reconciler(
+        cluster, metrics, PassSettings("test"), runtime=Runtime(now=lambda: NOW, new_token=lambda: TOKEN)
+    )
     await again(Key("models", "nano"))
     metrics.leader.set(1)
     port = await stack.enter_async_context(

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from mamba_api import names
 from mamba_api.names import METRIC_DOWNLOADED, METRIC_TO_DOWNLOAD
-from mamba_operator.model.load_watch import PERIOD
+from mamba_operator.model.download_poller import DOWNLOAD_POLL_SECONDS
 from model_loads import COMMIT, REPORT
 from operator_process import running_operator
 from testcluster.control_plane import ControlPlane
@@ -171,7 +171,7 @@ def test_bytes_that_a_loader_tells_are_in_the_status_and_cost_a_write_in_ten_sec
             return said not in cache.message("large")
 
         cache.plane.wait_for(further, "more bytes in the status", timeout=60)
-        assert len(versions) - 1 <= (time.monotonic() - begin) / PERIOD + 1
+        assert len(versions) - 1 <= (time.monotonic() - begin) / DOWNLOAD_POLL_SECONDS + 1
     finally:
         server.shutdown()
         server.server_close()
@@ -186,7 +186,7 @@ def test_a_download_that_cannot_succeed_ends_at_once_and_a_deleted_job_tries_aga
     cache.ends(pod, 2, "error: hf://org/missing: the Hub has no model org/missing")
     message = cache.becomes("wrong", "Degraded", "DownloadFailed")
     assert "the Hub has no model org/missing; check spec.model.uri" in message
-    assert "tried again at" in message
+    assert "the next attempt is at" in message
     assert cache.condition("wrong", "Ready")["reason"] == "DownloadFailed"
     [job] = cache.jobs("wrong")
 

@@ -46,7 +46,7 @@ async def serve(life: Life, **spec: Any) -> None:
         ({"model": {"uri": "hf://org/model"}}, "Planned", "ModelUnknown", "spec.model.config"),
         ({"model": {"uri": "hf://org/model", "config": unserved_config()}},
          "Ready", "ModelNotServed", "cannot serve falcon_h1 models"),
-        ({}, "Available", "NoReadyReplica", "0 of 1 engines answer"),
+        ({}, "Available", "NoReadyReplica", "0 of 1 engines are ready"),
     ],
 )  # fmt: skip
 async def test_what_is_not_known_or_not_there_yet_is_named(
@@ -72,17 +72,17 @@ async def test_a_model_that_only_engines_know_has_a_row_that_says_as_much(
 async def test_the_states_on_the_way_to_serving(life: Life) -> None:
     await life.make(replicas=2, scaling={"minReplicas": 2, "maxReplicas": 2}, rollout={"minReadyTime": "0s"})
     assert not await life.pass_is_idle()
-    assert await life.condition("Progressing") == ("True", "RollingOut", "engines asked for: 2")
+    assert await life.condition("Progressing") == ("True", "RollingOut", "desired number of engines: 2")
 
     first, second = await life.until(lambda: two(life))
     await life.set_pod_status(first, phase="Running")
     assert "1 of 2 engines load the model" in await life.becomes("Progressing", "LoadingModel")
 
     await life.set_pod_status(first, phase="Running", conditions=[READY])
-    assert "1 of at least 2" in await life.becomes("Available", "BelowMinimum")
+    assert "at least 2 are required" in await life.becomes("Available", "BelowMinimum")
 
     await life.set_pod_status(second, phase="Running", conditions=[READY])
-    assert "no gateway answers yet" in await life.becomes("Available", "GatewayNotReady")
+    assert "no gateway is ready yet" in await life.becomes("Available", "GatewayNotReady")
 
     await life.ready("gateway")
     await life.becomes("Ready", "Serving")
@@ -97,7 +97,7 @@ async def test_an_endpoint_without_engines_is_ready_to_wake_one(life: Life) -> N
     await life.make(replicas=0, scaling={"minReplicas": 0})
     await life.ready("gateway")
 
-    assert "the first request wakes one" in await life.becomes("Ready", "ScaledToZero")
+    assert "the first request starts one" in await life.becomes("Ready", "ScaledToZero")
 
 
 async def test_a_roll_out_that_is_paused_says_what_it_waits_for(life: Life) -> None:
@@ -119,7 +119,7 @@ async def test_an_engine_more_than_is_wanted_is_named_for_as_long_as_it_is_there
     with pods_stay(plane, namespace, metadata(engines[0])["name"]):
         await life.change(replicas=1)
 
-        assert await life.becomes("Progressing", "ScalingDown") == "engines that run: 2, wanted: 1"
+        assert await life.becomes("Progressing", "ScalingDown") == "2 engines run, 1 are desired"
         assert (await life.condition("Progressing"))[0] == "True"
         assert (await life.condition("UpToDate"))[:2] == ("False", "ScalingDown")
         assert (await life.condition("Ready"))[:2] == ("True", "Serving")
@@ -162,7 +162,7 @@ async def test_an_engine_that_finishes_its_requests_is_waited_for(life: Life) ->
     # That of no node fails when its controller looks next, at any moment; this one waits for a kubelet.
     await life.bind(pod, "without-a-kubelet")
     await life.kube.delete(POD, life.key.namespace, metadata(pod)["name"], metadata(pod)["uid"])
-    assert "finishes its requests" in await life.becomes("Progressing", "Draining")
+    assert "completes its requests" in await life.becomes("Progressing", "Draining")
 
 
 async def test_a_strategy_that_does_not_fit_what_runs_is_refused_with_the_engines_numbers(

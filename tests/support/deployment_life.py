@@ -9,6 +9,7 @@ from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import PassSettings, Runtime, Sources
 from mamba_operator.rollout.attempts import Attempts
 from operator_objects import NOW, TOKEN, fitting_owner
 
@@ -26,9 +27,9 @@ class Life:
         self.latest_decision: LatestDecision | None = None
         self.attempts: dict[str, Attempts] = {}
         self._reconciler = Reconciler(
-            self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, token=lambda: TOKEN,
-            resync=lambda: 300.0, latest_decision=lambda _: self.latest_decision,
-            attempts=lambda _: self.attempts,
+            self.cluster, OperatorMetrics(), PassSettings("test", resync=lambda: 300.0),
+            runtime=Runtime(now=lambda: self.now, new_token=lambda: TOKEN),
+            sources=Sources(lambda _: self.latest_decision, lambda _: self.attempts),
         )  # fmt: skip
         self._event_counts: dict[str, int] = {}
 

@@ -23,7 +23,15 @@ from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OWNED, POD, SECRET, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler, now_utc
+from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import (
+    ChildDefaults,
+    EngineAccess,
+    PassSettings,
+    Runtime,
+    Sources,
+    now_utc,
+)
 from mamba_operator.render.default_images import OF_THIS_VERSION
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_planner.shipped_profiles import SHIPPED
@@ -91,16 +99,12 @@ class Life:
         self._operator = Reconciler(
             kube,
             OperatorMetrics(),
-            identity="test",
-            key=ADMIN_KEY,
-            put=self._put,
-            now=self._now,
-            measured=self._measured,
+            PassSettings("test", max_rollouts=self.most_rollouts),
             indices=indices or Indices(),
-            profiles=self.profiles,
-            images=self.images,
-            most_rollouts=self.most_rollouts,
-            latest_decision=lambda _: self.latest_decision,
+            defaults=ChildDefaults(images=self.images, profiles=self.profiles),
+            engines=EngineAccess(ADMIN_KEY, self._put),
+            sources=Sources(latest_decision=lambda _: self.latest_decision, measured=self._measured),
+            runtime=Runtime(now=self._now),
         )
 
     def set_clock(self, now: Callable[[], datetime]) -> None:

@@ -1,8 +1,7 @@
 """`Autoscaler`: polls every deployment periodically and decides how many engines each of them needs.
 
-Runs beside the reconcile passes, which only carry out its latest decision: a pod that does not answer delays
-none of them. Takes deployments, engine pods and gateways from the watches and writes nothing to the cluster.
-In mode External its numbers are published as metrics and not carried out.
+Wired by `main`; the reconcile passes carry out its latest decision. It takes deployments, engine pods and
+gateways from the watches. In mode External its numbers are published as metrics and not carried out.
 """
 
 import asyncio
@@ -25,10 +24,10 @@ from mamba_operator.autoscale.reports import engine_report, gateway_report
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.autoscale.scaling_record import LatestDecision, ScalingRecord
 from mamba_operator.autoscale.scaling_status import advisory_config, autoscaler_config, wake_text
-from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating, name_of
+from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import answers, has_ended, is_engine, is_gateway
 from mamba_operator.objects.recorded_status import with_readable_status
 
@@ -59,12 +58,12 @@ class _DeploymentState:
         self.latest_decision: LatestDecision | None = None
 
 
-class Autoscaler:
-    """Of one operator that acts.
+class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
+    """Decider on the number of engines of every deployment. One instance per active operator.
 
     Args:
         indices: what the watches hold.
-        read: gives the `/metrics` of a pod.
+        read: reads the `/metrics` of a pod.
         wake: called with each deployment whose number of engines is to change.
         metrics: publishes demand and capacity.
         period: seconds between two polls.
@@ -81,38 +80,28 @@ class Autoscaler:
         period: float,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._indices, self._read, self._wake = indices, read, wake
-        self._metrics, self._period, self._now = metrics, period, now
-        self._states: dict[Key, _DeploymentState] = {}
+        super().__init__(indices, wake, period=period, failure_event="autoscaler_poll_failed", now=now)
+        self._read, self._metrics = read, metrics
         self._specs: dict[Key, tuple[Manifest, _ScalingSpec | None]] = {}
         """By deployment: the object that was parsed last, as the watches held it, and its scaling spec."""
 
     def latest_decision(self, key: Key) -> LatestDecision | None:
-        """The last decision about a deployment."""
-        state = self._states.get(key)
+        """Return the last decision about a deployment."""
+        state = self._reports.get(key)
         return state.latest_decision if state is not None else None
-
-    async def run(self) -> None:
-        """Poll periodically; ends only by cancellation."""
-        while True:
-            began = self._now()
-            await self.poll()
-            await asyncio.sleep(max(self._period - (self._now() - began), self._period / 10))
 
     async def poll(self) -> None:
         """Poll every deployment once, all concurrently."""
-        keys = self._indices.keys(MAMBA_DEPLOYMENT)
-        scaled = {key: found for key in keys if (found := self._scaled(key))}
-        for key in self._specs.keys() - set(keys):
+        for key in self._specs.keys() - set(self._indices.keys(MAMBA_DEPLOYMENT)):
             del self._specs[key]
-        for key in self._states.keys() - scaled.keys():
-            del self._states[key]
-            self._metrics.forget(key)
-        polls = {key: self._poll(key, found) for key, found in scaled.items()}
-        await run_concurrently(polls, "autoscaler_broken")
+        await super().poll()
 
-    def _scaled(self, key: Key) -> _ScalingSpec | None:
-        """The scaling spec of the object, parsed once per version that the watches hold."""
+    def _forget(self, key: Key) -> None:
+        super()._forget(key)
+        self._metrics.forget(key)
+
+    def _select(self, key: Key) -> _ScalingSpec | None:
+        """Return the scaling spec of the object, parsed once per version that the watches hold."""
         found = self._indices.of(MAMBA_DEPLOYMENT, key)
         if len(found) != 1:
             return None
@@ -121,12 +110,12 @@ class Autoscaler:
             known = self._specs[key] = found[0], _scaling_spec(found[0])
         return known[1]
 
-    async def _poll(self, key: Key, scaled: _ScalingSpec) -> None:
-        config = scaled.config
-        state = self._states.get(key)
+    async def _update(self, key: Key, selection: _ScalingSpec) -> bool:
+        scaled, config = selection, selection.config
+        state = self._reports.get(key)
         if state is None or state.config != config:
-            # What was learned of other bounds and targets is not what these ask for.
-            state = self._states[key] = _DeploymentState(config)
+            # The memory of decisions with other bounds and targets does not apply to these.
+            state = self._reports[key] = _DeploymentState(config)
         pods = [pod for pod in self._indices.of(POD, key) if _may_serve(pod)]
         engines = [pod for pod in pods if is_engine(pod)]
         ready = [pod for pod in engines if answers(pod)]
@@ -150,7 +139,7 @@ class Autoscaler:
         self._metrics.show(key, observation, decision)
         if not scaled.decides:
             state.latest_decision = None
-            return
+            return False
         changes = decision.target != scaled.asked
         last = state.latest_decision
         news = decision.blind != (last.decision.blind if last is not None else "")
@@ -160,8 +149,6 @@ class Autoscaler:
                 config=config, observation=observation, memory=before, decision=decision
             ).encode()
         state.latest_decision = LatestDecision(scaled.asked, scaled.start, decision, record)
-        if news:
-            self._wake(key)
         if changes:
             log.info(
                 "engines_decided",
@@ -170,7 +157,7 @@ class Autoscaler:
                 after=decision.target,
                 why=decision.reason,
             )
-            self._wake(key)
+        return changes or news
 
     def _wakes(self, key: Key) -> list[Manifest]:
         wanted = names.Children(key.name).wake

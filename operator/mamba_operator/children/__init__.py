@@ -1,1 +1,1 @@
-"""The objects that a MambaDeployment owns: comparison, drift, secrets, roll-out."""
+"""The objects that a MambaDeployment owns: comparison, drift, Secrets, roll-out."""

@@ -1,7 +1,8 @@
-"""The key from which the tokens of the engines' admin ports are made.
+"""`AdminKey`: the key from which the tokens of the engines' admin ports are derived.
 
-The operator may make Secrets and read none of a deployment. So it keeps one key in a Secret of its own, and a
-token is a function of the key and the deployment's uid: made once, known for ever, without being read.
+Read by `main` when the operator becomes active. The operator may create the Secrets of a deployment but not
+read them. It keeps one key in a Secret of its own and derives each token from the key and the deployment's
+uid, so it can compute a token again without reading it.
 """
 
 import base64
@@ -26,57 +27,60 @@ DATA_KEY = "key"
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """The operator's own key. Its text is never logged."""
+    """Key of the operator, which is never logged."""
 
     secret: bytes
 
     @property
     def id(self) -> str:
-        """Which key: part of the names of the Secrets made with it, so that another key is another Secret."""
+        """Id of the key. It is part of the names of derived Secrets, so each key has Secrets of its own."""
         return hashlib.sha256(b"id " + self.secret).hexdigest()[:6]
 
     def token(self, uid: str) -> str:
-        """The token of the deployment with that uid."""
+        """Return the token of the deployment with that uid."""
         return hmac.new(self.secret, f"admin token {uid}".encode(), hashlib.sha256).hexdigest()
 
 
 async def admin_key(client: KubeClient, namespace: str, name: str) -> AdminKey | None:
-    """The key in the Secret `name`, which is made where there is none; None: it may not be read.
+    """Return the key in the Secret `name`, which is created if it is missing; None if it may not be read.
 
     Raises:
-        ClusterError: the API server gave no answer.
+        ClusterError: the API server gave no answer, or the Secret holds no usable key.
     """
     try:
-        found = await client.get(SECRET, namespace, name)
-        if found is None:
+        secret = await client.get(SECRET, namespace, name)
+        if secret is None:
             try:
-                found = await client.create(_secret(namespace, name))
+                secret = await client.create(_secret(namespace, name))
             except Conflict:
-                found = await client.get(SECRET, namespace, name)
+                secret = await client.get(SECRET, namespace, name)
     except Forbidden:
         log.warning(
             "admin_key_not_readable",
             secret=f"{namespace}/{name}",
-            advice="let the operator get and create it; without it a change of strategy replaces the engines",
+            advice="allow the operator to get and create it; otherwise a change of strategy replaces engines",
         )
         return None
-    key = _key(found or {})
+    key = _key(secret or {})
     if key is None:
-        raise ClusterError(f"Secret {namespace}/{name} has no usable {DATA_KEY}: delete it, it is made again")
+        raise ClusterError(
+            f"Secret {namespace}/{name} has no usable {DATA_KEY}: delete the Secret, it is created again"
+        )
     return AdminKey(key)
 
 
-def made_with_key(engine: Manifest) -> bool:
-    """Tell whether pods of an engine Deployment mount a token that was made from a key."""
+def has_derived_token(engine: Manifest) -> bool:
+    """Return whether the pods of an engine Deployment mount a token that was derived from a key."""
     meta = metadata(engine)
-    uid = next((str(one.get("uid")) for one in meta.get("ownerReferences") or ()), "")
-    without = names.Children((meta.get("labels") or {}).get(names.LABEL_INSTANCE, "")).admin_secret(uid)
+    uid = next((str(owner.get("uid")) for owner in meta.get("ownerReferences") or ()), "")
+    random_token = names.Children((meta.get("labels") or {}).get(names.LABEL_INSTANCE, "")).admin_secret(uid)
     try:
         volumes = engine["spec"]["template"]["spec"]["volumes"]
-        secrets_of = [str((one.get("secret") or {}).get("secretName")) for one in volumes]
+        mounted = [str((volume.get("secret") or {}).get("secretName")) for volume in volumes]
     except (KeyError, TypeError, AttributeError):
         return False
-    return any(name.startswith(f"{without}-") for name in secrets_of)
+    # The Secret of a derived token has the id of the key behind the name that a random token's has.
+    return any(name.startswith(f"{random_token}-") for name in mounted)
 
 
 def _secret(namespace: str, name: str) -> Manifest:

@@ -1,4 +1,4 @@
-"""What a pass does to one child: `Apply` or `Delete`, each with its reason. Pure data, made by `plan`."""
+"""`Apply` and `Delete`: changes that a pass makes to one child, with their reasons. Pure data."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,24 +14,24 @@ class Change(StrEnum):
     DRIFTED = "Drifted"
     NOT_NEEDED = "NotNeeded"
     RECORDED = "Recorded"
-    """A note for later; nothing runs otherwise for it."""
+    """The child is a record for later passes and changes nothing that runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Make a child be as `manifest` says."""
+    """Change that makes a child match `manifest`."""
 
     manifest: Manifest
     change: Change
     detail: str = ""
-    """For people: the fields that drifted."""
+    """Fields that drifted, for people to read."""
     create_only: bool = False
-    """Never overwrite: the content was made once."""
+    """Whether an existing child is kept, because its content is random."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a child that is not wanted any more."""
+    """Removal of a child that is no longer needed."""
 
     ref: Ref
     uid: str

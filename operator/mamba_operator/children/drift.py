@@ -1,11 +1,13 @@
-"""Drift: where an observed child differs from what we want, field by field. Pure; called by `plan`.
+"""`drift`: finds the fields in which an observed child differs from the desired one. Pure.
 
-Only fields that we set are compared: defaults of the API server and fields of other managers are theirs.
+Called by `child_comparison` and `apply`. Only fields that the operator sets are compared; defaults of the API
+server and fields of other managers are ignored.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 from mamba_api.quantity import SUFFIXES
@@ -15,67 +17,63 @@ IDENTITIES: Sequence[tuple[str, ...]] = (
     ("name",), ("containerPort", "protocol"), ("port", "protocol"), ("mountPath",), ("key", "operator"),
     ("uid",), ("topologyKey",),
 )  # fmt: skip
-"""What tells the items of a list apart, first match wins."""
+"""Fields that identify the items of a list; the first tuple that fits is used."""
 QUANTITIES = frozenset({"requests", "limits", "hard", "storage", "sizeLimit", "overhead", "divisor"})
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]{1,3})|([A-Za-z]*))", re.ASCII)
-WHOLE = frozenset({"selector", "nodeSelector"})
-"""Fields whose every key counts: one more that somebody adds chooses other pods, or other nodes."""
-IGNORED = frozenset({"apiVersion", "kind", "stringData"})
-"""Identity of the object itself, and what the API server turns into something else."""
+EXACT_FIELDS = frozenset({"selector", "nodeSelector"})
+"""Fields in which an additional key is drift as well: it would select other pods, or other nodes."""
+IGNORED_FIELDS = frozenset({"apiVersion", "kind", "stringData"})
+"""Identity of the object itself, and a field that the API server converts."""
 MAX_PATHS = 5
+"""Paths that a comparison reports at most."""
 
 
 def drift(desired: Manifest, observed: Manifest) -> list[str]:
-    """Paths of the fields we want and do not see, the first few; empty = all is as wanted."""
-    found: list[str] = []
-    for path in _differences(desired, observed, ""):
-        found.append(path)
-        if len(found) == MAX_PATHS:
-            break
-    return found
+    """Return the paths of the first `MAX_PATHS` desired fields that differ; empty if none does."""
+    return list(islice(_differences(desired, observed, ""), MAX_PATHS))
 
 
-def made_of(desired: Manifest, observed: Manifest) -> str:
-    """Hash of what the API server has for `desired`: its status and what others noted on it are left out."""
+def observed_hash(desired: Manifest, observed: Manifest) -> str:
+    """Return the hash of an observed child, without its status and the annotations of other writers."""
     meta = observed.get("metadata") or {}
     ours = (desired.get("metadata") or {}).get("annotations") or {}
-    notes = {key: value for key, value in (meta.get("annotations") or {}).items() if key in ours}
+    annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key in ours}
     rest = {key: value for key, value in observed.items() if key not in ("metadata", "status")}
-    return digest([rest, meta.get("labels"), notes])
+    return digest([rest, meta.get("labels"), annotations])
 
 
 def _differences(desired: Any, observed: Any, path: str, *, quantity: bool = False) -> Iterator[str]:
-    match desired:
-        case Mapping():
-            if not isinstance(observed, Mapping):
-                # An empty object is dropped by the API server: wanting it and not seeing it is no drift.
-                if desired or observed is not None:
-                    yield path
-                return
-            for key, value in desired.items():
-                if not path and key in IGNORED:
-                    continue
-                if key in WHOLE and _has_more(observed.get(key), value):
-                    yield f"{path}.{key}" if path else key
-                    continue
-                yield from _differences(
-                    value,
-                    observed.get(key),
-                    f"{path}.{key}" if path else key,
-                    quantity=quantity or key in QUANTITIES,
-                )
-        case list():
-            if not isinstance(observed, list):
-                if desired or observed is not None:
-                    yield path
-                return
+    if isinstance(desired, Mapping):
+        if isinstance(observed, Mapping):
+            yield from _mapping_differences(desired, observed, path, quantity)
+            return
+    elif isinstance(desired, list):
+        if isinstance(observed, list):
             yield from _list_differences(desired, observed, path)
-        case _:
-            if not _same(desired, observed, quantity):
-                yield path
+            return
+    else:
+        if not _same(desired, observed, quantity):
+            yield path
+        return
+    # The API server drops an empty object or list, so its absence is no drift.
+    if desired or observed is not None:
+        yield path
 
 
-def _has_more(observed: Any, desired: Any) -> bool:
+def _mapping_differences(
+    desired: Mapping[str, Any], observed: Mapping[str, Any], path: str, quantity: bool
+) -> Iterator[str]:
+    for key, value in desired.items():
+        if not path and key in IGNORED_FIELDS:
+            continue
+        inner = f"{path}.{key}" if path else key
+        if key in EXACT_FIELDS and _has_additional_keys(observed.get(key), value):
+            yield inner
+            continue
+        yield from _differences(value, observed.get(key), inner, quantity=quantity or key in QUANTITIES)
+
+
+def _has_additional_keys(observed: Any, desired: Any) -> bool:
     both = isinstance(observed, Mapping) and isinstance(desired, Mapping)
     return both and not observed.keys() <= desired.keys()
 
@@ -86,23 +84,23 @@ def _list_differences(desired: list[Any], observed: list[Any], path: str) -> Ite
         if len(desired) != len(observed):
             yield path
             return
-        for index, (wanted, seen) in enumerate(zip(desired, observed, strict=True)):
-            yield from _differences(wanted, seen, f"{path}[{index}]")
+        for index, (item, observed_item) in enumerate(zip(desired, observed, strict=True)):
+            yield from _differences(item, observed_item, f"{path}[{index}]")
         return
     by_identity = {
         tuple(item.get(key) for key in identity): item for item in observed if isinstance(item, Mapping)
     }
-    for wanted in desired:
-        value = tuple(wanted.get(key) for key in identity)
-        where = f"{path}[{value[0]}]"
+    for item in desired:
+        value = tuple(item.get(key) for key in identity)
+        inner = f"{path}[{value[0]}]"
         if value not in by_identity:
-            yield where
+            yield inner
         else:
-            yield from _differences(wanted, by_identity[value], where)
+            yield from _differences(item, by_identity[value], inner)
 
 
 def _identity(items: list[Any]) -> tuple[str, ...] | None:
-    """The fields that all items have and that tell them apart."""
+    """Return the fields that all items have and that identify them; None if there are none."""
     if not items or not all(isinstance(item, Mapping) for item in items):
         return None
     for keys in IDENTITIES:
@@ -116,9 +114,9 @@ def _identity(items: list[Any]) -> tuple[str, ...] | None:
 
 def _same(desired: Any, observed: Any, quantity: bool) -> bool:
     if quantity:
-        wanted, seen = _units(desired), _units(observed)
-        if wanted is not None and seen is not None:
-            return wanted == seen
+        desired_units, observed_units = _units(desired), _units(observed)
+        if desired_units is not None and observed_units is not None:
+            return desired_units == observed_units
     # The API server drops empty strings and false of omitempty fields.
     if observed is None and desired in ("", False, 0):
         return True
@@ -126,10 +124,10 @@ def _same(desired: Any, observed: Any, quantity: bool) -> bool:
 
 
 def _units(value: Any) -> Decimal | None:
-    """What a quantity amounts to, in every notation that a pod template may use; None = it is none.
+    """Return the amount of a quantity, in every notation that a pod template may use; None if it is none.
 
-    Wider than the quantities of our own contract: the API server also reads 129e6, .5, +1 and a bare 0.5, and
-    gives back another spelling of the same amount.
+    More notations are valid than in our own contract: the API server also reads 129e6, .5, +1 and a bare 0.5,
+    and returns another spelling of the same amount.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None

@@ -1,5 +1,7 @@
-"""Tells running engines their settings through the admin port, and asks for their plan. What failed is
-returned, not raised."""
+"""Client of the engines' admin ports: sends live settings and fetches memory plans.
+
+Called by `reconcile` and by `ReportedPlanPoller`. Failures are returned, not raised.
+"""
 
 import asyncio
 import json
@@ -13,22 +15,23 @@ from mamba_api.names import authority
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
-MAX_WORDS = 500
-MAX_PLAN = 1 << 20
-"""Bytes of a plan; one has some thousand."""
+MAX_ERROR_CHARS = 500
+"""Characters of an error message that are kept."""
+MAX_PLAN_BYTES = 1 << 20
+"""Bytes of a plan that are read; a usual one has some thousand."""
 
 AdminResponse = tuple[int, str]
-"""(HTTP status, or 0 without a response; message of the response or of the error)."""
+"""(HTTP status, 0 without a response; message of the response or of the error)."""
 Put = Callable[[str, str, Mapping[str, Any]], Awaitable[AdminResponse]]
-"""(address of the pod, token, body) of `PUT /admin/strategy`."""
+"""Sends `PUT /admin/strategy` to (address of the pod, token, body)."""
 GetPlan = Callable[[str, str], Awaitable[str | None]]
-"""(address of the pod, token) of `GET /admin/plan`: JSON, or None where there was no such answer."""
+"""Sends `GET /admin/plan` to (address of the pod, token) and returns JSON; None without such an answer."""
 
 
 async def put_strategy(
     address: str, token: str, body: Mapping[str, Any], port: int = names.ADMIN_PORT
 ) -> AdminResponse:
-    """One engine's answer."""
+    """Send live settings to one engine and return its response."""
     url = f"http://{authority(address, port)}/admin/strategy"
     headers = {"Authorization": f"Bearer {token}"}
     try:
@@ -42,7 +45,7 @@ async def put_strategy(
 
 
 async def get_plan(address: str, token: str, port: int = names.ADMIN_PORT) -> str | None:
-    """The plan that one engine runs with."""
+    """Fetch the plan that one engine runs with, as JSON; None if the engine gives none."""
     url = f"http://{authority(address, port)}/admin/plan"
     headers = {"Authorization": f"Bearer {token}"}
     try:
@@ -50,8 +53,8 @@ async def get_plan(address: str, token: str, port: int = names.ADMIN_PORT) -> st
             aiohttp.ClientSession(timeout=TIMEOUT) as session,
             session.get(url, headers=headers) as answer,
         ):
-            body = await answer.content.read(MAX_PLAN + 1) if answer.status == 200 else b""
-            return body.decode(errors="replace") if 0 < len(body) <= MAX_PLAN else None
+            body = await answer.content.read(MAX_PLAN_BYTES + 1) if answer.status == 200 else b""
+            return body.decode(errors="replace") if 0 < len(body) <= MAX_PLAN_BYTES else None
     except (TimeoutError, aiohttp.ClientError, OSError):
         return None
 
@@ -59,20 +62,22 @@ async def get_plan(address: str, token: str, port: int = names.ADMIN_PORT) -> st
 async def send_updates(
     settings_updates: Sequence[SettingsUpdate], token: str, put: Put
 ) -> tuple[RejectedUpdate, ...]:
-    """Send all updates concurrently; returns those that were not accepted."""
-    answers = await asyncio.gather(*(put(one.address, token, one.body) for one in settings_updates))
+    """Send all updates concurrently and return those that were not accepted."""
+    responses = await asyncio.gather(
+        *(put(update.address, token, update.body) for update in settings_updates)
+    )
     return tuple(
-        RejectedUpdate(one, f"engine {one.pod}: {said}", final=400 <= status < 500)
-        for one, (status, said) in zip(settings_updates, answers, strict=True)
+        RejectedUpdate(update, f"engine {update.pod}: {message}", final=400 <= status < 500)
+        for update, (status, message) in zip(settings_updates, responses, strict=True)
         if not 200 <= status < 300
     )
 
 
 def _error_message(text: str) -> str:
-    """The message of an error envelope, or the text as it is."""
+    """Return the message of an error envelope; the text itself if it is none."""
     try:
-        said = json.loads(text)
-        text = str(said["error"]["message"])
+        envelope = json.loads(text)
+        text = str(envelope["error"]["message"])
     except (ValueError, KeyError, TypeError):
         pass
-    return text[:MAX_WORDS]
+    return text[:MAX_ERROR_CHARS]

@@ -1,6 +1,6 @@
-"""`engine_rollout`: the revision that engines run, how they come to it, and who is told settings. Pure.
+"""`engine_rollout`: decides the revision of engines, the way to it, and the live settings to send. Pure.
 
-Called by `plan` once it is decided how many engines there are and what is planned for them.
+Called by `plan` after the number of engines and their memory plan are decided.
 """
 
 from dataclasses import dataclass, replace
@@ -16,37 +16,38 @@ from mamba_operator.render.revision import EngineRevision, label_of, revision_in
 from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout
 from mamba_operator.rollout.rollback import RevisionChoice, choose_revision
 
-NEXT_TURN = 10.0
-"""Seconds until it is looked again whether other roll-outs are over."""
+QUEUE_POLL_SECONDS = 10.0
+"""Seconds until a queued roll-out checks again whether the others are complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRollout:
-    """The revision that engines are to run, and what is to be done to get there."""
+    """Revision that engines will run, and the steps to it."""
 
     context: Context
-    """As it was given, with the revision and how it comes about filled in."""
+    """The context that was passed in, with the revision and the steps filled in."""
     revision: EngineRevision
     choice: RevisionChoice
     in_place: InPlaceRollout
     settings_updates: tuple[SettingsUpdate, ...]
-    """Those to be told settings that they take over while they serve."""
+    """Live settings to send to running engines."""
     last_ready: EngineRevision | None
-    """The revision that is recorded as having been ready."""
+    """The revision that is recorded as the last ready one."""
     later: frozenset[Ref]
-    """What engines are made of and with, where that waits for their model; empty otherwise."""
+    """Children of the engines that are created only once their model is downloaded; empty otherwise."""
     begins_unasked: bool = False
-    """Ready engines begin to be replaced, and nobody changed their object."""
+    """Whether ready engines begin to be replaced although their object was not edited."""
 
 
 def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loading: bool) -> EngineRollout:
-    """What engines are to run now.
+    """Decide what engines run now.
 
     Args:
-        context: what children depend on, but for the revision.
+        context: everything that children depend on, without the revision.
         snapshot: what was observed.
         now: the time, with a time zone.
-        loading: their model is not there yet: none are made, and those that serve another one go on.
+        loading: whether the model is still being downloaded. No engines are then created, and those that
+            serve another model keep running.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
@@ -61,7 +62,7 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
     )  # fmt: skip
     begins = not loading and choice.instead is None and _begins_unasked(context, snapshot, recorded, revision)
     if begins and not snapshot.may_begin:
-        choice = RevisionChoice(recorded, requeue_after=NEXT_TURN, queued=True)
+        choice = RevisionChoice(recorded, requeue_after=QUEUE_POLL_SECONDS, queued=True)
     revision = choice.instead or revision
     in_place = in_place_rollout(
         engine, snapshot.pods, revision.label, rollout, context.replicas,
@@ -85,22 +86,24 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
         if tuned is not None
         else (),
         recorded,
-        _made_later(context) if loading and choice.instead is None else frozenset(),
+        _engine_refs(context) if loading and choice.instead is None else frozenset(),
         begins and not choice.queued,
     )
 
 
 def _begins_unasked(
-    context: Context, snapshot: Snapshot, ready: EngineRevision | None, wanted: EngineRevision
+    context: Context, snapshot: Snapshot, ready: EngineRevision | None, desired: EngineRevision
 ) -> bool:
-    """Tell whether engines that are ready would be replaced though their object is as it was: by a newer
-    operator, say, or by other default images."""
+    """Return whether ready engines would be replaced although their object was not edited.
+
+    A newer operator or other default images cause that, for example.
+    """
     engine = snapshot.child("Deployment", context.children.engine)
-    if engine is None or ready is None or not label_of(engine) == ready.label != wanted.label:
+    if engine is None or ready is None or not label_of(engine) == ready.label != desired.label:
         return False
     meta, status = context.deployment.metadata, context.deployment.status
     same = status is not None and status.observed_generation == meta.generation
-    return same and _restart_mark(ready) == _restart_mark(wanted)
+    return same and _restart_mark(ready) == _restart_mark(desired)
 
 
 def _restart_mark(revision: EngineRevision) -> str | None:
@@ -110,12 +113,12 @@ def _restart_mark(revision: EngineRevision) -> str | None:
 def _tuned(
     context: Context, snapshot: Snapshot, revision: EngineRevision, now: datetime
 ) -> LiveSettings | None:
-    """The settings that running engines take over; None where they cannot be told."""
+    """Return the live settings of running engines; None where the operator cannot send them."""
     if not context.key_id:
         return None
     engine = snapshot.child("Deployment", context.children.engine)
     return live_settings(revision.document, snapshot.child("ConfigMap", context.children.engine), engine, now)
 
 
-def _made_later(context: Context) -> frozenset[Ref]:
+def _engine_refs(context: Context) -> frozenset[Ref]:
     return frozenset(Ref(kind, context.children.engine) for kind in ("Deployment", "ConfigMap"))

@@ -1,6 +1,6 @@
 """`secrets_to_make`: the Secrets that pods mount and the operator never reads. Pure; called by `plan`.
 
-Whether one is there is asked by making it, and only where somebody may wait for it.
+The operator finds out whether a Secret exists by creating it, and does so only where a pod may wait for it.
 """
 
 from collections.abc import Callable
@@ -16,28 +16,30 @@ from mamba_operator.rollout.key_rollout import has_key
 
 
 def secrets_to_make(engines: EngineRollout, snapshot: Snapshot, new_token: Callable[[], str]) -> list[Apply]:
-    """What is to be made before everything else: pods that mount it wait for it with a warning."""
-    context, found = engines.context, list[Manifest]()
+    """Return the Secrets to create before other children, since a pod without them waits with a warning."""
+    context, manifests = engines.context, list[Manifest]()
     engine = snapshot.child("Deployment", context.children.engine)
     gateway = snapshot.child("Deployment", context.children.gateway)
     if context.key_presented and (pods_wait(snapshot) or not has_key(gateway)):
-        found.append(engine_key_secret(context, new_token()))
+        manifests.append(engine_key_secret(context, new_token()))
     waiting = any(map(is_being_created, snapshot.pods))
     if not engines.later and (waiting or engine is None or _mounts_another(engine, context.admin_secret)):
-        found.append(admin_secret(context, new_token()))
-    return [Apply(one, Change.MISSING, create_only=True) for one in found]
+        manifests.append(admin_secret(context, new_token()))
+    return [Apply(manifest, Change.MISSING, create_only=True) for manifest in manifests]
 
 
 def pods_wait(snapshot: Snapshot) -> bool:
-    """Whether pods, of whatever component, may wait for what they mount."""
+    """Return whether pods of any component may wait for what they mount."""
     return any(map(waits_for_mounts, snapshot.pods))
 
 
 def _mounts_another(engine: Manifest, secret: str) -> bool:
-    """Whether the pods have an admin token of another name, as those of an earlier operator do."""
+    """Return whether the pods mount an admin token of another name, as those of an earlier operator do."""
     try:
         volumes = engine["spec"]["template"]["spec"]["volumes"]
-        return any(each["name"] == "admin" and each["secret"]["secretName"] != secret for each in volumes)
+        return any(
+            volume["name"] == "admin" and volume["secret"]["secretName"] != secret for volume in volumes
+        )
     except (KeyError, TypeError):
-        # Somebody's damage: it is repaired, and no reason to make a token.
+        # Somebody damaged the template. It is repaired anyway, which needs no token.
         return False

@@ -1,6 +1,6 @@
-"""`ready_record`: which revision of the engines was last ready, all of it, and the note of that. Pure.
+"""`ready_record`: records the last revision of which all engines were ready. Pure; called by `plan`.
 
-Called by `plan`. The note is a ConfigMap, to go back to should a later revision fail.
+The record is a ConfigMap, to which engines are rolled back if a later revision fails.
 """
 
 from collections.abc import Mapping
@@ -17,30 +17,30 @@ from mamba_operator.rollout.rollback import is_ready
 
 @dataclass(frozen=True, slots=True)
 class ReadyRecord:
-    """What was last ready."""
+    """Last revision that was ready, and the change of its record."""
 
     revision: str | None
-    """Label of the engine pods; None: no revision was, so far."""
+    """Label of the engine pods; None = no revision has been ready yet."""
     applies: tuple[Apply, ...] = ()
-    """The note, where it says another revision."""
+    """The record, if it has another revision."""
     up_to_date: Mapping[str, str] = field(default_factory=dict)
-    """As `Snapshot.up_to_date`, of the note where that is as wanted now."""
+    """Value of `Snapshot.up_to_date` for the record, if it is up to date."""
 
 
 def ready_record(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> ReadyRecord:
-    """What was last ready, once the children are compared: what is about to change is not ready yet."""
-    if not _became_ready(engines, snapshot, compared):
+    """Decide which revision was last ready. Engines that this pass changes (`compared`) are not ready yet."""
+    if not _is_ready_now(engines, snapshot, compared):
         last = engines.last_ready
         return ReadyRecord(last.label if last is not None else None)
-    note = sealed(last_ready(engines.context))
-    noted = compare_children([note], snapshot)
-    applies = (Apply(note, Change.RECORDED),) if noted.applies else ()
-    return ReadyRecord(engines.revision.label, applies, noted.up_to_date)
+    record = sealed(last_ready(engines.context))
+    comparison = compare_children([record], snapshot)
+    applies = (Apply(record, Change.RECORDED),) if comparison.applies else ()
+    return ReadyRecord(engines.revision.label, applies, comparison.up_to_date)
 
 
-def _became_ready(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> bool:
-    """Whether all engines run the spec's own revision and are ready, and none of them is about to change."""
-    one = Ref("Deployment", engines.context.children.engine)
-    changing = any(ref(apply.manifest) == one for apply in compared.applies)
+def _is_ready_now(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> bool:
+    """Return whether all engines run the spec's own revision and are ready, and none is about to change."""
+    deployment = Ref("Deployment", engines.context.children.engine)
+    changing = any(ref(apply.manifest) == deployment for apply in compared.applies)
     waits = changing or engines.later or engines.choice.instead is not None
-    return not waits and is_ready(snapshot.children.get(one), engines.revision.label, snapshot.pods)
+    return not waits and is_ready(snapshot.children.get(deployment), engines.revision.label, snapshot.pods)

@@ -1,6 +1,6 @@
-"""`summarize`: from a snapshot, the plan and what failed, to the status the object shall carry. Pure.
+"""`summarize`: returns the status of an object from the snapshot, the plan and the failures of a pass. Pure.
 
-What the conditions say is found in `findings`. Called by `reconcile` once per pass; never writes anything.
+Called by `reconcile` once per pass; the conditions are decided in `summary`. Writes nothing.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,10 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.v1alpha1 import Condition, RolloutStatus, ScalingStatus, Status
 from mamba_api.v1alpha1.conditions import ConditionStatus, ConditionType, set_condition
-from mamba_operator.conditions.findings import ConditionInputs, Failure, findings_of
+from mamba_operator.conditions.chain import ConditionInputs, Failure
+from mamba_operator.conditions.summary import all_conditions
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.memory.plan_verdict import PlanFits
+from mamba_operator.memory.verdict import Fits
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.objects.workload_state import workload_state
@@ -21,13 +22,13 @@ from mamba_operator.observation.snapshot import Snapshot
 def summarize(
     snapshot: Snapshot, plan: ReconcilePlan, failures: Sequence[Failure], *, now: datetime
 ) -> Status | None:
-    """The status to write; None when the object is gone or going.
+    """Return the status to write; None when the object is gone or being deleted.
 
     Args:
         snapshot: what was observed before anything was changed.
         plan: what was decided.
-        failures: what could not be carried out.
-        now: the time, with a time zone; it dates conditions that flip.
+        failures: changes that could not be made.
+        now: the time, with a time zone; it dates conditions whose status changes.
     """
     if snapshot.owner is None or plan.verdict is None:
         return None
@@ -38,9 +39,9 @@ def summarize(
     old = recorded_status(snapshot.owner)
     generation = int(snapshot.owner["metadata"].get("generation") or 0)
     conditions: list[Condition] = list(old.conditions)
-    for type_, finding in findings_of(view, generation).items():
+    for type_, result in all_conditions(view, generation).items():
         conditions = set_condition(
-            conditions, type_, finding.status, finding.reason, finding.message,
+            conditions, type_, result.status, result.reason, result.message,
             now=now, observed_generation=generation,
         )  # fmt: skip
     return old.model_copy(
@@ -53,23 +54,23 @@ def summarize(
             "selector": _selector(snapshot.key.name),
             "url": names.url(snapshot.key.name, snapshot.key.namespace),
             "conditions": conditions,
-            "plan": plan.verdict.plan if isinstance(plan.verdict, PlanFits) else None,
+            "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
             "scaling": _scaling(plan, old.scaling, engine.replicas),
             "rollout": _rollout(plan, old.rollout),
-            # While nothing may be changed, what stood there.
+            # While nothing may be changed, the recorded workload stays.
             "workload": plan.workload if plan.replicas is not None else old.workload,
         }
     )
 
 
 def _scaling(plan: ReconcilePlan, old: ScalingStatus | None, engines: int) -> ScalingStatus | None:
-    """What was decided about the number of engines; what stood there, while nothing may be changed."""
-    made = plan.scaling if plan.replicas is not None else old
-    return made.model_copy(update={"current": engines}) if made is not None else None
+    """Return the decision about the number of engines; the recorded one while nothing may be changed."""
+    scaling = plan.scaling if plan.replicas is not None else old
+    return scaling.model_copy(update={"current": engines}) if scaling is not None else None
 
 
 def _rollout(plan: ReconcilePlan, old: RolloutStatus | None) -> RolloutStatus | None:
-    """Which revision was ready, and which was not; what stood there, while nothing may be changed."""
+    """Return the ready and the failed revision; the recorded ones while nothing may be changed."""
     if plan.replicas is None:
         return old
     if plan.ready_revision is None:
@@ -86,19 +87,19 @@ def _rollout(plan: ReconcilePlan, old: RolloutStatus | None) -> RolloutStatus | 
 
 
 def _engines(view: ConditionInputs) -> str:
-    wanted = view.engine.wanted if view.plan.replicas is None else view.plan.replicas
-    return f"{view.engine.ready}/{wanted}"
+    desired = view.engine.wanted if view.plan.replicas is None else view.plan.replicas
+    return f"{view.engine.ready}/{desired}"
 
 
 def _strategy(view: ConditionInputs) -> str:
-    if isinstance(view.verdict, PlanFits):
+    if isinstance(view.verdict, Fits):
         return view.verdict.plan.strategy
     deployment = view.plan.deployment
     return deployment.spec.state_cache.strategy if deployment is not None else ""
 
 
 def unobserved(owner: Manifest, failure: Failure, *, now: datetime) -> Status:
-    """The recorded status with the reason why nothing could be seen; all that was seen before stays in it."""
+    """Return the recorded status with the reason why nothing could be observed in Degraded and Ready."""
     old = recorded_status(owner)
     conditions: list[Condition] = list(old.conditions)
     statuses: dict[ConditionType, ConditionStatus] = {

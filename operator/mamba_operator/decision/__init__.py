@@ -1,1 +1,1 @@
-"""What one pass decides: the reconcile plan and what it knows of the prefix index."""
+"""The result of one pass: the reconcile plan, and the trouble with the prefix index that gateways report."""

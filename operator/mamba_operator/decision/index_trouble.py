@@ -1,4 +1,7 @@
-"""What gateways say of the Redis of the prefix index, by the ConfigMap X-wake. Pure."""
+"""`index_trouble`: trouble with the Redis of the prefix index that gateways report. Pure; called by `plan`.
+
+Gateways write their reports to the ConfigMap `<name>-wake`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,36 +13,38 @@ from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.timestamp import parse_timestamp
 
 REPORT_SECONDS = 90.0
-"""For so long a report counts; gateways repeat it three times in that time."""
-LONGEST_REPORT = 400
+"""Seconds for which a report counts; gateways repeat it three times in that time."""
+MAX_REPORT_CHARS = 400
 """Characters of a report that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexTrouble:
-    """Redis is missing to the prefix index."""
+    """Report of a gateway that the prefix index lacks its Redis."""
 
     message: str
     seconds_left: float
-    """Until the report is too old to count."""
+    """Seconds until the report is too old to count."""
 
 
 def index_trouble(
     deployment: MambaDeployment | None, report: Manifest | None, now: datetime
 ) -> IndexTrouble | None:
-    """The trouble that a gateway lately reported; None: none did, or the spec has no Redis any more."""
+    """Return the trouble that a gateway reported lately; None if none did, or the spec names no Redis."""
     if deployment is None or deployment.spec.prefix_index.redis is None:
         return None
     data = report.get("data") if report else None
     text = data.get(names.INDEX_TROUBLE_KEY) if isinstance(data, Mapping) else None
     if not isinstance(text, str):
         return None
-    at, _, said = text.partition(" ")
-    when = parse_timestamp(at)
-    # A clock that is ahead makes a report live no longer than one that is right.
-    left = REPORT_SECONDS - abs((now - when).total_seconds()) if when is not None else 0.0
-    # Gateways are what strangers talk to: of their words so much is shown, in one line.
-    words = "".join(each if each.isprintable() else " " for each in said[:LONGEST_REPORT]).strip()
-    if left <= 0 or not words:
+    timestamp, _, report_text = text.partition(" ")
+    reported_at = parse_timestamp(timestamp)
+    # The distance in both directions: the clock of a gateway that is ahead does not prolong its report.
+    left = REPORT_SECONDS - abs((now - reported_at).total_seconds()) if reported_at is not None else 0.0
+    # Strangers can reach a gateway, so its text is cut and made one printable line.
+    line = "".join(char if char.isprintable() else " " for char in report_text[:MAX_REPORT_CHARS]).strip()
+    if left <= 0 or not line:
         return None
-    return IndexTrouble(f"{words}; requests are answered without it, check spec.prefixIndex.redis", left)
+    return IndexTrouble(
+        f"{line}; requests are answered without the prefix index: check spec.prefixIndex.redis", left
+    )

@@ -1,6 +1,6 @@
-"""`ReconcilePlan`: all that one pass decided about one MambaDeployment. Pure data.
+"""`ReconcilePlan`: every decision of one pass about one MambaDeployment. Pure data.
 
-Made by `plan`; carried out by `apply`, reported by `status` and `pass_events`.
+Returned by `plan`; carried out by `apply`; reported by `conditions.status` and `pass_events`.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus, WorkloadStatus
 from mamba_operator.children.changes import Apply, Delete
 from mamba_operator.decision.index_trouble import IndexTrouble
-from mamba_operator.memory.plan_verdict import PlanVerdict
+from mamba_operator.memory.verdict import MemoryVerdict
 from mamba_operator.model.model_load import ModelLoad
 from mamba_operator.objects.manifest import Ref
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
@@ -18,55 +18,55 @@ from mamba_operator.rollout.rollback import FailedRevision
 
 @dataclass(frozen=True, slots=True)
 class ReconcilePlan:
-    """What has to change, and what was decided on the way."""
+    """Changes to make, and the decisions that led to them."""
 
     deployment: MambaDeployment | None = None
-    """The parsed object, its profile filled in; None when it is gone, going, or broken."""
-    verdict: PlanVerdict | None = None
-    """What the planner says; None when the object is gone or going."""
+    """The parsed object, its profile filled in; None when it is gone, being deleted, or invalid."""
+    verdict: MemoryVerdict | None = None
+    """The planner's verdict; None when the object is gone or being deleted."""
     replicas: int | None = None
-    """Engines wanted; None when nothing may be changed."""
+    """Desired number of engines; None when nothing may be changed."""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     not_served: tuple[str, ...] = ()
-    """Why children that the spec asks for cannot be had in this cluster."""
+    """For each child that the spec asks for and this cluster cannot have: the reason."""
     terminating: tuple[Ref, ...] = ()
-    """Children that must be gone before they can be made again."""
+    """Children that must be gone before they can be created again."""
     requeue_after: float | None = None
     """Seconds until time alone changes the plan."""
     index_trouble: IndexTrouble | None = None
-    """What gateways say of the Redis of the prefix index."""
+    """Trouble with the Redis of the prefix index that gateways report."""
     plan_difference: str | None = None
-    """What a new revision would be planned as, where that is another plan than the serving one."""
+    """Message about the memory plan of a new revision, where it differs from the serving one."""
     settings_updates: tuple[SettingsUpdate, ...] = ()
-    """Engines to be told settings that they take over while they serve."""
+    """Live settings to send to running engines."""
     rejected_updates: tuple[RejectedUpdate, ...] = ()
-    """Those of them that were told and did not take it."""
+    """Updates of `settings_updates` that engines did not accept."""
     ready_revision: str | None = None
-    """Label of the engine pods that were last ready, all of them."""
+    """Label of the last revision of which all engine pods were ready."""
     failed: FailedRevision | None = None
-    """The revision of the spec, where that did not become ready and engines went back."""
+    """The revision of the spec, if it did not become ready and engines were rolled back."""
     scaling: ScalingStatus | None = None
-    """What is decided about the number of engines; None where spec.replicas is what runs."""
+    """Decision about the number of engines; None where spec.replicas is that number."""
     up_to_date: Mapping[str, str] = field(default_factory=dict)
-    """As `Snapshot.up_to_date`, of all children that are as wanted now."""
+    """Value of `Snapshot.up_to_date` for all children that match the object now."""
     in_place: bool = False
-    """An old engine goes before a new one comes: there is no room for both."""
+    """Whether an old engine is removed before a new one is created, because there is no room for both."""
     in_place_soon: bool = False
-    """It will, once an engine that the roll-out adds has waited for room for long enough."""
+    """Whether that begins once an engine that the roll-out adds has waited for room for long enough."""
     in_place_refused: bool = False
-    """An engine that the roll-out adds has no room, and the spec lets no older one go for it."""
+    """Whether an added engine has no room and the spec does not allow to remove an older one for it."""
     queued: bool = False
-    """Engines are to be replaced and wait for other roll-outs, since nobody asked for it."""
+    """Whether a roll-out that no edit of the object caused waits for other roll-outs."""
     begins_unasked: bool = False
-    """Engines begin to be replaced, and nobody asked for it."""
+    """Whether a roll-out begins that no edit of the object caused."""
     load: ModelLoad | None = None
-    """How far the download of the model is, while that is not done."""
+    """Progress of the model's download; None once it is complete."""
     key_blocked: bool = False
-    """Engines ask gateways for a key once no gateway is left that shows none."""
+    """Whether engines require the gateways' key only after the last gateway without it has ended."""
     cache_kept: str | None = None
-    """Why the claim of the model cache stays as it is though the spec says otherwise."""
+    """Why the claim of the model cache stays as it is although the spec differs."""
     workload: WorkloadStatus | None = None
-    """The traffic that engines measured, and a strategy that does better for it."""
+    """The traffic that engines measured, and a strategy that performs better for it."""
     announcement: str | None = None
-    """That strategy in words, once it was announced."""
+    """Message about that strategy, once it has been announced."""

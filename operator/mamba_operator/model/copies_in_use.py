@@ -1,7 +1,8 @@
-"""Which copies on the volume of a model cache are still needed, and who else uses the volume. Pure.
+"""Copies on the volume of a model cache that are still needed, and other users of the volume. Pure.
 
-Called by `model_load` when a loader is made: where room lacks, the loader removes every other copy. Engine
-pods say themselves which commit they read; as long as one that mounts the volume does not, nothing may go.
+Called by `model_load` when a loader is created, and by `reconcile`. A loader that lacks room removes every
+other copy. An annotation of each engine pod names the commit that it reads; while a pod that mounts the
+volume has none, no copy may be removed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +19,9 @@ from mamba_operator.render.revision import revision_in
 
 
 def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | None:
-    """Collect the commits that pods read, or may read again should a roll-out go back.
+    """Return the commits that pods read, or may read again after a roll-back.
 
-    None: somebody uses the volume of whom nobody knows what, and every copy has to stay.
+    None means that an unknown commit is in use, so that every copy has to stay.
     """
     if snapshot.cache_shared:
         return None
@@ -31,16 +32,16 @@ def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | Non
     users += [engine["spec"]["template"]] if engine is not None else []
     users += [last_ready.template] if last_ready is not None else []
     commits = {annotation(user, names.ANNOTATION_COMMIT) for user in users if _mounts(user, claim)}
-    return frozenset(one for one in commits if one) if all(commits) else None
+    return frozenset(commit for commit in commits if commit) if all(commits) else None
 
 
 def is_cache_shared(indices: Indices, key: Key) -> bool:
-    """Tell whether another MambaDeployment names the volume that is made for this one, or mounts it."""
+    """Return whether another MambaDeployment names the volume that is created for this one, or mounts it."""
     claim = names.Children(key.name).model_cache
     others = [
-        one
-        for one in {*indices.keys(MAMBA_DEPLOYMENT), *indices.keys(POD)} - {key}
-        if one.namespace == key.namespace
+        other
+        for other in {*indices.keys(MAMBA_DEPLOYMENT), *indices.keys(POD)} - {key}
+        if other.namespace == key.namespace
     ]
     return any(
         _names(_section(_section(owner, "spec"), "model"), claim)
@@ -51,7 +52,7 @@ def is_cache_shared(indices: Indices, key: Key) -> bool:
 
 def _mounts(pod: Manifest, claim: str) -> bool:
     volumes: Iterable[Any] = (pod.get("spec") or {}).get("volumes") or ()
-    return any((one.get("persistentVolumeClaim") or {}).get("claimName") == claim for one in volumes)
+    return any((volume.get("persistentVolumeClaim") or {}).get("claimName") == claim for volume in volumes)
 
 
 def _names(model: Mapping[str, Any], claim: str) -> bool:
@@ -60,6 +61,6 @@ def _names(model: Mapping[str, Any], claim: str) -> bool:
 
 
 def _section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a part of a spec that may be broken: whatever is no object counts as absent."""
+    """Return a section of a spec that may be invalid: a value that is no object counts as absent."""
     value = parent.get(name)
     return value if isinstance(value, Mapping) else {}

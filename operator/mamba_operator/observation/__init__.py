@@ -1,1 +1,1 @@
-"""The cluster as one pass observes it: a frozen snapshot, its nodes and GPUs."""
+"""The cluster as a pass observes it, and the memory of an object between two passes."""

@@ -1,8 +1,8 @@
-"""`NodeReader`: what the plans of all objects know of the nodes with GPUs.
+"""`NodeReader`: reads the nodes with GPUs for the memory plans of all objects.
 
-Called by `observe`; `reconcile` asks how old it is. Nodes are listed whole, since taints are no metadata, in
-small pages of which next to nothing is kept. So that a thousand objects do not each list some megabytes,
-passes share what was read a few seconds ago.
+Called by `observe`; `reconcile` asks for the age of the list. Nodes are listed completely, because taints are
+no metadata, in small pages of which little is kept. Passes share a list that is a few seconds old, so that a
+thousand objects do not each list some megabytes.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from mamba_operator.objects.errors import Forbidden
 from mamba_operator.objects.kinds import NODE
 from mamba_operator.observation.placement import Node, node_of
 
-PAGE = 50
-"""Nodes decoded at a time: 1.2 MB of JSON, mostly images and who wrote which field, and 8 MiB as objects."""
-SHARED_FOR = 10.0
-"""Seconds for which a list is as good as a fresh one: whoever adds nodes waits longer for their labels."""
-KEPT_FOR = 300.0
-"""Seconds for which a list is good enough to say that a plan would be the same."""
+NODES_PER_PAGE = 50
+"""Nodes decoded at a time: 1.2 MB of JSON, mostly images and managed fields, and 8 MiB as objects."""
+SHARED_SECONDS = 10.0
+"""Seconds for which passes share a list; new nodes need longer than that to get their labels."""
+VALID_SECONDS = 300.0
+"""Seconds for which a list may show that a plan is unchanged."""
 
 
 class NodeReader:
-    """Reads nodes for passes; one for all of them."""
+    """Reader of nodes that all passes share."""
 
     def __init__(self, client: KubeClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -32,30 +32,30 @@ class NodeReader:
         self._lock = asyncio.Lock()
         self._read_at = float("-inf")
         self.nodes: tuple[Node, ...] = ()
-        """As last read."""
+        """Nodes with GPUs as they were last read."""
 
     @property
     def is_old(self) -> bool:
-        """Whether nodes have to be read again before anything is said of a plan that depends on them."""
-        return self._clock() - self._read_at > KEPT_FOR
+        """Whether the nodes have to be read again before a plan that depends on them is known."""
+        return self._clock() - self._read_at > VALID_SECONDS
 
     async def read(self) -> tuple[Node, ...]:
-        """The nodes with GPUs, not older than some seconds; none where the operator may not read them.
+        """Return the nodes with GPUs, at most some seconds old; none where the operator may not read them.
 
         Raises:
             ClusterError: the API server did not give an answer.
         """
         async with self._lock:
-            asked = self._clock()
-            if asked - self._read_at > SHARED_FOR:
-                self.nodes = await self._listed()
-                self._read_at = asked
+            now = self._clock()
+            if now - self._read_at > SHARED_SECONDS:
+                self.nodes = await self._list()
+                self._read_at = now
             return self.nodes
 
-    async def _listed(self) -> tuple[Node, ...]:
-        pages = self._client.pages(NODE, None, selector=names.LABEL_GPU_MEMORY, page=PAGE)
+    async def _list(self) -> tuple[Node, ...]:
+        pages = self._client.pages(NODE, None, selector=names.LABEL_GPU_MEMORY, page=NODES_PER_PAGE)
         try:
-            return tuple([node_of(one) async for page in pages for one in page])
+            return tuple([node_of(manifest) async for page in pages for manifest in page])
         except Forbidden:
-            # An operator of some namespaces may not read nodes: then the spec has to say it.
+            # An operator of some namespaces may not read nodes; the spec then has to state the memory.
             return ()

@@ -1,7 +1,7 @@
-"""Which nodes an engine pod may run on. Pure; called by `gpu_memory`.
+"""`may_run_on`: decides whether an engine pod may run on a node. Pure; called by `gpus`.
 
-Node selector, required node affinity and taints, read as the scheduler reads a pod. States of a node that
-pass count for nothing: a cordon, and what the control plane finds of its health.
+Node selector, required node affinity and taints are read as the scheduler reads them. Temporary states of a
+node are ignored: a cordon, and the taints that the control plane sets for its health.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ from mamba_api.quantity import parse_quantity
 from mamba_operator.objects.manifest import Manifest, metadata
 
 NODE_NAME = "metadata.name"
-KEEPS_OFF = ("NoSchedule", "NoExecute")
+EXCLUDING_EFFECTS = ("NoSchedule", "NoExecute")
 """Effects that keep pods off a node; PreferNoSchedule does not."""
-PASSING = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
-"""Keys of taints that the control plane sets and takes away: not-ready, pressure, a cordon."""
+TEMPORARY_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""Prefixes of taints that the control plane sets and removes: not-ready, pressure, a cordon."""
 
 Labels = Mapping[str, Any]
 """Labels of one node, and its name under `metadata.name`."""
@@ -25,37 +25,37 @@ Labels = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What decides whether a pod may run on a node, and what GPUs it gets there."""
+    """Facts of a node that decide whether a pod may run there, and which GPUs it gets."""
 
     labels: Labels
     taints: tuple[Mapping[str, Any], ...] = ()
-    """Those that keep pods off for good."""
+    """Taints that keep pods off permanently."""
 
 
 def node_of(manifest: Manifest) -> Node:
-    """What is kept of a Node, some hundred bytes of its ten thousand."""
+    """Return the facts of a Node: some hundred bytes of its ten thousand."""
     meta, spec = metadata(manifest), manifest.get("spec") or {}
-    taints = (taint for taint in spec.get("taints") or () if taint.get("effect") in KEEPS_OFF)
+    taints = (taint for taint in spec.get("taints") or () if taint.get("effect") in EXCLUDING_EFFECTS)
     return Node(
         {**(meta.get("labels") or {}), NODE_NAME: meta.get("name")},
-        tuple(taint for taint in taints if not str(taint.get("key")).startswith(PASSING)),
+        tuple(taint for taint in taints if not str(taint.get("key")).startswith(TEMPORARY_TAINTS)),
     )
 
 
 def may_run_on(node: Node, pod: Mapping[str, Any]) -> bool:
-    """Whether the spec of the pod lets it run there; what is malformed says no."""
+    """Return whether the spec of a pod lets it run on a node; a malformed requirement excludes the node."""
     return _is_chosen(node.labels, pod) and all(_is_tolerated(taint, pod) for taint in node.taints)
 
 
 def _is_tolerated(taint: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
     tolerations = pod.get("tolerations")
-    return isinstance(tolerations, list) and any(_tolerates(one, taint) for one in tolerations)
+    return isinstance(tolerations, list) and any(_tolerates(toleration, taint) for toleration in tolerations)
 
 
 def _tolerates(toleration: Any, taint: Mapping[str, Any]) -> bool:
     if not isinstance(toleration, Mapping):
         return False
-    # An empty key or effect is any.
+    # A toleration without a key or an effect tolerates any of them.
     for part in ("key", "effect"):
         if toleration.get(part) and toleration[part] != taint.get(part):
             return False
@@ -81,36 +81,36 @@ def _term_holds(labels: Labels, term: Any) -> bool:
     if not isinstance(term, Mapping):
         return False
     requirements = [*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ())]
-    # An empty term chooses no node, says the API.
-    return bool(requirements) and all(_requirement_holds(labels, one) for one in requirements)
+    # By the API an empty term selects no node.
+    return bool(requirements) and all(_requirement_holds(labels, requirement) for requirement in requirements)
 
 
 _OPERATORS: dict[str, Callable[[Any, list[Any]], bool]] = {
-    "In": lambda value, wanted: value is not None and value in wanted,
-    "NotIn": lambda value, wanted: value not in wanted,
+    "In": lambda value, operands: value is not None and value in operands,
+    "NotIn": lambda value, operands: value not in operands,
     "Exists": lambda value, _: value is not None,
     "DoesNotExist": lambda value, _: value is None,
-    "Gt": lambda value, wanted: _compared(value, wanted, lambda a, b: a > b),
-    "Lt": lambda value, wanted: _compared(value, wanted, lambda a, b: a < b),
+    "Gt": lambda value, operands: _compare(value, operands, lambda a, b: a > b),
+    "Lt": lambda value, operands: _compare(value, operands, lambda a, b: a < b),
 }
 
 
-def _requirement_holds(labels: Labels, one: Any) -> bool:
-    if not isinstance(one, Mapping) or one.get("operator") not in _OPERATORS:
+def _requirement_holds(labels: Labels, requirement: Any) -> bool:
+    if not isinstance(requirement, Mapping) or requirement.get("operator") not in _OPERATORS:
         return False
-    wanted = one.get("values")
-    return _OPERATORS[one["operator"]](
-        labels.get(str(one.get("key"))), wanted if isinstance(wanted, list) else []
+    operands = requirement.get("values")
+    return _OPERATORS[requirement["operator"]](
+        labels.get(str(requirement.get("key"))), operands if isinstance(operands, list) else []
     )
 
 
-def _compared(value: Any, wanted: list[Any], holds: Callable[[Decimal, Decimal], bool]) -> bool:
-    have, bound = number_of(value), number_of(wanted[0] if wanted else None)
-    return have is not None and bound is not None and holds(have, bound)
+def _compare(value: Any, operands: list[Any], holds: Callable[[Decimal, Decimal], bool]) -> bool:
+    number, bound = number_of(value), number_of(operands[0] if operands else None)
+    return number is not None and bound is not None and holds(number, bound)
 
 
 def number_of(text: Any) -> Decimal | None:
-    """What a label counts; None for what is no number."""
+    """Return the number in the value of a label; None if the value is no number."""
     try:
         return parse_quantity(str(text))
     except InvalidQuantity:

@@ -1,4 +1,7 @@
-"""`Snapshot`: everything one reconcile knows, read once and never changed. Made by `observe`; pure data."""
+"""`Snapshot`: everything that one pass knows, read once and never changed. Pure data.
+
+Built by `observe` and completed by `reconcile`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,15 +16,15 @@ from mamba_operator.rollout.engine_history import EngineTimes
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 
 DownloadProgress = tuple[int, int]
-"""Bytes that a loader has fetched, of those that it fetches in all."""
+"""(bytes that a loader has fetched, bytes that it fetches in total)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedPlan:
-    """The plan that an engine made for itself and reported."""
+    """Memory plan that an engine computed for itself and reported."""
 
     revision: str
-    """Of its pod."""
+    """Revision of the engine's pod."""
     plan: PlanStatus
 
 
@@ -31,45 +34,45 @@ class Snapshot:
 
     key: Key
     owner: Manifest | None
-    """The MambaDeployment as the API server gave it; None when it is gone."""
+    """The MambaDeployment as the API server returned it; None when it is gone."""
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """Objects with its labels that it controls by owner reference."""
+    """Objects with the labels of the MambaDeployment that it controls by owner reference."""
     foreign: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """Objects with its labels that it does not control: only an orphan of its own name is ever touched."""
+    """Objects with its labels that it does not control; only an orphan of its name is ever changed."""
     pods: tuple[Manifest, ...] = ()
     """Pods of engines and gateway."""
     not_served: Mapping[str, str] = field(default_factory=dict)
-    """Optional kinds that cannot be had here, each with the reason."""
+    """Optional kinds that this cluster does not serve, each with the reason."""
     model_config: Mapping[str, Any] | None = None
-    """config.json of a model that ships with the package; None = only the spec may say it."""
+    """config.json of a model that ships with the package; None = only the spec may contain one."""
     nodes: tuple[Node, ...] = ()
-    """Those with GPUs; empty where the spec says how much memory there is, or nodes may not be read."""
+    """Nodes with GPUs; empty where the spec states the memory, or nodes may not be read."""
 
     accepted: Mapping[str, str] = field(default_factory=dict)
-    """By uid of a child that the API server, or a webhook of it, made into something else than was applied:
-    hash of what it made. As long as it is that, applying it again would change nothing."""
+    """By uid of a child that the API server, or one of its webhooks, changed when it was applied: hash of the
+    changed child. While the child has that hash, applying it again would change nothing."""
 
     up_to_date: Mapping[str, str] = field(default_factory=dict)
-    """By uid of a child: its version and the hash of what was wanted when it was last found to be that. The
-    same two need not be compared field by field again."""
+    """By uid of a child: its version and the hash of the desired child, from the last time that both were
+    equal. The same two need not be compared field by field again."""
 
     sent_settings: Mapping[str, str] = field(default_factory=dict)
-    """By run of an engine: hash of the live settings that it was sent and accepted."""
+    """By run of an engine: hash of the live settings that it accepted."""
 
     latest_decision: LatestDecision | None = None
-    """What the autoscaler last decided about it."""
+    """Last decision of the autoscaler about this object."""
 
     cache_shared: bool = False
-    """Whether another MambaDeployment uses the volume of its model cache."""
+    """Whether another MambaDeployment uses the volume of the model cache."""
 
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
-    """By revision of engines: how requests fared lately, while engines of two revisions run."""
+    """By revision of engines: recent attempts of requests, while engines of two revisions run."""
 
     may_begin: bool = True
-    """Whether a roll-out that nobody asked for may begin: so many others are not under way."""
+    """Whether a roll-out that no edit caused may begin, because fewer others run than are allowed."""
 
     engine_times: EngineTimes = field(default_factory=EngineTimes)
-    """Since when engines fail, and since when none has moved."""
+    """Times since when engines fail, and since when none has changed."""
 
     downloads: Mapping[str, DownloadProgress] = field(default_factory=dict)
     """By name of a running loader pod: its last reported progress."""
@@ -78,7 +81,7 @@ class Snapshot:
     """The plan that an engine reported last, where engines plan for themselves."""
 
     measured: MeasuredWorkload | None = None
-    """The workload that its engines measure; None while there is too little traffic or no report."""
+    """The workload that the engines measure; None while there is too little traffic or no report."""
 
     @property
     def uid(self) -> str:
@@ -86,5 +89,5 @@ class Snapshot:
         return str(self.owner["metadata"].get("uid", "")) if self.owner else ""
 
     def child(self, kind: str, name: str) -> Manifest | None:
-        """One child, if it exists."""
+        """Return a child by kind and name; None if it does not exist."""
         return self.children.get(Ref(kind, name))

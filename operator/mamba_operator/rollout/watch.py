@@ -1,21 +1,18 @@
-"""`RolloutWatch`: while engines of two revisions run, polls gateways for the failed attempts of each
-revision.
+"""`RolloutWatch`: polls gateways for the failed attempts of each revision while engines of two revisions run.
 
-Runs beside the reconcile passes: a gateway that does not answer delays none of them. Writes nothing; a pass
-decides by the counts (`rollback`).
+Wired by `main`; a pass decides by the counts (`rollback`).
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import ReportInvalid, series
-from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Key, name_of
+from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
 from mamba_operator.render.revision import pod_revision
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
@@ -38,12 +35,12 @@ def read_attempts(text: str) -> dict[str, Attempts]:
     return counted
 
 
-class RolloutWatch:
-    """Of one operator that acts.
+class RolloutWatch(PodPoller[Mapping[str, str], AttemptWindow]):
+    """Poller of failed attempts. One instance per active operator.
 
     Args:
         indices: what the watches hold.
-        read: gives the `/metrics` of a pod.
+        read: reads the `/metrics` of a pod.
         wake: called with each deployment of which an engine failed requests.
         now: monotonic clock, in seconds.
     """
@@ -52,41 +49,22 @@ class RolloutWatch:
         self, indices: Indices, read: ReadMetrics, wake: Callable[[Key], None], *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._indices, self._read, self._wake, self._now = indices, read, wake, now
-        self._windows: dict[Key, AttemptWindow] = {}
+        super().__init__(indices, wake, period=PERIOD, failure_event="attempt_poll_failed", now=now)
+        self._read = read
 
     def attempts(self, key: Key) -> Mapping[str, Attempts]:
-        """Attempts of the last `WINDOW` seconds by revision; empty while all engines have the same
-        revision."""
-        window = self._windows.get(key)
+        """Return the attempts of the last `WINDOW` seconds by revision; empty while there is one revision."""
+        window = self._reports.get(key)
         return window.sums() if window is not None else {}
 
-    async def run(self) -> None:
-        """Poll periodically; ends only by cancellation."""
-        while True:
-            await self.poll()
-            await asyncio.sleep(PERIOD)
+    def _select(self, key: Key) -> Mapping[str, str] | None:
+        """Return the revision of each engine pod by its name, draining pods included: they still serve."""
+        engines = ((name_of(pod), pod_revision(pod)) for pod in self._indices.of(POD, key) if is_engine(pod))
+        revisions = {name: revision for name, revision in engines if revision is not None}
+        return revisions if len(set(revisions.values())) > 1 else None
 
-    async def poll(self) -> None:
-        """Poll every deployment with engines of two revisions once, all concurrently."""
-        rolling = {
-            key: revisions
-            for key in self._indices.keys(MAMBA_DEPLOYMENT)
-            if len(set((revisions := self._revisions(key)).values())) > 1
-        }
-        for key in self._windows.keys() - rolling.keys():
-            del self._windows[key]
-        polls = {key: self._poll(key, revisions) for key, revisions in rolling.items()}
-        await run_concurrently(polls, "rollout_watch_broken")
-
-    def _revisions(self, key: Key) -> Mapping[str, str]:
-        """Revision of each engine pod by its name, draining pods included: they still serve."""
-        found = ((name_of(pod), pod_revision(pod)) for pod in self._indices.of(POD, key) if is_engine(pod))
-        return {name: revision for name, revision in found if revision is not None}
-
-    async def _poll(self, key: Key, revisions: Mapping[str, str]) -> None:
-        window = self._windows.setdefault(key, AttemptWindow())
+    async def _update(self, key: Key, selection: Mapping[str, str]) -> bool:
+        window = self._reports.setdefault(key, AttemptWindow())
         gateways = [pod for pod in self._indices.of(POD, key) if is_gateway(pod) and answers(pod)]
         reports = await pod_reports(self._read, gateways, read_attempts)
-        if window.observe(self._now(), revisions, reports):
-            self._wake(key)
+        return window.observe(self._now(), selection, reports)

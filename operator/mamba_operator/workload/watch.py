@@ -1,10 +1,8 @@
-"""`WorkloadWatch`: asks engines what traffic they have had, whoever decides how many of them run.
+"""`WorkloadWatch`: polls engines for the traffic that they served, with and without an autoscaler.
 
-Beside the reconcile passes, as the autoscaler: an engine that does not answer delays none of them. It writes
-nothing; a pass shows what was measured, and decides by what it shows (`effective_plan`).
+Wired by `main`; a pass shows the measurement in the status and decides by it (`strategy_in_force`).
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 
@@ -13,10 +11,10 @@ from pydantic import ValidationError
 from mamba_api.v1alpha1 import WorkloadStatus
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
-from mamba_operator.objects.concurrency import run_concurrently
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import is_engine, serves
 from mamba_operator.workload.counts import EngineCounts, engine_counts
 from mamba_operator.workload.measured_workload import (
@@ -47,12 +45,12 @@ class _DeploymentTraffic:
         """The measurement that a pass was last woken for, and when."""
 
 
-class WorkloadWatch:
-    """Of one operator that acts.
+class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
+    """Poller of measured traffic. One instance per active operator.
 
     Args:
         indices: what the watches hold.
-        read: gives the `/metrics` of a pod.
+        read: reads the `/metrics` of a pod.
         wake: called with each deployment whose measured traffic changed clearly.
         now: monotonic clock, in seconds.
     """
@@ -64,51 +62,34 @@ class WorkloadWatch:
         wake: Callable[[Key], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._indices, self._read, self._wake, self._now = indices, read, wake, now
-        self._traffic: dict[Key, _DeploymentTraffic] = {}
+        super().__init__(indices, wake, period=PERIOD, failure_event="workload_poll_failed", now=now)
+        self._read = read
 
     def measured(self, key: Key) -> MeasuredWorkload | None:
-        """The workload that the engines of a deployment measure; None while it is not current."""
-        traffic = self._traffic.get(key)
+        """Return the workload that the engines of a deployment measure; None while it is not current."""
+        traffic = self._reports.get(key)
         if traffic is None or traffic.answered_at is None or self._now() - traffic.answered_at > FRESH:
             return None
         return measured_workload(traffic.window)
 
-    async def run(self) -> None:
-        """Poll periodically; ends only by cancellation."""
-        while True:
-            began = self._now()
-            await self.poll()
-            await asyncio.sleep(max(PERIOD - (self._now() - began), PERIOD / 10))
+    def _select(self, key: Key) -> Manifest | None:
+        owners = self._indices.of(MAMBA_DEPLOYMENT, key)
+        return owners[0] if len(owners) == 1 else None
 
-    async def poll(self) -> None:
-        """Poll every deployment once, all concurrently."""
-        owners = {
-            key: found[0]
-            for key in self._indices.keys(MAMBA_DEPLOYMENT)
-            if len(found := self._indices.of(MAMBA_DEPLOYMENT, key)) == 1
-        }
-        for key in self._traffic.keys() - owners.keys():
-            del self._traffic[key]
-        polls = {key: self._poll(key, owner) for key, owner in owners.items()}
-        await run_concurrently(polls, "workload_watch_broken")
-
-    async def _poll(self, key: Key, owner: Manifest) -> None:
-        traffic = self._traffic.get(key)
+    async def _update(self, key: Key, selection: Manifest) -> bool:
+        traffic = self._reports.get(key)
         if traffic is None:
-            traffic = self._traffic[key] = _DeploymentTraffic(_recorded(owner))
+            traffic = self._reports[key] = _DeploymentTraffic(_recorded(selection))
         engines = [pod for pod in self._indices.of(POD, key) if is_engine(pod) and serves(pod)]
         reports = await pod_reports(self._read, engines, engine_counts)
         self._add_counts(traffic, reports)
         measured = self.measured(key)
-        due = self._now() - traffic.woken_at >= SELDOM
-        if (
-            measured is not None
-            and due
-            and (traffic.reported is None or differs_clearly(traffic.reported, measured))
-        ):
-            traffic.reported, traffic.woken_at = measured, self._now()
-            self._wake(key)
+        if measured is None or self._now() - traffic.woken_at < SELDOM:
+            return False
+        if traffic.reported is not None and not differs_clearly(traffic.reported, measured):
+            return False
+        traffic.reported, traffic.woken_at = measured, self._now()
+        return True
 
     def _add_counts(self, traffic: _DeploymentTraffic, reports: Mapping[str, EngineCounts | None]) -> None:
         now = self._now()

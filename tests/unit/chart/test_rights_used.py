@@ -17,6 +17,7 @@ from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime
 from model_loads import cached, loading
 from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, planned
 from virtual_time import in_virtual_time
@@ -134,7 +135,8 @@ async def work(cluster: Watched) -> None:
         cluster.put(leftover(kind))
     for step in range(6):
         again = Reconciler(
-            cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN, read=silent
+            cluster, OperatorMetrics(), PassSettings("test"), engines=EngineAccess(read=silent),
+            runtime=Runtime(now=lambda: NOW, new_token=lambda: TOKEN),
         )  # fmt: skip
         with contextlib.suppress(OperatorError):
             await again(KEY)

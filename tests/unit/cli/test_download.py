@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.main import application
-from mamba_operator.model.load_watch import read_download
+from mamba_operator.model.download_poller import read_download
 from mamba_planner.arithmetic import WeightsSize
 from mamba_planner.model_report import MAX_BYTES, ModelReport
 from mamba_server.model.checkpoint.source import resolve

@@ -10,12 +10,13 @@ from fake_cluster import FakeCluster
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.documents import load_documents
 from mamba_cli.shipped_models import shipped_config
-from mamba_operator.memory.plan_verdict import SpecInvalid
+from mamba_operator.memory.verdict import SpecInvalid
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.observation.builtin_config import builtin_config
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import PassSettings, Runtime, Sources
 from operator_objects import NOW, TOKEN, UID, owner, planned
 
 ROOT = Path(__file__).parents[3]
@@ -40,10 +41,9 @@ async def reconciled(example: MambaDeployment) -> FakeCluster:
     again = Reconciler(
         cluster,
         OperatorMetrics(),
-        identity="test",
-        now=lambda: NOW,
-        token=lambda: TOKEN,
-        shipped=shipped_config,
+        PassSettings("test"),
+        sources=Sources(shipped=shipped_config),
+        runtime=Runtime(now=lambda: NOW, new_token=lambda: TOKEN),
     )
     # A volume, its loader, and what there is to say of it.
     for _ in range(3):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mamba_cli.shipped_models import shipped_config
-from mamba_operator.memory.plan_verdict import PlanFits
+from mamba_operator.memory.verdict import Fits
 from mamba_operator.observation.builtin_config import builtin_config
 from operator_objects import owner, planned
 
@@ -15,7 +15,7 @@ def test_a_shipped_models_configuration_is_read_and_planned_with() -> None:
     config = builtin_config(of, shipped_config)
 
     assert config is not None
-    assert isinstance(planned(of, model_config=config).verdict, PlanFits)
+    assert isinstance(planned(of, model_config=config).verdict, Fits)
 
 
 @pytest.mark.parametrize(

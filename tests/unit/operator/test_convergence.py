@@ -30,6 +30,7 @@ from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.process.workqueue import RetryPolicy, WorkQueue
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import PassSettings, Runtime
 from operator_objects import NOW, fitting_owner
 from virtual_time import in_virtual_time
 
@@ -109,8 +110,8 @@ def shape(cluster: FakeCluster) -> dict[tuple[str, str, str], Manifest]:
 
 def reconciler(cluster: FakeCluster, *, token: Callable[[], str] | None = None) -> Reconciler:
     return Reconciler(
-        cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=token or tokens(),
-        resync=lambda: 300.0,
+        cluster, OperatorMetrics(), PassSettings("test", resync=lambda: 300.0),
+        runtime=Runtime(now=lambda: NOW, new_token=token or tokens()),
     )  # fmt: skip
 
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.autoscale.reports import DeletionCost
-from mamba_operator.deletion_cost import least_worth
+from mamba_operator.deletion_cost import least_valuable
 from mamba_operator.objects.errors import Forbidden, Unreachable
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime
 from operator_objects import NOW, TOKEN, fitting_owner
 
 KEY = Key("models", "nano")
@@ -44,8 +45,8 @@ class Fleet:
         self.held = dict(HELD)
         self._pods = pods
         self._pass = Reconciler(
-            self.cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN,
-            read=self._read,
+            self.cluster, OperatorMetrics(), PassSettings("test"), engines=EngineAccess(read=self._read),
+            runtime=Runtime(now=lambda: NOW, new_token=lambda: TOKEN),
         )  # fmt: skip
 
     async def _read(self, address: str) -> str | None:
@@ -147,7 +148,7 @@ async def test_where_pods_cannot_be_marked_the_number_falls_all_the_same(error: 
 def test_nobody_who_goes_holds_more_of_both_than_one_who_stays(
     held: dict[str, DeletionCost | None], fewer: int
 ) -> None:
-    gone = least_worth(held, fewer)
+    gone = least_valuable(held, fewer)
     assert len(gone) == min(fewer, len(held))
     for left in held.keys() - gone:
         stays = held[left]

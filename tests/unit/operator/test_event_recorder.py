@@ -7,8 +7,8 @@ import pytest
 from fake_cluster import FakeCluster
 from mamba_operator import event_recorder
 from mamba_operator.event_recorder import (
-    LAST_SECONDS,
-    PATIENCE,
+    FLUSH_SECONDS,
+    MAX_DELAY_SECONDS,
     EventRecorder,
     PendingEvent,
     event_manifest,
@@ -91,7 +91,7 @@ async def test_passes_that_are_due_come_first_for_a_minute_and_no_longer() -> No
     log = EventRecorder(cluster, reporter="me", busy=lambda: bool(due))
     running = asyncio.create_task(log.run())
     log.record(event("first"))
-    await asyncio.sleep(PATIENCE - 1)
+    await asyncio.sleep(MAX_DELAY_SECONDS - 1)
     log.record(event("second"))
     early = counts(cluster)
     await asyncio.sleep(2)
@@ -113,11 +113,11 @@ async def test_an_api_server_that_never_answers_keeps_no_operator_from_its_end()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
-    assert asyncio.get_running_loop().time() - began <= LAST_SECONDS
+    assert asyncio.get_running_loop().time() - began <= FLUSH_SECONDS
 
 
 async def test_events_that_nobody_can_write_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_recorder, "MOST_WAITING", 5)
+    monkeypatch.setattr(event_recorder, "MAX_PENDING", 5)
     cluster = FakeCluster()
     log = EventRecorder(cluster, reporter="me")
     for number in range(8):
@@ -154,7 +154,7 @@ async def test_an_event_that_the_cluster_dropped_after_its_hour_begins_anew() ->
 async def test_what_was_forgotten_for_want_of_memory_is_counted_from_the_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_recorder, "REMEMBERED", 3)
+    monkeypatch.setattr(event_recorder, "MAX_COUNTS", 3)
     cluster = FakeCluster()
     log = Log(cluster)
     for _ in range(4):

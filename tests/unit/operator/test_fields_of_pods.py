@@ -9,7 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from mamba_operator.memory.plan_verdict import PlanFits
+from mamba_operator.memory.verdict import Fits
 from mamba_operator.objects.manifest import Manifest
 from operator_objects import fitting_owner, owner, planned
 
@@ -133,8 +133,8 @@ def test_a_field_of_the_workload_moves_the_plan(field: str, other: float) -> Non
         for more in ({}, {field: other})
     )
 
-    assert isinstance(one, PlanFits)
-    assert isinstance(changed, PlanFits)
+    assert isinstance(one, Fits)
+    assert isinstance(changed, Fits)
     assert one.plan != changed.plan
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.decision.index_trouble import LONGEST_REPORT, REPORT_SECONDS, index_trouble
+from mamba_operator.decision.index_trouble import MAX_REPORT_CHARS, REPORT_SECONDS, index_trouble
 from mamba_operator.objects.manifest import Manifest
 from operator_objects import NOW, applied, fitting_owner, planned
 
@@ -60,4 +60,4 @@ def test_of_a_gateway_s_words_one_line_of_bounded_length_is_shown() -> None:
     found = index_trouble(deployment(OF), report(f"{NOW.isoformat()} a\nb\x1b[31m{'x' * 10_000}"), NOW)
     assert found is not None
     assert found.message.isprintable()
-    assert len(found.message) < LONGEST_REPORT + 100
+    assert len(found.message) < MAX_REPORT_CHARS + 100

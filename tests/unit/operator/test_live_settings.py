@@ -14,6 +14,7 @@ from mamba_operator.objects.errors import ClusterError, Forbidden
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime
 from mamba_operator.render.live_settings import LiveSettings, pending_updates
 from operator_objects import NOW, UID, fitting_owner
 
@@ -46,8 +47,9 @@ class World:
 
     def operator(self) -> Reconciler:
         return Reconciler(
-            self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, resync=lambda: 300.0,
-            indices=Watched(self.cluster), key=OPERATORS, put=self.engines.put,
+            self.cluster, OperatorMetrics(), PassSettings("test", resync=lambda: 300.0),
+            indices=Watched(self.cluster), engines=EngineAccess(OPERATORS, self.engines.put),
+            runtime=Runtime(now=lambda: self.now),
         )  # fmt: skip
 
     async def passes(self, count: int = 3) -> None:
@@ -240,8 +242,8 @@ async def test_an_engine_that_does_not_answer_is_told_again_and_is_no_fault() ->
 async def test_without_a_key_a_change_of_strategy_replaces_the_pods() -> None:
     world = World()
     without = Reconciler(
-        world.cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: "t",
-        put=world.engines.put,
+        world.cluster, OperatorMetrics(), PassSettings("test"), engines=EngineAccess(put=world.engines.put),
+        runtime=Runtime(now=lambda: NOW, new_token=lambda: "t"),
     )  # fmt: skip
     await without(KEY)
     revision = world.template["metadata"]["labels"][names.LABEL_REVISION]
@@ -281,5 +283,5 @@ async def test_who_may_not_read_its_key_goes_on_without() -> None:
 async def test_a_key_that_somebody_damaged_is_an_error_that_says_what_to_do(data: Any) -> None:
     broken = {"kind": "Secret", "metadata": {"name": "key", "namespace": "system"}, "data": data}
 
-    with pytest.raises(ClusterError, match="delete it"):
+    with pytest.raises(ClusterError, match="delete the Secret"):
         await admin_key(FakeCluster(broken), "system", "key")

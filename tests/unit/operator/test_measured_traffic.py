@@ -13,6 +13,7 @@ from mamba_operator.children.admin_key import AdminKey
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime, Sources
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from operator_objects import NOW, fitting_owner
 
@@ -40,9 +41,10 @@ class World:
 
     def restart(self) -> None:
         self.operator = Reconciler(
-            self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, resync=lambda: 300.0,
-            indices=Watched(self.cluster), key=self.key, put=self._put, measured=lambda _: self.measured,
-            token=lambda: "t",
+            self.cluster, OperatorMetrics(), PassSettings("test", resync=lambda: 300.0),
+            indices=Watched(self.cluster), engines=EngineAccess(self.key, self._put),
+            sources=Sources(measured=lambda _: self.measured),
+            runtime=Runtime(now=lambda: self.now, new_token=lambda: "t"),
         )  # fmt: skip
 
     async def _put(self, _address: str, _token: str, body: Mapping[str, Any]) -> tuple[int, str]:

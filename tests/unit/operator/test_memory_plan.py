@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.memory.memory_plan import PlannerInput, plan_memory, planner_input
-from mamba_operator.memory.plan_verdict import (
+from mamba_operator.memory.planning import PlannerInput, plan_memory, planner_input
+from mamba_operator.memory.verdict import (
+    DoesNotFit,
+    Fits,
+    MemoryVerdict,
     ModelNotServed,
-    PlanDoesNotFit,
-    PlanFits,
-    PlanUnknown,
-    PlanVerdict,
     SpecInvalid,
+    Unknown,
 )
 from mamba_operator.objects.recorded_status import with_readable_status
 from mamba_planner.arithmetic import WeightsSize
@@ -34,12 +34,12 @@ def config(name: str) -> dict[str, Any]:
     return found
 
 
-def judged(node: int | None = None, **spec: Any) -> PlanVerdict:
+def judged(node: int | None = None, **spec: Any) -> MemoryVerdict:
     of = with_readable_status(fitting_owner(**spec))
     return plan_memory(MambaDeployment.model_validate(of, by_alias=True, by_name=False), node)
 
 
-def of_config(config: dict[str, Any]) -> PlanVerdict:
+def of_config(config: dict[str, Any]) -> MemoryVerdict:
     """Plan mode: there any family the planner knows is planned, served or not."""
     return judged(model={"uri": "hf://a/b", "config": config}, mode="Plan")
 
@@ -60,7 +60,7 @@ def test_a_configuration_with_one_odd_field_gets_a_verdict(name: str, data: st.D
 
     verdict = of_config(given_)
 
-    assert isinstance(verdict, PlanFits | PlanDoesNotFit | SpecInvalid)
+    assert isinstance(verdict, Fits | DoesNotFit | SpecInvalid)
     if isinstance(verdict, SpecInvalid):
         assert verdict.message.startswith("spec.model.config")
 
@@ -119,8 +119,8 @@ def test_any_budget_gets_a_plan_or_the_numbers(
 
     verdict = judged(memory=budget, stateCache={"strategy": strategy, "stateDtype": dtype})
 
-    assert isinstance(verdict, PlanFits | PlanDoesNotFit)
-    if isinstance(verdict, PlanFits):
+    assert isinstance(verdict, Fits | DoesNotFit)
+    if isinstance(verdict, Fits):
         plan = verdict.plan
         assert strategy in ("Auto", plan.strategy)
         assert dtype in ("Auto", plan.state_dtype)
@@ -148,23 +148,23 @@ def test_a_model_no_engine_serves_is_refused_though_its_gpu_is_unknown() -> None
 def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves_and_says_so() -> None:
     verdict = of_config(UNSERVED)
 
-    assert isinstance(verdict, PlanFits)
+    assert isinstance(verdict, Fits)
     assert "cannot serve" in verdict.message
 
 
 def test_a_model_that_is_served_is_not_said_to_be_none() -> None:
     verdict = judged()
 
-    assert isinstance(verdict, PlanFits)
+    assert isinstance(verdict, Fits)
     assert "cannot serve" not in verdict.message
 
 
 def test_the_memory_in_the_spec_wins_over_the_label_of_the_node() -> None:
     small, large = 1 << 30, 80 << 30
 
-    assert isinstance(judged(small, memory={"deviceMemory": "80Gi"}), PlanFits)
-    assert isinstance(judged(large, memory={"deviceMemory": "1Gi"}), PlanDoesNotFit)
-    assert isinstance(judged(large, memory={}), PlanFits)
+    assert isinstance(judged(small, memory={"deviceMemory": "80Gi"}), Fits)
+    assert isinstance(judged(large, memory={"deviceMemory": "1Gi"}), DoesNotFit)
+    assert isinstance(judged(large, memory={}), Fits)
 
 
 def test_memory_that_is_too_small_is_told_with_the_gpu_size_that_would_do() -> None:
@@ -172,7 +172,7 @@ def test_memory_that_is_too_small_is_told_with_the_gpu_size_that_would_do() -> N
     hopeless = judged(0, memory={"deviceMemory": "16Gi", "utilization": 0.1})
 
     for verdict in (by_spec, by_label, hopeless):
-        assert isinstance(verdict, PlanDoesNotFit)
+        assert isinstance(verdict, DoesNotFit)
     assert all("22.5Gi" in verdict.message for verdict in (by_spec, by_label))  # type: ignore[union-attr]
     assert "268.6Gi" in hopeless.message  # type: ignore[union-attr]
 
@@ -180,13 +180,13 @@ def test_memory_that_is_too_small_is_told_with_the_gpu_size_that_would_do() -> N
 def test_the_status_tells_one_gpu_size_down_and_up_of_the_memory_that_is_planned_for() -> None:
     by_spec, by_label = judged(1 << 30), judged(46_068 << 20, memory={})
 
-    assert isinstance(by_spec, PlanFits)
-    assert isinstance(by_label, PlanFits)
+    assert isinstance(by_spec, Fits)
+    assert isinstance(by_label, Fits)
     for verdict, down, up in ((by_spec, "46068Mi", "97887Mi"), (by_label, "40Gi", "81559Mi")):
         sizes = (verdict.plan.one_size_down, verdict.plan.one_size_up)
         for size, memory in zip(sizes, (down, up), strict=True):
             there = judged(memory={"deviceMemory": memory})
-            assert isinstance(there, PlanFits)
+            assert isinstance(there, Fits)
             assert size is not None
             assert (size.memory, size.fits, size.reason) == (memory, True, None)
             assert (size.strategy, size.state_dtype) == (there.plan.strategy, there.plan.state_dtype)
@@ -204,7 +204,7 @@ def test_the_status_tells_one_gpu_size_down_and_up_of_the_memory_that_is_planned
 def test_an_arena_in_bytes_and_a_machine_without_a_gpu_have_no_other_sizes(spec: dict[str, Any]) -> None:
     verdict = judged(**spec)
 
-    assert isinstance(verdict, PlanFits)
+    assert isinstance(verdict, Fits)
     assert {"oneSizeDown", "oneSizeUp"}.isdisjoint(verdict.plan.manifest())
 
 
@@ -227,7 +227,7 @@ def test_the_configuration_in_the_spec_wins_over_the_one_that_ships() -> None:
 def test_an_unknown_memory_says_where_to_write_it(spec: dict[str, Any], advice: str) -> None:
     verdict = judged(**spec)
 
-    assert isinstance(verdict, PlanUnknown)
+    assert isinstance(verdict, Unknown)
     assert advice in verdict.message
 
 
@@ -238,8 +238,8 @@ def test_a_machine_without_a_gpu_is_planned_by_its_arena_or_its_memory() -> None
     )
     by_arena = judged(resources={"gpus": 0}, memory={"arena": "20Gi"})
 
-    assert isinstance(by_memory, PlanFits)
-    assert isinstance(by_arena, PlanFits)
+    assert isinstance(by_memory, Fits)
+    assert isinstance(by_arena, Fits)
     assert by_memory.plan.slots > by_arena.plan.slots
 
 

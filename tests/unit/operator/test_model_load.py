@@ -10,9 +10,9 @@ from mamba_api import names
 from mamba_api.v1alpha1 import Status
 from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.memory.plan_verdict import PlanDoesNotFit, PlanFits, PlanUnknown
+from mamba_operator.memory.verdict import DoesNotFit, Fits, Unknown
 from mamba_operator.model.copies_in_use import is_cache_shared
-from mamba_operator.model.model_load import REPORT_LAG, RETRY
+from mamba_operator.model.model_load import REPORT_LAG_SECONDS, RETRY_SECONDS
 from mamba_operator.objects.indices import Indices, index_id, indexed
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
@@ -62,7 +62,7 @@ def test_nobody_downloads_before_there_is_a_volume_and_no_engine_starts_before_t
     assert (status, reason) == ("True", "DownloadingModel")
     assert "hf://org/model to PersistentVolumeClaim nano-model" in message
     assert "attempt 1 of 7" in message
-    assert isinstance(planned(of, loading(of)).verdict, PlanUnknown)
+    assert isinstance(planned(of, loading(of)).verdict, Unknown)
 
 
 def test_the_report_makes_the_plan_before_any_engine_runs() -> None:
@@ -70,7 +70,7 @@ def test_the_report_makes_the_plan_before_any_engine_runs() -> None:
     children = with_status(loading(of), "Complete")
     pods = (loader_pod(job_of(children), "Succeeded", REPORT.text()),)
     plan = planned(of, children, pods=pods)
-    assert isinstance(plan.verdict, PlanFits)
+    assert isinstance(plan.verdict, Fits)
     assert plan.verdict.plan.ledger[0].bytes == 17_778_000_000, "the files' own size, not a guess"
     assert made(plan) >= {ENGINE, Ref("ConfigMap", "nano-model"), Ref("ConfigMap", "nano-engine")}
     assert condition(status_of(of, children, pods=pods), "Planned")[:2] == ("True", "PlanComputed")
@@ -82,7 +82,7 @@ def test_what_was_found_outlives_the_pod_and_the_job() -> None:
     assert planned(of, children).applies == ()
     bare = without(children, "Job", ref(job_of(children)).name)
     plan = planned(of, bare)
-    assert isinstance(plan.verdict, PlanFits)
+    assert isinstance(plan.verdict, Fits)
     assert (plan.applies, plan.load) == ((), None)
 
 
@@ -276,7 +276,7 @@ def test_a_first_failure_is_shown_and_a_second_one_is_a_fault() -> None:
     ("fetched", "words"),
     [
         ({"nano-load-z": (3 << 30, 17 << 30)}, "by pod nano-load-z: 3.0Gi of 17.0Gi"),
-        ({"nano-load-y": (3 << 30, 17 << 30)}, "by pod nano-load-z, whose log tells how far it is"),
+        ({"nano-load-y": (3 << 30, 17 << 30)}, "by pod nano-load-z, whose log shows the progress"),
     ],
 )
 def test_the_status_says_how_many_bytes_are_there_where_the_loader_tells(
@@ -305,16 +305,16 @@ def test_a_loader_that_gave_up_says_why_and_is_made_again_later() -> None:
         assert "Job nano-load-" in found[2]
     assert condition(status, "Progressing")[:2] == ("False", "DownloadFailed")
     plan = planned(of, children, pods=pods)
-    assert plan.requeue_after == RETRY
+    assert plan.requeue_after == RETRY_SECONDS
     assert not plan.deletes
-    assert [one.ref.kind for one in later(of, children, RETRY, pods=pods).deletes] == ["Job"]
+    assert [one.ref.kind for one in later(of, children, RETRY_SECONDS, pods=pods).deletes] == ["Job"]
 
 
 @pytest.mark.parametrize(
     ("pods", "words"),
     [
         (False, "it says; look at the events"),
-        (True, "was killed for memory; raise the limit"),
+        (True, "ran out of memory; raise the limit"),
     ],
 )
 def test_a_failure_without_words_of_its_own_is_named_by_what_is_known(pods: bool, words: str) -> None:
@@ -336,17 +336,17 @@ def test_a_report_that_is_late_is_waited_for_and_one_that_is_lost_is_made_again(
     of = cached()
     children = with_status(loading(of), "Complete")
     plan = planned(of, children)
-    assert plan.requeue_after == REPORT_LAG
+    assert plan.requeue_after == REPORT_LAG_SECONDS
     assert not plan.deletes
     assert ENGINE not in made(plan)
-    assert [one.ref.kind for one in later(of, children, REPORT_LAG).deletes] == ["Job"]
+    assert [one.ref.kind for one in later(of, children, REPORT_LAG_SECONDS).deletes] == ["Job"]
 
 
 def test_engines_plan_for_themselves_where_the_report_tells_nothing() -> None:
     of = cached()
     children = with_status(loading(of), "Complete")
     plan = planned(of, children, pods=(loader_pod(job_of(children), "Succeeded", "cut off"),))
-    assert isinstance(plan.verdict, PlanUnknown)
+    assert isinstance(plan.verdict, Unknown)
     assert ENGINE in made(plan)
 
 
@@ -354,7 +354,7 @@ def test_a_model_that_does_not_fit_keeps_its_report() -> None:
     of = cached(memory={"deviceMemory": "16Gi"})
     children = with_status(loading(of), "Complete")
     plan = planned(of, children, pods=(loader_pod(job_of(children), "Succeeded", REPORT.text()),))
-    assert isinstance(plan.verdict, PlanDoesNotFit)
+    assert isinstance(plan.verdict, DoesNotFit)
     assert made(plan) == {Ref("ConfigMap", "nano-model")}
 
 

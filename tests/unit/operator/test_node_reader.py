@@ -7,7 +7,7 @@ import pytest
 from fake_cluster import FakeCluster
 from mamba_operator.objects.errors import Forbidden, Unreachable
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.observation.node_reader import KEPT_FOR, PAGE, SHARED_FOR, NodeReader
+from mamba_operator.observation.node_reader import NODES_PER_PAGE, SHARED_SECONDS, VALID_SECONDS, NodeReader
 
 MEMORY = "nvidia.com/gpu.memory"
 
@@ -55,12 +55,12 @@ async def test_passes_at_one_time_share_one_list_and_later_ones_read_anew() -> N
     reader = NodeReader(cluster, clock=clock)
 
     await asyncio.gather(*(reader.read() for _ in range(8)))
-    clock.now = SHARED_FOR
+    clock.now = SHARED_SECONDS
     await reader.read()
     assert cluster.lists == 1
 
     cluster.put(node("b"))
-    clock.now = SHARED_FOR + 1
+    clock.now = SHARED_SECONDS + 1
     assert len(await reader.read()) == 2
     assert cluster.lists == 2
 
@@ -71,9 +71,9 @@ async def test_what_was_never_read_or_long_ago_is_old() -> None:
     assert reader.is_old
 
     await reader.read()
-    clock.now = KEPT_FOR
+    clock.now = VALID_SECONDS
     assert not reader.is_old
-    clock.now = KEPT_FOR + 1
+    clock.now = VALID_SECONDS + 1
     assert reader.is_old
 
 
@@ -108,5 +108,5 @@ async def test_nodes_come_in_small_pages(monkeypatch: pytest.MonkeyPatch) -> Non
 
     await NodeReader(cluster).read()
 
-    assert [named["page"] for named in asked] == [PAGE]
+    assert [named["page"] for named in asked] == [NODES_PER_PAGE]
     assert not asked[0].get("metadata_only"), "taints are no metadata"

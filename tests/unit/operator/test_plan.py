@@ -9,12 +9,12 @@ import pytest
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.children.changes import Change
-from mamba_operator.memory.plan_verdict import (
+from mamba_operator.memory.verdict import (
+    DoesNotFit,
+    Fits,
     ModelNotServed,
-    PlanDoesNotFit,
-    PlanFits,
-    PlanUnknown,
     SpecInvalid,
+    Unknown,
 )
 from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.observation.placement import Node
@@ -268,7 +268,7 @@ def test_a_child_on_its_way_out_is_waited_for_instead_of_being_written_to() -> N
 def test_plan_mode_computes_the_plan_and_touches_nothing() -> None:
     plan = planned(fitting_owner(mode="Plan"))
 
-    assert isinstance(plan.verdict, PlanFits)
+    assert isinstance(plan.verdict, Fits)
     assert (plan.applies, plan.deletes) == ((), ())
 
 
@@ -284,7 +284,7 @@ def test_plan_mode_leaves_what_runs_alone() -> None:
 def test_a_plan_that_cannot_fit_makes_no_pods_and_says_the_numbers() -> None:
     plan = planned(fitting_owner(memory={"deviceMemory": "16Gi"}))
 
-    assert isinstance(plan.verdict, PlanDoesNotFit)
+    assert isinstance(plan.verdict, DoesNotFit)
     assert "16.0Gi" in plan.verdict.message
     assert plan.applies == ()
 
@@ -310,7 +310,7 @@ def test_a_model_no_engine_serves_starts_nothing_and_tears_nothing_down() -> Non
 def test_without_the_models_configuration_engines_start_and_plan_for_themselves() -> None:
     plan = planned(owner())
 
-    assert isinstance(plan.verdict, PlanUnknown)
+    assert isinstance(plan.verdict, Unknown)
     assert plan.verdict.reason is Reason.MODEL_UNKNOWN
     assert {ref(change.manifest) for change in plan.applies} == ALL
 
@@ -320,15 +320,15 @@ def test_without_a_known_gpu_memory_the_plan_is_unknown_and_node_labels_settle_i
 
     unknown, known = planned(of), planned(of, nodes=(Node({"nvidia.com/gpu.memory": "81920"}),))
 
-    assert isinstance(unknown.verdict, PlanUnknown)
+    assert isinstance(unknown.verdict, Unknown)
     assert unknown.verdict.reason is Reason.DEVICE_MEMORY_UNKNOWN
-    assert isinstance(known.verdict, PlanFits)
+    assert isinstance(known.verdict, Fits)
 
 
 def test_the_chosen_strategy_reaches_the_engine() -> None:
     plan = planned(fitting_owner())
 
-    assert isinstance(plan.verdict, PlanFits)
+    assert isinstance(plan.verdict, Fits)
     [settings] = [
         one.manifest for one in plan.applies if ref(one.manifest) == Ref("ConfigMap", "nano-engine")
     ]

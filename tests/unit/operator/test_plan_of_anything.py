@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mamba_api import names
 from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.memory.plan_verdict import SpecInvalid
+from mamba_operator.memory.verdict import SpecInvalid
 from mamba_operator.objects.manifest import Manifest, metadata
 from mamba_operator.plan import make_plan
 from operator_objects import NOW, applied, owner, planned, snapshot

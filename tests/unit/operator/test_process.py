@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from fake_cluster import FakeCluster
 from mamba_operator.children.admin_key import AdminKey
-from mamba_operator.main import CRD_PERIOD, WATCHES_FIRST, Operator
+from mamba_operator.main import CRD_POLL_SECONDS, WATCHES_TIMEOUT_SECONDS, Operator
 from mamba_operator.objects.errors import ClusterError, Forbidden, Unreachable
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
@@ -73,7 +73,7 @@ def test_an_operator_that_was_installed_before_the_crd_waits_for_it(error: Clust
 
         await asyncio.wait_for(operator(cluster)._crd_served(), 1000)
 
-        assert cluster.asked[-1] - 33 < CRD_PERIOD
+        assert cluster.asked[-1] - 33 < CRD_POLL_SECONDS
         assert len(cluster.asked) == 8
 
     run()
@@ -114,14 +114,14 @@ async def test_the_first_look_waits_for_the_watches_and_not_for_ever() -> None:
     slow, never = operator(cluster), operator(cluster)
     looks = [slow._resync((), indices, lambda _: None), never._resync((), Indices(), lambda _: None)]
     resyncing = [asyncio.create_task(one) for one in looks]
-    await asyncio.sleep(WATCHES_FIRST / 2)
+    await asyncio.sleep(WATCHES_TIMEOUT_SECONDS / 2)
     assert due(slow) == due(never) == set()
 
     indices.complete = True
-    await asyncio.sleep(WATCHES_FIRST / 4)
+    await asyncio.sleep(WATCHES_TIMEOUT_SECONDS / 4)
     assert (due(slow), due(never)) == ({Key("models", "a")}, set())
 
-    await asyncio.sleep(WATCHES_FIRST / 2)
+    await asyncio.sleep(WATCHES_TIMEOUT_SECONDS / 2)
     assert due(never) == {Key("models", "a")}
     for one in resyncing:
         one.cancel()
@@ -133,7 +133,7 @@ async def test_every_object_is_looked_at_now_and_then_and_an_outage_does_not_end
     cluster = FakeCluster(owner("a"), owner("b"))
     subject = operator(cluster)
     resyncing = asyncio.create_task(subject._resync((), Indices(), lambda _: None))
-    await asyncio.sleep(WATCHES_FIRST + 1)
+    await asyncio.sleep(WATCHES_TIMEOUT_SECONDS + 1)
     assert due(subject) == {Key("models", "a"), Key("models", "b")}
     subject._queue._due.clear()
     subject._queue._waiting.clear()
@@ -156,7 +156,7 @@ async def test_a_child_that_a_watch_lost_is_let_go_of_at_the_next_look_at_everyt
     indices.add_created({**lost, "metadata": {**lost["metadata"], "uid": "lost"}})
     resyncing = asyncio.create_task(subject._resync((), indices, lambda _: None))
 
-    await asyncio.sleep(WATCHES_FIRST + 1)
+    await asyncio.sleep(WATCHES_TIMEOUT_SECONDS + 1)
     assert indices.unconfirmed == 1
     await asyncio.sleep(300)
 
@@ -185,7 +185,7 @@ async def test_an_operator_of_some_namespaces_looks_at_no_others() -> None:
     third["metadata"]["namespace"] = "third"
     subject = operator(FakeCluster(owner("a"), elsewhere, third), namespaces=("models", "third"))
     resyncing = asyncio.create_task(subject._resync(("models", "third"), Indices(), lambda _: None))
-    await asyncio.sleep(WATCHES_FIRST + 1)
+    await asyncio.sleep(WATCHES_TIMEOUT_SECONDS + 1)
 
     assert due(subject) == {Key("models", "a"), Key("third", "c")}
     resyncing.cancel()

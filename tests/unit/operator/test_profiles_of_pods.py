@@ -7,7 +7,7 @@ from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile
 from mamba_operator.children.changes import Change
 from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.memory.plan_verdict import PlanFits, SpecInvalid
+from mamba_operator.memory.verdict import Fits, SpecInvalid
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.plan import make_plan
 from mamba_planner.shipped_profiles import SHIPPED
@@ -67,7 +67,7 @@ def test_the_plan_is_known_before_a_node_is_seen_and_the_condition_tells_what_ca
     of = named("nvidia-h100-80gb")
     plan = seen(of, SHIPPED)
 
-    assert isinstance(plan.verdict, PlanFits)
+    assert isinstance(plan.verdict, Fits)
     status, reason, message = finding(of, plan)
     assert (status, reason) == ("True", Reason.PLAN_COMPUTED)
     assert "profile nvidia-h100-80gb: gpus 1" in message

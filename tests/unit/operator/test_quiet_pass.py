@@ -13,6 +13,7 @@ from mamba_operator.objects.errors import ClusterError, Conflict, NameTaken
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import PassSettings, Runtime
 from operator_objects import NOW, TOKEN, creating_pod, fitting_owner
 
 KEY = Key("models", "nano")
@@ -33,8 +34,8 @@ class Counting(FakeCluster):
 
 def reconciler(cluster: FakeCluster, indices: Watched) -> Reconciler:
     return Reconciler(
-        cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN,
-        resync=lambda: 300.0, indices=indices,
+        cluster, OperatorMetrics(), PassSettings("test", resync=lambda: 300.0), indices=indices,
+        runtime=Runtime(now=lambda: NOW, new_token=lambda: TOKEN),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from mamba_operator.objects.errors import (
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import PassSettings, Runtime
 from operator_objects import NOW, TOKEN, UID, creating_pod, fitting_owner, owner
 
 KEY = Key("models", "nano")
@@ -30,10 +31,8 @@ def reconciler(cluster: FakeCluster) -> Reconciler:
     return Reconciler(
         cluster,
         OperatorMetrics(),
-        identity="test",
-        resync=lambda: 300.0,
-        now=lambda: NOW,
-        token=lambda: TOKEN,
+        PassSettings("test", resync=lambda: 300.0),
+        runtime=Runtime(now=lambda: NOW, new_token=lambda: TOKEN),
     )
 
 
@@ -330,7 +329,9 @@ async def test_a_pass_that_takes_too_long_is_ended() -> None:
         await asyncio.sleep(60)
 
     cluster.apply = hang  # type: ignore[method-assign, assignment]
-    slow = Reconciler(cluster, OperatorMetrics(), identity="test", timeout=0.05, now=lambda: NOW)
+    slow = Reconciler(
+        cluster, OperatorMetrics(), PassSettings("test", timeout=0.05), runtime=Runtime(now=lambda: NOW)
+    )
 
     with pytest.raises(TimeoutError):
         await slow(KEY)

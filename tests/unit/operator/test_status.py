@@ -14,7 +14,7 @@ from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.demand import Demand
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.scaling_record import LatestDecision
-from mamba_operator.conditions.findings import Failure
+from mamba_operator.conditions.chain import Failure
 from mamba_operator.conditions.status import summarize
 from mamba_operator.objects.manifest import Manifest, ref
 from mamba_operator.observation.placement import Node

@@ -18,6 +18,7 @@ from mamba_operator.objects.errors import (
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconciler_parts import PassSettings, Runtime
 from operator_objects import NOW, TOKEN, UID, fitting_owner, owner, running
 
 KEY = Key("models", "nano")
@@ -38,7 +39,10 @@ class Clock:
 
 
 def reconciler(cluster: FakeCluster, clock: Clock | None = None) -> Reconciler:
-    return Reconciler(cluster, OperatorMetrics(), identity="test", now=clock or Clock(), token=lambda: TOKEN)
+    return Reconciler(
+        cluster, OperatorMetrics(), PassSettings("test"),
+        runtime=Runtime(now=clock or Clock(), new_token=lambda: TOKEN),
+    )  # fmt: skip
 
 
 def stored(cluster: FakeCluster) -> Manifest:

@@ -10,7 +10,7 @@ import pytest
 from mamba_api import names
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_operator.conditions.status import summarize
-from mamba_operator.memory.plan_watch import AGAIN, PlanWatch
+from mamba_operator.memory.poller import REFETCH_SECONDS, ReportedPlanPoller
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
@@ -59,7 +59,7 @@ class World:
         self.woken: list[Key] = []
         self.now = 0.0
         self._indices = Indices()
-        self.watch = PlanWatch(
+        self.watch = ReportedPlanPoller(
             self._indices, lambda uid: f"token of {uid}", self._get, self.woken.append, lambda: self.now
         )
 
@@ -97,7 +97,7 @@ async def test_an_engine_that_answers_is_asked_with_its_token_and_wakes_its_depl
     await world.poll()
     assert len(world.requests) == 1
 
-    world.now = AGAIN
+    world.now = REFETCH_SECONDS
     await world.poll()
     assert (len(world.requests), len(world.woken)) == (2, 1)
 
@@ -140,7 +140,7 @@ async def test_nobody_is_asked_where_no_engine_has_the_plan_that_is_missing(
 async def test_what_is_no_plan_is_no_news_and_takes_nothing_back(said: str | None) -> None:
     world = World()
     first = await world.poll()
-    world.reply, world.now = said, AGAIN
+    world.reply, world.now = said, REFETCH_SECONDS
 
     assert await world.poll() == first
     assert len(world.woken) == 1

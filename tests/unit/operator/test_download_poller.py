@@ -6,7 +6,7 @@ import pytest
 
 from mamba_api import names
 from mamba_operator.autoscale.reports import ReportInvalid
-from mamba_operator.model.load_watch import LoadWatch, read_download
+from mamba_operator.model.download_poller import DownloadPoller, read_download
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
@@ -36,7 +36,7 @@ class World:
         indices.take(
             {index_id(MAMBA_DEPLOYMENT): {KEY: [{}], OTHER: [{}]}, index_id(POD): {KEY: self.pods}}  # type: ignore[arg-type]
         )
-        self.watch = LoadWatch(indices, self._read, self.woken.append)
+        self.watch = DownloadPoller(indices, self._read, self.woken.append)
 
     async def _read(self, address: str) -> str | None:
         self.polled.append(address)

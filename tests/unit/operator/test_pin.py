@@ -7,7 +7,7 @@ import pytest
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.memory.plan_verdict import PlanDoesNotFit, PlanFits, PlanUnknown
+from mamba_operator.memory.verdict import DoesNotFit, Fits, Unknown
 from mamba_operator.objects.manifest import Manifest, Ref, annotation, ref
 from mamba_operator.observation.placement import Node
 from operator_objects import NOW, applied, edited, fitting_owner, planned, snapshot
@@ -135,7 +135,7 @@ def test_memory_that_the_spec_says_wins_over_all_nodes_and_leaves_no_note() -> N
     of = fitting_owner()
     [engine] = [one for one in applied(of, nodes=(SMALL,)) if ref(one) == Ref("Deployment", "nano-engine")]
 
-    assert isinstance(planned(of, nodes=(SMALL,)).verdict, PlanFits)
+    assert isinstance(planned(of, nodes=(SMALL,)).verdict, Fits)
     assert annotation(engine, PLANNED_FOR) is None
 
 
@@ -160,5 +160,5 @@ def test_a_note_that_somebody_damaged_is_made_anew_from_the_nodes(text: str) -> 
 def test_a_first_revision_that_fits_no_gpu_of_the_cluster_starts_nothing() -> None:
     of = fitting_owner(memory={})
 
-    assert isinstance(planned(of, nodes=(SMALL,)).verdict, PlanDoesNotFit)
-    assert isinstance(planned(of).verdict, PlanUnknown)
+    assert isinstance(planned(of, nodes=(SMALL,)).verdict, DoesNotFit)
+    assert isinstance(planned(of).verdict, Unknown)

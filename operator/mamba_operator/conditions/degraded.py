@@ -1,0 +1,112 @@
+"""The condition Degraded: the most serious trouble. Pure; called by `summary`."""
+
+from dataclasses import replace
+
+from mamba_api.v1alpha1.conditions import Reason
+from mamba_operator.conditions.chain import Chain, ConditionInputs, ConditionResult, evaluate
+from mamba_operator.conditions.rollout_text import roll_back_text, stuck_text
+from mamba_operator.objects.pod_trouble import advised, advised_refusal, trouble
+
+
+def change_failed(view: ConditionInputs) -> ConditionResult | None:
+    if not view.failures:
+        return None
+    first, *others = view.failures
+    suffix = f" (and {len(others)} more)" if others else ""
+    return ConditionResult("True", first.reason, first.message + suffix)
+
+
+def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
+    blocked = view.blocked
+    return replace(blocked, status="True") if blocked is not None else None
+
+
+def pod_has_trouble(view: ConditionInputs) -> ConditionResult | None:
+    problem = trouble(view.snapshot.pods, view.now)
+    return ConditionResult("True", problem.reason, problem.message) if problem is not None else None
+
+
+def download_failed(view: ConditionInputs) -> ConditionResult | None:
+    load = view.plan.load
+    if load is None or not load.failed:
+        return None
+    return ConditionResult("True", Reason.DOWNLOAD_FAILED, load.message)
+
+
+def pods_are_refused(view: ConditionInputs) -> ConditionResult | None:
+    load = view.plan.load
+    if load is not None and load.refused:
+        return ConditionResult("True", Reason.PODS_REFUSED, load.message)
+    for component, state in (("engine", view.engine), ("gateway", view.gateway)):
+        if state.refused is not None:
+            message = advised_refusal(f"{component}: {state.refused}")
+            return ConditionResult("True", Reason.PODS_REFUSED, message)
+    return None
+
+
+def rollout_is_stuck(view: ConditionInputs) -> ConditionResult | None:
+    if (message := stuck_text(view)) is None:
+        return None
+    reason = Reason.PROGRESS_DEADLINE_EXCEEDED
+    return ConditionResult("True", reason, advised(reason, message))
+
+
+def revision_was_rolled_back(view: ConditionInputs) -> ConditionResult | None:
+    if view.plan.failed is None:
+        return None
+    return ConditionResult("True", Reason.ROLLED_BACK, roll_back_text(view.plan))
+
+
+def strategy_is_refused(view: ConditionInputs) -> ConditionResult | None:
+    messages = [update.message for update in view.plan.rejected_updates if update.final]
+    return ConditionResult("True", Reason.STRATEGY_REFUSED, "; ".join(messages)) if messages else None
+
+
+def cache_claim_cannot_be_changed(view: ConditionInputs) -> ConditionResult | None:
+    message = view.plan.cache_kept
+    return ConditionResult("True", Reason.CACHE_KEPT, message) if message is not None else None
+
+
+def kind_is_not_served(view: ConditionInputs) -> ConditionResult | None:
+    if not view.plan.not_served:
+        return None
+    return ConditionResult("True", Reason.KIND_NOT_SERVED, "; ".join(view.plan.not_served))
+
+
+def prefix_index_is_unavailable(view: ConditionInputs) -> ConditionResult | None:
+    if (index_trouble := view.plan.index_trouble) is None:
+        return None
+    return ConditionResult("True", Reason.PREFIX_INDEX_UNAVAILABLE, index_trouble.message)
+
+
+def autoscaler_lacks_metrics(view: ConditionInputs) -> ConditionResult | None:
+    latest = view.snapshot.latest_decision
+    if latest is None or not latest.decision.blind:
+        return None
+    return ConditionResult("True", Reason.METRICS_MISSING, latest.decision.blind)
+
+
+DEGRADED: Chain = (
+    change_failed,
+    nothing_may_be_changed,
+    pod_has_trouble,
+    download_failed,
+    pods_are_refused,
+    rollout_is_stuck,
+    revision_was_rolled_back,
+    strategy_is_refused,
+    cache_claim_cannot_be_changed,
+    kind_is_not_served,
+    prefix_index_is_unavailable,
+    autoscaler_lacks_metrics,
+)
+HEALTHY = ConditionResult("False", Reason.AS_EXPECTED, "nothing is wrong")
+
+
+def degraded(view: ConditionInputs) -> ConditionResult:
+    """Return the condition Degraded. Its message mentions a roll-back even if another trouble precedes it."""
+    result = evaluate(DEGRADED, view, otherwise=HEALTHY)
+    if view.plan.failed is None or result.reason == Reason.ROLLED_BACK or result.status != "True":
+        return result
+    roll_back = f"{Reason.ROLLED_BACK}: {roll_back_text(view.plan)}"
+    return replace(result, message=f"{result.message}; and {roll_back}")

@@ -1,0 +1,165 @@
+"""The condition Progressing: whether the pods are on their way to the spec. Pure; called by `summary`."""
+
+from mamba_api.v1alpha1.conditions import Reason
+from mamba_operator.conditions.chain import Chain, ConditionInputs, ConditionResult, evaluate
+from mamba_operator.conditions.rollout_text import in_place_text, roll_back_text, stuck_text
+from mamba_operator.model.model_load import downloads_in_words
+from mamba_operator.objects.pod_trouble import is_draining, is_loading, replaced_failure
+
+
+def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
+    return view.blocked
+
+
+def mode_is_plan(view: ConditionInputs) -> ConditionResult | None:
+    if not view.plan_mode:
+        return None
+    return ConditionResult("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed")
+
+
+def model_is_downloading(view: ConditionInputs) -> ConditionResult | None:
+    if (load := view.plan.load) is None:
+        return None
+    if load.failed and load.requeue_after is not None:
+        return ConditionResult("False", Reason.DOWNLOAD_FAILED, load.message)
+    return ConditionResult("True", Reason.DOWNLOADING_MODEL, load.message)
+
+
+def revision_was_rolled_back(view: ConditionInputs) -> ConditionResult | None:
+    if view.plan.failed is None:
+        return None
+    return ConditionResult("False", Reason.ROLLED_BACK, roll_back_text(view.plan))
+
+
+def rollout_is_stuck(view: ConditionInputs) -> ConditionResult | None:
+    if (message := stuck_text(view)) is None:
+        return None
+    return ConditionResult("False", Reason.PROGRESS_DEADLINE_EXCEEDED, message)
+
+
+def engines_were_just_written(view: ConditionInputs) -> ConditionResult | None:
+    writes_deployment = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
+    if view.engine.exists and view.engine.current and not writes_deployment:
+        return None
+    return ConditionResult("True", Reason.ROLLING_OUT, f"desired number of engines: {view.desired}")
+
+
+def rollout_is_queued(view: ConditionInputs) -> ConditionResult | None:
+    if not view.plan.queued:
+        return None
+    return ConditionResult(
+        "True",
+        Reason.ROLLOUT_QUEUED,
+        "this object was not edited, so its engines are replaced after those of other objects "
+        "(--max-rollouts of the operator)",
+    )
+
+
+def settings_are_being_sent(view: ConditionInputs) -> ConditionResult | None:
+    updates = view.plan.settings_updates
+    if not updates:
+        return None
+    detail = "; ".join(update.message for update in view.plan.rejected_updates) or "sending"
+    return ConditionResult(
+        "True",
+        Reason.SWITCHING_STRATEGY,
+        f"{len(updates)} of {view.desired} engines have yet to accept new settings: {detail}",
+    )
+
+
+def engine_is_draining(view: ConditionInputs) -> ConditionResult | None:
+    if not any(is_draining(pod, view.now) for pod in view.snapshot.pods):
+        return None
+    message = f"an engine completes its requests before it ends{in_place_text(view)}"
+    return ConditionResult("True", Reason.DRAINING, message)
+
+
+def rollout_is_paused(view: ConditionInputs) -> ConditionResult | None:
+    deployment = view.plan.deployment
+    if view.old_engines <= 0 or deployment is None or not deployment.spec.rollout.pause:
+        return None
+    return ConditionResult(
+        "False",
+        Reason.ROLLOUT_PAUSED,
+        f"{view.engine.updated} of {view.desired} engines have the new revision: the others keep the old one "
+        "until spec.rollout.pause is false",
+    )
+
+
+def old_revision_runs(view: ConditionInputs) -> ConditionResult | None:
+    if view.old_engines <= 0 and not view.engine.replicas > view.desired > view.engine.ready:
+        return None
+    return ConditionResult(
+        "True",
+        Reason.ROLLING_OUT,
+        f"{view.engine.updated} of {view.desired} engines have the new revision, {max(view.old_engines, 0)} "
+        f"an old one{in_place_text(view)}",
+    )
+
+
+def too_many_engines(view: ConditionInputs) -> ConditionResult | None:
+    if view.engine.replicas <= view.desired:
+        return None
+    return ConditionResult(
+        "True", Reason.SCALING_DOWN, f"{view.engine.replicas} engines run, {view.desired} are desired"
+    )
+
+
+def engine_downloads_the_model(view: ConditionInputs) -> ConditionResult | None:
+    if view.engine.ready >= view.desired:
+        return None
+    message = downloads_in_words(view.snapshot.pods, view.snapshot.downloads)
+    return ConditionResult("True", Reason.DOWNLOADING_MODEL, message) if message else None
+
+
+def too_few_engines(view: ConditionInputs) -> ConditionResult | None:
+    if view.engine.ready >= view.desired:
+        return None
+    failure = replaced_failure(view.snapshot.pods, view.now)
+    cause = f", after {failure}" if failure else ""
+    if loading := sum(map(is_loading, view.snapshot.pods)):
+        message = f"{loading} of {view.desired} engines load the model{cause}"
+        return ConditionResult("True", Reason.LOADING_MODEL, message)
+    message = f"{view.engine.ready} of {view.desired} engines are ready{cause}"
+    return ConditionResult("True", Reason.SCALING_UP, message)
+
+
+def gateway_rolls_out(view: ConditionInputs) -> ConditionResult | None:
+    gateway = view.gateway
+    if gateway.exists and gateway.current and gateway.ready >= gateway.wanted:
+        return None
+    message = f"{gateway.ready} of {gateway.wanted} gateways are ready"
+    return ConditionResult("True", Reason.ROLLING_OUT, message)
+
+
+def key_waits_for_gateways(view: ConditionInputs) -> ConditionResult | None:
+    if not view.plan.key_blocked:
+        return None
+    message = "engines require a key of gateways once the last gateway without the key has ended"
+    return ConditionResult("True", Reason.ROLLING_OUT, message)
+
+
+PROGRESSING: Chain = (
+    nothing_may_be_changed,
+    mode_is_plan,
+    model_is_downloading,
+    revision_was_rolled_back,  # before all progress, because the pods will not reach the spec
+    rollout_is_stuck,
+    engines_were_just_written,
+    rollout_is_queued,
+    settings_are_being_sent,
+    engine_is_draining,
+    rollout_is_paused,
+    old_revision_runs,  # before the next rule, because a roll-out runs more engines than are desired
+    too_many_engines,
+    engine_downloads_the_model,
+    too_few_engines,
+    gateway_rolls_out,
+    key_waits_for_gateways,
+)
+UP_TO_DATE = ConditionResult("False", Reason.UP_TO_DATE, "every pod runs the desired revision")
+
+
+def progressing(view: ConditionInputs) -> ConditionResult:
+    """Return the condition Progressing."""
+    return evaluate(PROGRESSING, view, otherwise=UP_TO_DATE)

@@ -1,0 +1,146 @@
+"""`GpuPin`: the GPU for which the serving revision was planned, whatever nodes come and go. Pure.
+
+Called by `plan`. The pin is an annotation of the engine Deployment, so it lives as long as the pods. It holds
+until they are replaced for another reason; the new revision is then planned for the nodes of that day.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.memory.gpus import smallest_gpu
+from mamba_operator.memory.planning import (
+    PlannerInput,
+    depends_on_nodes,
+    plan_engine_memory,
+    plan_memory,
+    planner_input,
+)
+from mamba_operator.memory.verdict import MemoryVerdict, ModelNotServed, SpecInvalid, Unknown
+from mamba_operator.objects.manifest import Manifest, annotation, digest
+from mamba_operator.observation.placement import Node
+from mamba_operator.observation.snapshot import Snapshot
+from mamba_operator.render.context import Context
+from mamba_operator.render.engine_pod import engine_pod_template
+from mamba_planner.model_report import ModelReport
+from mamba_settings.byte_size import binary_size
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPin:
+    """Revision of the engine pods, and the GPU for which it was planned."""
+
+    revision: str
+    """Hash of the pod template without the planner's choices."""
+    gpu_memory: int | None
+    """Bytes of one GPU; None = no node label stated it, and each engine planned for itself."""
+
+    def annotation(self) -> str:
+        """Return the value of the annotation `planned-for`."""
+        return json.dumps({"revision": self.revision, "gpuMemory": self.gpu_memory})
+
+
+def pin_for(
+    deployment: MambaDeployment,
+    recorded_at: Iterable[Manifest | None],
+    nodes: Iterable[Node],
+    key_id: str,
+    loaded: ModelReport | None = None,
+) -> tuple[GpuPin, int | None]:
+    """Return the pin to plan for, and the bytes of the smallest GPU by the node labels of now.
+
+    Args:
+        deployment: the object; its plan depends on nodes.
+        recorded_at: objects that may carry the annotation: the engine Deployment, and the ConfigMap of the
+            last ready revision.
+        nodes: the nodes with GPUs.
+        key_id: as in `Context`.
+        loaded: as in `Context`.
+
+    Raises:
+        InvalidPatch: `spec.podTemplate` cannot be merged.
+    """
+    # The template is rendered without a plan, so that the planner's choices do not change the revision.
+    template = engine_pod_template(Context(deployment, 0, None, key_id, loaded=loaded))
+    pod = template.get("spec")
+    now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
+    revision = digest(template)
+    pins = (recorded_pin(manifest, revision) for manifest in recorded_at)
+    return next(filter(None, pins), GpuPin(revision, now)), now
+
+
+def recorded_pin(manifest: Manifest | None, revision: str) -> GpuPin | None:
+    """Return the pin that an object carries; None if it has none, or one of another revision."""
+    text = annotation(manifest, names.ANNOTATION_PLANNED_FOR) if manifest is not None else None
+    try:
+        recorded: Any = json.loads(text) if text is not None else None
+    except ValueError:
+        return None
+    if not isinstance(recorded, dict) or recorded.get("revision") != revision:
+        return None
+    memory = recorded.get("gpuMemory")
+    if memory is None:
+        return GpuPin(revision, None)
+    return GpuPin(revision, memory) if type(memory) is int and memory > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedVerdict:
+    """The planner's verdict for the pinned GPU, and the arguments that led to it."""
+
+    verdict: MemoryVerdict
+    planner_input: PlannerInput | None
+    """Arguments of the planner; None where they were incomplete."""
+    annotation: str | None = None
+    """Value of the annotation `planned-for`; None where the spec states the memory."""
+    difference: str | None = None
+    """Message about the plan for today's nodes, where it differs from the serving one."""
+
+
+def pinned_verdict(
+    deployment: MambaDeployment,
+    engine: Manifest | None,
+    snapshot: Snapshot,
+    key_id: str,
+    loaded: ModelReport | None,
+) -> PinnedVerdict:
+    """Return the verdict for the GPU for which the serving revision was planned.
+
+    Args:
+        deployment: the object.
+        engine: the engine Deployment, if it exists.
+        snapshot: what was observed.
+        key_id: as in `Context`.
+        loaded: as in `Context`.
+
+    Raises:
+        InvalidPatch: `spec.podTemplate` cannot be merged.
+    """
+    config = loaded.config if loaded is not None else snapshot.model_config
+    weights = loaded.weights if loaded is not None else None
+    if not depends_on_nodes(deployment):
+        return _verdict(planner_input(deployment, None, config, weights))
+    last = snapshot.child("ConfigMap", names.Children(deployment.name).last_ready)
+    pin, now = pin_for(deployment, (engine, last), snapshot.nodes, key_id, loaded)
+    pinned = _verdict(planner_input(deployment, pin.gpu_memory, config, weights))
+    difference = None
+    # A node pool that an autoscaler has emptied states no size, and nothing that serves changes for it.
+    if now is not None and now != pin.gpu_memory:
+        verdict_now = plan_memory(deployment, now, config, weights)
+        if verdict_now != pinned.verdict:
+            difference = (
+                f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
+                f"{verdict_now.message}; the running engines keep their plan until their pods are replaced: "
+                f"to replace them now, set a new value of the annotation {names.ANNOTATION_RESTART} on the "
+                "MambaDeployment, or set spec.memory.deviceMemory"
+            )
+    return replace(pinned, annotation=pin.annotation(), difference=difference)
+
+
+def _verdict(source: PlannerInput | Unknown | SpecInvalid | ModelNotServed) -> PinnedVerdict:
+    if isinstance(source, PlannerInput):
+        return PinnedVerdict(plan_engine_memory(source), source)
+    return PinnedVerdict(source, None)
