@@ -41,6 +41,10 @@ class KeyLimits:
         )
 
 
+NO_LIMITS = KeyLimits()
+"""Limits of a key that nothing limits."""
+
+
 class KeyLimitTable:
     """The limits of every key by its name."""
 

@@ -16,11 +16,17 @@ from mamba_api.openai_responses import Readiness
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import ModelNotFound, NotReady
 from mamba_gateway.admission.admission import Admission
+from mamba_gateway.clock import Clock
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_gateway.routing.decision import no_such_model
 from mamba_gateway.routing.routing_record import MAX_RECORDS, RoutingLog
+from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.registry import expose
+
+WARM_UP_SECONDS = 5.0
+"""Longest warm-up; with Redis or a tokenizer away it is better to choose without than not at all."""
 
 
 class GatewayReadiness(Readiness):
@@ -38,6 +44,30 @@ class DecisionList(BaseModel):
     object: str = "list"
     data: list[dict[str, Any]] = Field(default_factory=list)
     """Newest first: engine, reason, and what was considered, in seconds."""
+
+
+class WarmUp:
+    """Says what a gateway that has just begun waits for until it is ready: what its engines can resume.
+
+    The gateway serves requests meanwhile; but a client that can send them elsewhere should.
+    """
+
+    def __init__(self, pool: Pool, index: PrefixIndex, texts: TextProcessors | None, clock: Clock) -> None:
+        self._pool, self._index, self._texts, self._clock = pool, index, texts, clock
+        self._until = clock() + WARM_UP_SECONDS
+        self._over = texts is None
+
+    def missing(self) -> str:
+        """Return what the gateway does not know yet; "" = nothing, or it has waited long enough."""
+        if self._over:
+            return ""
+        if any(endpoint.ready for endpoint in self._pool.snapshot()) and self._clock() < self._until:
+            if self._texts is not None and not self._texts.all_queried:
+                return "the engines' tokenizers have not been read yet"
+            if self._index.state == "unavailable":
+                return "the prefix index has not been read yet"
+        self._over = True
+        return ""
 
 
 class LocalRoutes:

@@ -16,9 +16,8 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from mamba_gateway.clock import Clock
-from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.fleet_speed import pooled_speed
+from mamba_gateway.endpoints.endpoint import Endpoint, engine_capacity
+from mamba_gateway.endpoints.engine_speed import EngineSpeed, pooled_speed
 from mamba_gateway.endpoints.outlier_ejection import OutlierEjection
 from mamba_gateway.endpoints.prompt_queue import PromptQueue
 
@@ -102,8 +101,16 @@ class _EndpointRecord:
 class Pool:
     """Mutable register behind the snapshots; used from one event loop."""
 
-    def __init__(self, clock: Clock = time.monotonic, expected_model: str | None = None) -> None:
-        """`expected_model`: what the engines will serve, where that is known before any of them is there."""
+    def __init__(
+        self,
+        clock: Clock = time.monotonic,
+        expected_model: str | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`expected_model`: the model of the engines, where it is known before any of them is there.
+
+        `on_change` is called after each change of targets or reports.
+        """
         self._expected = frozenset() if expected_model is None else frozenset((expected_model,))
         self.synced = False
         """A source has given its targets, and each of them was looked at, at least once."""
@@ -112,8 +119,7 @@ class Pool:
         self._snapshot: tuple[Endpoint, ...] | None = None
         """All as they are now; None = some have changed, or time alone may change one."""
         self._changed = asyncio.Event()
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after each change of targets or reports."""
+        self._on_change = on_change
         self._clock = clock
         self._tickets = itertools.count(1)
         self._doubts = False
@@ -260,6 +266,10 @@ class Pool:
             return tuple(msgspec.structs.replace(one, ready=_ready(self._records[one.url])) for one in found)
         return found
 
+    def capacity(self, model: str | None) -> float:
+        """Return how many more requests for `model` the engines are given; see `engine_capacity`."""
+        return engine_capacity(self.snapshot(), model)
+
     @property
     def has_choice(self) -> bool:
         """There is more than one endpoint, and what a prompt is decides between them."""
@@ -328,7 +338,7 @@ class Pool:
         self.synced |= self._targets_known and all(r.report is not UNKNOWN for r in self._records.values())
         self._changed.set()
         self._changed = asyncio.Event()
-        self.on_change()
+        self._on_change()
 
 
 def _ready(record: _EndpointRecord) -> bool:

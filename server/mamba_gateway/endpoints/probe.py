@@ -118,14 +118,18 @@ class Prober:
         interval: float,
         timeout: float,
         key: Callable[[], bytes] | None = None,
+        on_unanswered: Callable[[str, float], None] = lambda url, since: None,
     ) -> None:
+        """`key` returns the key that is sent to engines.
+
+        `on_unanswered` is called after each probe but the first that timed out in a row, with the engine's
+        URL and the time at which that probe began, by the loop's clock.
+        """
         self._session, self._pool, self._rng = session, pool, rng
         self._interval, self._key = interval, key
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.on_unanswered: Callable[[str, float], None] = lambda url, since: None
-        """Called with an engine's URL after each probe but the first that timed out in a row, and with the
-        time at which that one began, by the loop's clock."""
+        self._on_unanswered = on_unanswered
 
     def set_targets(self, targets: Iterable[Target]) -> None:
         """Tell the pool, and probe exactly these."""
@@ -201,7 +205,7 @@ class Prober:
             except TimeoutError:
                 failures += 1
                 if failures >= DOUBTED:
-                    self.on_unanswered(url, begin)
+                    self._on_unanswered(url, begin)
                 report = ProbeReport(ready=False, reason="/readyz did not answer in time")
             except Exception:
                 # A probe that dies would leave its endpoint as it is for ever.

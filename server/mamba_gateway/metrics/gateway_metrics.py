@@ -82,8 +82,12 @@ class GatewayMetrics:
         index: PrefixIndex | None = None,
         tracing: Tracing = OFF,
         names: Callable[[], Container[str]] | None = None,
+        held_bytes: Callable[[], float] | None = None,
     ) -> None:
-        """`names`: of the models that endpoints report; else they are those of the snapshot."""
+        """`names` returns the names of the models that endpoints report; without it the snapshot tells.
+
+        `held_bytes` returns the bytes of request bodies that the gateway holds.
+        """
         self.registry = registry = CollectorRegistry()
         registry.register(_EndpointCollector(snapshot))
         registry.register(PrefixIndexCollector(index or PrefixIndex(off=True)))
@@ -151,11 +155,13 @@ class GatewayMetrics:
         self.held = Gauge(
             f"{prefix}_held", "Requests waiting for an endpoint to become ready.", registry=registry
         )
-        self.buffered = Gauge(
+        buffered = Gauge(
             f"{prefix}_buffered_bytes",
             "Bytes of request bodies held until an engine begins to answer.",
             registry=registry,
         )
+        if held_bytes is not None:
+            buffered.set_function(held_bytes)
         self.first_byte = GatheringHistogram(
             f"{prefix}_time_to_first_byte_seconds",
             "From the request's arrival to the first byte of its answer.",
