@@ -21,9 +21,9 @@ from mamba_telemetry.tracing import OFF, Tracing
 
 RetryReason = Literal["refused", "unreachable", "died", "silent", "rejected"]
 KEY_LIMIT = "key_limit"
-"""Reason of a refusal: the key is over a limit of its own, whatever room there is."""
+"""Label of a refusal because the key is over a limit of its own, whatever room there is."""
 UNKNOWN_MODEL = "unknown"
-"""Label of what no endpoint reports."""
+"""Label of a model that no endpoint reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 _DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
@@ -105,7 +105,7 @@ class GatewayMetrics:
         self.retries = Counter(
             f"{prefix}_retries", "Attempts that were repeated elsewhere.", ["reason"], registry=registry
         )
-        # From the start: a rate does not see the step from no series to one.
+        # The series exist from the start: a rate does not see the step from no series to one.
         for reason in get_args(RetryReason):
             self.retries.labels(reason)
         self.broken = Counter(
@@ -176,7 +176,7 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._names = names or (lambda: {one for each in snapshot() for one in each.models or ()})
+        self._names = names or (lambda: {name for endpoint in snapshot() for name in endpoint.models or ()})
         # Looking up the series of labels costs more than counting; the labels are bounded.
         self._decision = functools.cache(self.decisions.labels)
         self.request = functools.cache(self.requests.labels)
@@ -186,7 +186,7 @@ class GatewayMetrics:
         self.first_byte_of = functools.cache(self.first_byte.labels)
 
     def model_label(self, model: str | None) -> str:
-        """`model` if an endpoint reports it; clients cannot make label values."""
+        """Return `model` if an endpoint reports it; clients cannot make label values."""
         return model if model is not None and model in self._names() else UNKNOWN_MODEL
 
     @property
@@ -195,10 +195,10 @@ class GatewayMetrics:
         return int(next(iter(self.held.collect())).samples[0].value)
 
     def decided(self, reason: str, seconds: float) -> None:
-        """An engine was chosen."""
+        """Count a choice of an engine, which took `seconds`."""
         self._decision(reason).inc()
         self.decision_seconds.observe(seconds)
 
     def render(self) -> bytes:
-        """The exposition text."""
+        """Return the exposition text."""
         return generate_latest(self.registry)

@@ -47,7 +47,7 @@ class EngineAnswer:
         watch: SilenceWatch,
         added: tuple[Pair, ...],
     ) -> None:
-        """`added`: headers of the gateway's own."""
+        """Begin an answer; `added` are the gateway's own headers."""
         self._status, self._send, self._span, self._watch = response.status, send, span, watch
         self._meter = meter if response.status == 200 else None
         self._headers = [*to_client(response.headers), *added]

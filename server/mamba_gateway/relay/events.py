@@ -8,7 +8,7 @@ from mamba_edge.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
 MAX_BUFFERED = 1024 * 1024
-"""Beyond this many bytes a partial event is passed on as it is: memory stays bounded."""
+"""Size in bytes from which a partial event is passed on as it is, so that memory stays bounded."""
 
 
 class EventAligner:
@@ -17,10 +17,10 @@ class EventAligner:
     def __init__(self) -> None:
         self._buffer = b""
         self._mid_event = False
-        """Part of an incomplete event has been passed on already."""
+        """Whether a part of an incomplete event has been passed on already."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Bytes to pass on now; the rest waits for more."""
+        """Return the bytes to pass on now; the rest waits for more."""
         data = self._buffer + chunk if self._buffer else chunk
         end = _last_boundary(data)
         if end == 0 and len(data) > MAX_BUFFERED:
@@ -32,12 +32,12 @@ class EventAligner:
         return out
 
     def flush(self) -> bytes:
-        """The buffered rest of a stream that ended normally."""
-        held, self._buffer = self._buffer, b""
-        return held
+        """Return the buffered rest of a stream that ended normally."""
+        rest, self._buffer = self._buffer, b""
+        return rest
 
     def terminate(self, error: ApiError) -> bytes:
-        """Bytes that end a broken stream as an engine would: the error event, then [DONE].
+        """Return the bytes that end a broken stream as an engine would: the error event, then [DONE].
 
         A buffered partial event is dropped.
         """

@@ -1,4 +1,4 @@
-"""What keeps the second attempts of the relay from doing harm: a budget, a comparison, and lost requests.
+"""Limits of the relay's second attempts: a budget, a comparison of rejections, and requests that end engines.
 
 Used by the relay alone. Nothing here sends or waits.
 """

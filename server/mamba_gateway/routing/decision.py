@@ -59,7 +59,7 @@ class RoutingDecision(msgspec.Struct, frozen=True):
     @property
     def resumable(self) -> int:
         """Tokens of the prompt that the chosen endpoint need not compute."""
-        return self.comparison.known.get(self.endpoint.name, NOTHING_KNOWN)[0]
+        return self.comparison.tokens_known.get(self.endpoint.name, NOTHING_KNOWN)[0]
 
     @property
     def candidates(self) -> int:

@@ -113,7 +113,7 @@ class CostComparison(msgspec.Struct):
     jitters: Sequence[float]
     """float per endpoint: factor for the load caused by other gateways."""
     median_speed: EngineSpeed
-    known: Mapping[str, tuple[int, int]]
+    tokens_known: Mapping[str, tuple[int, int]]
     """By name of each endpoint that has a part of the prompt: (tokens it can resume, tokens it has seen)."""
     most_seen: int
     """Largest number of tokens of the prompt seen by one endpoint, or assumed to be shared by later
@@ -158,7 +158,7 @@ class CostComparison(msgspec.Struct):
     def cost(self, index: int) -> Cost:
         """Return the cost at the endpoint with this index."""
         endpoint = self.endpoints[index]
-        resumable, seen = self.known.get(endpoint.name, NOTHING_KNOWN)
+        resumable, seen = self.tokens_known.get(endpoint.name, NOTHING_KNOWN)
         return Cost(endpoint, resumable, seen, *self._parts((index,))[0])
 
     def totals(self) -> list[float]:
@@ -171,7 +171,8 @@ class CostComparison(msgspec.Struct):
 
         Every request waits for it, so the loop calls nothing for an endpoint that reports all it needs.
         """
-        tokens, most_seen, home, known = self.request.prompt_tokens, self.most_seen, self.home, self.known
+        tokens, tokens_known = self.request.prompt_tokens, self.tokens_known
+        most_seen, home = self.most_seen, self.home
         prefix, load, jitters, endpoints = (
             self.weights.prefix,
             self.weights.load,
@@ -184,7 +185,7 @@ class CostComparison(msgspec.Struct):
         for index in indices:
             endpoint = endpoints[index]
             rate, ratio, queued, decode = endpoint.cost_terms or self._assumed_terms(endpoint)
-            resumable, seen = known.get(endpoint.name, NOTHING_KNOWN)
+            resumable, seen = tokens_known.get(endpoint.name, NOTHING_KNOWN)
             compute = prefix * ((tokens - resumable + ratio * (square - resumable * resumable) / 2) / rate)
             memory = apart = 0.0
             if queued is None:
@@ -225,7 +226,7 @@ class CostComparison(msgspec.Struct):
         return any(self._charged(endpoint.name) for endpoint in self.endpoints)
 
     def _charged(self, name: str) -> bool:
-        return name != self.home and self.known.get(name, NOTHING_KNOWN)[1] < self.most_seen
+        return name != self.home and self.tokens_known.get(name, NOTHING_KNOWN)[1] < self.most_seen
 
 
 def _tokens_known(endpoints: Sequence[Endpoint], request: RoutingRequest) -> dict[str, tuple[int, int]]:
