@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         name="half an event is sent before an error event",
         keeps="A stream that breaks ends with whole events.",
-        where="relay.events:EventAligner.feed",
+        where="relay.engine_response:EventAligner.feed",
         old="(data[:end], data[end:])",
         new="(data, b'')",
         tests=("tests/unit/gateway/test_events.py",),

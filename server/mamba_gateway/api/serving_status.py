@@ -60,7 +60,7 @@ class EngineStatusClient:
 
 
 class StatusEndpoint:
-    """The status of one gateway. `fetch` returns an engine's status by its URL, or raises StatusUnavailable."""
+    """The status of one gateway. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
 
     def __init__(
         self,

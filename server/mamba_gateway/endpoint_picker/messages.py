@@ -70,16 +70,18 @@ def picked_by_body(mutation: HeaderMutation, addresses: Sequence[str]) -> Proces
 
 def streamed_request(body: bytes, *, ends: bool) -> Iterator[ProcessingResponse]:
     """Yield the body as it came, in pieces; with `ends` the last one ends the stream."""
-    for at in range(0, max(1, len(body)), MAX_CHUNK_BYTES):
-        last = at + MAX_CHUNK_BYTES >= len(body)
-        yield ProcessingResponse(request_body=_streamed(body[at : at + MAX_CHUNK_BYTES], ends and last))
+    for begin in range(0, max(1, len(body)), MAX_CHUNK_BYTES):
+        last = begin + MAX_CHUNK_BYTES >= len(body)
+        yield ProcessingResponse(request_body=_streamed(body[begin : begin + MAX_CHUNK_BYTES], ends and last))
 
 
 def streamed_answer(chunk: bytes, *, ends: bool) -> Iterator[ProcessingResponse]:
     """Yield a piece of the answer, as it came."""
-    for at in range(0, max(1, len(chunk)), MAX_CHUNK_BYTES):
-        last = at + MAX_CHUNK_BYTES >= len(chunk)
-        yield ProcessingResponse(response_body=_streamed(chunk[at : at + MAX_CHUNK_BYTES], ends and last))
+    for begin in range(0, max(1, len(chunk)), MAX_CHUNK_BYTES):
+        last = begin + MAX_CHUNK_BYTES >= len(chunk)
+        yield ProcessingResponse(
+            response_body=_streamed(chunk[begin : begin + MAX_CHUNK_BYTES], ends and last)
+        )
 
 
 def _streamed(body: bytes, ends: bool) -> BodyResponse:

@@ -212,7 +212,7 @@ class EndpointPicker:
         exchange.share.release()
 
     def _addresses(self, exchange: Exchange) -> list[str]:
-        """Return the addresses of the chosen endpoint and of the next cheapest ones, the proxy's fallbacks."""
+        """Return the addresses of the chosen endpoint and of the next cheapest ones as fallbacks."""
         assert exchange.record is not None
         decision = exchange.record.decision
         others = decision.comparison.cheapest_first()

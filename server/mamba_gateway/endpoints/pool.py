@@ -298,9 +298,13 @@ class Pool:
         Without engines (scaled to zero, or all of them replaced) requests still come for these.
         """
         if self._names is None:
-            current = frozenset().union(*(one.names or () for one in self._records.values()))
+            current = frozenset().union(*(record.names or () for record in self._records.values()))
             self._names = current or self._last_names or self._expected
         return self._names
+
+    def serves(self, name: str) -> bool:
+        """Return whether `names` has this model."""
+        return name in self.names
 
     def may_serve(self, model: str | None) -> bool:
         """Return whether waiting for an engine can help a request for `model`.
@@ -341,11 +345,11 @@ class Pool:
         # The others keep their speed: each is pooled again with its own next report.
         if record.report.speed is None:
             return None
-        alike = (one.report.speed for one in self._records.values() if one.names == record.names)
+        alike = (other.report.speed for other in self._records.values() if other.names == record.names)
         return pooled_speed(record.report.speed, [speed for speed in alike if speed is not None])
 
     def _update_doubts(self) -> None:
-        self._doubts = any(one.outlier.uncertain for one in self._records.values())
+        self._doubts = any(record.outlier.uncertain for record in self._records.values())
 
     def _invalidate(self, record: _EndpointRecord) -> None:
         record.frozen = record.base = self._snapshot = None

@@ -4,7 +4,7 @@ Labels are bounded: a model name counts only if an endpoint reports it, never a 
 """
 
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -81,10 +81,10 @@ class GatewayMetrics:
         snapshot: Callable[[], tuple[Endpoint, ...]],
         index: PrefixIndex | None = None,
         tracing: Tracing = OFF,
-        names: Callable[[], Container[str]] | None = None,
+        serves: Callable[[str], bool] | None = None,
         held_bytes: Callable[[], float] | None = None,
     ) -> None:
-        """`names` returns the names of the models that endpoints report; without it the snapshot tells.
+        """`serves` returns whether an endpoint reports a model of this name; without it the snapshot decides.
 
         `held_bytes` returns the bytes of request bodies that the gateway holds.
         """
@@ -176,7 +176,9 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._names = names or (lambda: {name for endpoint in snapshot() for name in endpoint.models or ()})
+        self._serves = serves or (
+            lambda name: any(name in (endpoint.models or ()) for endpoint in snapshot())
+        )
         # Looking up the series of labels costs more than counting; the labels are bounded.
         self._decision = functools.cache(self.decisions.labels)
         self.request = functools.cache(self.requests.labels)
@@ -187,7 +189,7 @@ class GatewayMetrics:
 
     def model_label(self, model: str | None) -> str:
         """Return `model` if an endpoint reports it; clients cannot make label values."""
-        return model if model is not None and model in self._names() else UNKNOWN_MODEL
+        return model if model is not None and self._serves(model) else UNKNOWN_MODEL
 
     @property
     def waiting_for_engines(self) -> int:

@@ -105,7 +105,7 @@ async def built(
         admission.dispatch()  # pool and admission need each other; the first change comes with the targets
 
     pool = Pool(expected_model=settings.served_model_name, on_change=dispatch)
-    metrics = GatewayMetrics(pool.snapshot, index, tracing, lambda: pool.names, lambda: bodies.held)
+    metrics = GatewayMetrics(pool.snapshot, index, tracing, pool.serves, lambda: bodies.held)
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
         capacity=pool.capacity,

@@ -20,13 +20,11 @@ from mamba_edge.exchange.asgi_responses import EVENT_STREAM
 from mamba_edge.exchange.engine_limit import is_over_own_limit
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.headers import is_event_stream
-from mamba_gateway.relay.events import DONE
+from mamba_gateway.relay.engine_response import DONE, ERROR_EVENT_SECONDS
 
 COMMENT = b": waiting\n\n"
 MAX_REFUSAL = 64 * 1024
 """Largest part of an engine's error that becomes an event, in bytes."""
-ERROR_EVENT_SECONDS = 3.0
-"""Longest time that an error event may wait for the client's socket."""
 
 
 class ClientResponse:

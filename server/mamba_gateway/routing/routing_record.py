@@ -60,7 +60,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         }
 
     def header(self) -> bytes:
-        """Return the explanation as a line of ASCII of at most `MOST_HEADER_BYTES`: as many endpoints as fit."""
+        """Return the explanation as a line of ASCII of at most `MOST_HEADER_BYTES`, cut to fit."""
         most = MAX_SHOWN
         while len(line := json.dumps(self.explained(most), separators=(",", ":"))) > MOST_HEADER_BYTES:
             most //= 2

@@ -255,7 +255,8 @@ def home_of(endpoints: Sequence[Endpoint], key: int) -> Endpoint:
     many = len(keys) > SMALL_POOL
     values = mixed(np.array(keys, np.uint64)).tolist() if many else list(map(mixed_one, keys))
     best = max(values)
-    return max((one for one, value in zip(endpoints, values, strict=True) if value == best), key=_name)
+    tied = (endpoint for endpoint, value in zip(endpoints, values, strict=True) if value == best)
+    return max(tied, key=_name)
 
 
 def _name(endpoint: Endpoint) -> str:
