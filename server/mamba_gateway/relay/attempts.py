@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.types import Send
 
 from mamba_edge.errors import ApiError
@@ -17,8 +18,7 @@ from mamba_gateway.upstream.silence import SilenceWatch
 from mamba_telemetry.request_trace import SpanNote
 
 
-@dataclass(slots=True, eq=False)
-class RelayProgress:
+class RelayProgress(msgspec.Struct, eq=False):
     """One request under way in the relay, with what its attempts have come to so far."""
 
     request: UpstreamRequest
@@ -39,12 +39,13 @@ class RelayProgress:
     """URLs of the engines that rejected the request."""
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """One attempt: the request at one engine."""
 
     record: RoutingRecord
     """The decision for the engine."""
+    endpoint: Endpoint
+    """The engine."""
     ticket: int
     """The request's ticket in the pool."""
     sent_at: float
@@ -57,11 +58,6 @@ class Attempt:
     """Whether the client gets this engine's answer."""
     failed: bool | None = None
     """Whether the engine failed the request; None = unknown, or a mistake of the client."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The engine."""
-        return self.record.decision.endpoint
 
 
 @dataclass(frozen=True, slots=True)

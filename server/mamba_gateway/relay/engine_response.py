@@ -76,7 +76,7 @@ class EngineAnswer:
     """
 
     __slots__ = (
-        "_aligner", "_headers", "_meter", "_send", "_span", "_status", "_watch", "_write", "failed",
+        "_aligner", "_headers", "_meter", "_response", "_send", "_span", "_watch", "_write", "failed", "status",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +89,8 @@ class EngineAnswer:
         added: tuple[Pair, ...],
     ) -> None:
         """Begin an answer; `added` are the gateway's own headers."""
-        self._status, self._send, self._span, self._watch = response.status, send, span, watch
+        self.status = response.status
+        self._response, self._send, self._span, self._watch = response, send, span, watch
         self._meter = meter if response.status == 200 else None
         self._headers = [*to_client(response.headers), *added]
         self._aligner: EventAligner | None = None
@@ -101,14 +102,23 @@ class EngineAnswer:
         self.failed: bool | None = False
         """Whether the answer says that it failed on the way; None = by a mistake of the client."""
 
+    def send_whole(self, part: bytes) -> bool:
+        """Send an answer that has arrived whole and is no stream, without a wait; False: nothing is sent."""
+        if self._aligner is not None or not self._response.complete:
+            return False
+        if not self.begin_now(part, more=False):
+            return False
+        self.take(part)
+        return True
+
     def begin_now(self, part: bytes, *, more: bool) -> bool:
         """Send status, headers and the first part without a wait; False = nothing is sent, use `begin`."""
         begin = getattr(self._send, "begin", None)
-        return begin is not None and bool(begin(self._status, self._headers, part, more))
+        return begin is not None and bool(begin(self.status, self._headers, part, more))
 
     async def begin(self) -> None:
         """Send status and headers."""
-        start = {"type": "http.response.start", "status": self._status, "headers": self._headers}
+        start = {"type": "http.response.start", "status": self.status, "headers": self._headers}
         await self._send(start)
 
     def take(self, chunk: bytes) -> bytes:

@@ -189,7 +189,10 @@ class ProxyEndpoint:
 
         try:
             with DisconnectWatch(client.scope, client.receive, leave):
-                await self._read_prompt(client, request)
+                counted = client.limits.tokens_per_minute is not None
+                if self._prompts is not None and (counted or self._relay.has_choice):
+                    await self._read_prompt(self._prompts, request)
+                client.prompt_tokens = tokens_of(request.prompt, len(request.body))
                 waiting = request.trace.begin(names.GATEWAY_QUEUE)
                 if not client.limits.limited:
                     await self._relay_in_turn(client, request, waiting)
@@ -225,14 +228,10 @@ class ProxyEndpoint:
         self._running.discard(task)
         self._cut.discard(task)
 
-    async def _read_prompt(self, client: RelayedRequest, request: UpstreamRequest) -> None:
-        """Learn the prompt where it is of use, and its number of tokens in any case."""
-        counted = client.limits.tokens_per_minute is not None
-        if self._prompts is not None and (counted or self._relay.has_choice):
-            with request.trace.span(names.GATEWAY_READ_PROMPT) as span:
-                request.prompt = await self._prompts.read(request)
-                span.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
-        client.prompt_tokens = tokens_of(request.prompt, len(request.body))
+    async def _read_prompt(self, prompts: PromptReader, request: UpstreamRequest) -> None:
+        with request.trace.span(names.GATEWAY_READ_PROMPT) as span:
+            request.prompt = await prompts.read(request)
+            span.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
 
     async def _relay_in_turn(
         self, client: RelayedRequest, request: UpstreamRequest, waiting: SpanNote

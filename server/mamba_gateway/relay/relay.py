@@ -163,7 +163,7 @@ class Relay:
             span.set(names.ENDPOINT, endpoint.name)
             span.set(names.HTTP_RESEND_COUNT, progress.number - 1 or None)
         watch = SilenceWatch(self._liveness, endpoint.url, progress.task)
-        return Attempt(record, ticket, sent_at, last, watch, span)
+        return Attempt(record, endpoint, ticket, sent_at, last, watch, span)
 
     async def _attempt(self, progress: RelayProgress, attempt: Attempt) -> Outcome:
         """Send the request to the attempt's engine, and pass its answer on unless another may do better."""
@@ -176,7 +176,10 @@ class Relay:
                     attempt.span.set(names.HTTP_STATUS, response.status)
                     outcome = self._refusal(progress, attempt, response, first)
                     if outcome is None:
-                        outcome = await self._answer(progress, attempt, response, first)
+                        answer = self._begin_answer(progress, attempt, response)
+                        if not answer.send_whole(first):
+                            await self._forward(progress, attempt, response, first, answer)
+                        outcome = self._end_answer(request, attempt, answer)
                 finally:
                     response.close()
         except EngineUnreachable as error:
@@ -203,7 +206,7 @@ class Relay:
         self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes
     ) -> Retry | None:
         """Return a retry if another engine may do better than this one; None = the client gets the answer."""
-        request, status, detail = progress.request, response.status, f"it answered {response.status}"
+        request, status = progress.request, response.status
         lost_form = request.has_form and ENGINE_LOST in first
         if lost_form:
             self._lost_forms.add(request.body)
@@ -213,14 +216,14 @@ class Relay:
                 if not full:
                     progress.comparison.begin(attempt.endpoint.url)
                 attempt.span.fail("rejected")
-                return Retry("rejected", detail)
+                return Retry("rejected", f"it answered {status}")
             if full and self._may_wait(progress):
                 attempt.span.fail("rejected")
-                return Retry("rejected", detail, waits=True)
+                return Retry("rejected", f"it answered {status}", waits=True)
         if status in RETRIED_STATUSES and not (attempt.last or lost_form):
             attempt.failed = True
             attempt.span.fail("refused")
-            return Retry("refused", detail)
+            return Retry("refused", f"it answered {status}")
         return None
 
     def _another_may_take(
@@ -246,38 +249,45 @@ class Relay:
         permit = progress.request.permit
         return permit is not None and permit.was_held and self.loop.time() < progress.hold_until
 
-    async def _answer(
-        self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes
-    ) -> Answered:
-        """Pass the answer on to the client, and record what the engine resumed."""
-        request, record, status = progress.request, attempt.record, response.status
-        self._pool.response_started(record.decision.endpoint.url, attempt.ticket, well=status < 400)
+    def _begin_answer(
+        self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse
+    ) -> EngineAnswer:
+        """Record that the client gets the answer of this engine, so that no other attempt follows."""
+        request, status, record = progress.request, response.status, attempt.record
+        self._pool.response_started(attempt.endpoint.url, attempt.ticket, well=status < 400)
         unclear = status >= 500 or is_over_own_limit(status, response.headers)
         progress.comparison.end(took=None if unclear else status < 400)
         request.release_body()
         attempt.begun = True
-        failed = await self._forward(progress, attempt, response, first)
-        if not 400 <= status < 500:
-            attempt.failed = True if status >= 500 else failed
+        added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
+        return EngineAnswer(response, progress.send, request.meter, attempt.span, attempt.watch, added)
+
+    def _end_answer(self, request: UpstreamRequest, attempt: Attempt, answer: EngineAnswer) -> Answered:
+        """Record how the answer ended, and what the engine resumed."""
+        if not 400 <= answer.status < 500:
+            attempt.failed = True if answer.status >= 500 else answer.failed
         usage = request.meter.usage if request.meter is not None else None
         if usage is not None:
-            self._router.answered(record, request.prompt, usage)
+            self._router.answered(attempt.record, request.prompt, usage)
         return ANSWERED
 
     async def _forward(
-        self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes
-    ) -> bool | None:
-        """Pass the answer on; return whether it failed on the way, None by a mistake of the client."""
-        request, send, span = progress.request, progress.send, attempt.span
-        added = ((RESPONSE_HEADER, attempt.record.header()),) if request.explain else ()
-        answer = EngineAnswer(response, send, request.meter, span, attempt.watch, added)
-        # What is here already goes out in one piece, where the client's side can; what comes, at once.
+        self,
+        progress: RelayProgress,
+        attempt: Attempt,
+        response: UpstreamResponse,
+        first: bytes,
+        answer: EngineAnswer,
+    ) -> None:
+        """Pass on an answer that has not arrived whole, or that is a stream."""
+        send, span = progress.send, attempt.span
+        # Bytes that have arrived go out in one piece, where the client's side can; later ones at once.
         part, whole = answer.take(first) if first else b"", response.complete
         if whole:
             part += answer.rest()
         if answer.begin_now(part, more=not whole):
             if whole:
-                return answer.failed
+                return
             part = b""
         else:
             await answer.begin()
@@ -292,13 +302,13 @@ class Relay:
             span.fail("broke_off")
             log.warning("answer broke off", endpoint=attempt.endpoint.name, detail=str(error))
             await answer.break_off(upstream_error(error))
-            return True
+            answer.failed = True
+            return
         except asyncio.CancelledError:
             if (reason := self._why_cut(progress, attempt)) is not None:
                 await answer.break_off(reason)
             raise
         await send({"type": "http.response.body", "body": answer.rest(), "more_body": False})
-        return answer.failed
 
     def _why_cut(self, progress: RelayProgress, attempt: Attempt) -> ApiError | None:
         """Return the error with which a cancelled answer ends; None = the client has gone."""

@@ -4,9 +4,9 @@ The only reader of the ASGI scope below the request middleware on this way.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.connection.direct_exchange import BEGIN, DIRECT, DirectExchange
@@ -19,8 +19,7 @@ from mamba_gateway.routing.routing_fields import NO_FIELDS, RoutingFields
 from mamba_telemetry.request_trace import RequestTrace
 
 
-@dataclass(slots=True, eq=False)
-class RelayedRequest:
+class RelayedRequest(msgspec.Struct, eq=False):
     """One request from its headers to the last byte of its answer; the steps of the endpoint fill it in."""
 
     scope: Scope

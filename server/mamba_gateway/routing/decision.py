@@ -81,21 +81,23 @@ def no_such_model(name: str | None, served: Sequence[str] = ()) -> str:
     return f"{message}; {listed}{more} {'is' if len(served) == 1 else 'are'} served"
 
 
-def serving(endpoints: Endpoints, model: str | None) -> Endpoints:
-    """Return the endpoints that serve `model`; without a model all of them: an engine has a default."""
+def serving(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
+    """Return the endpoints that serve the model; without a model all of them: an engine has a default."""
+    model = request.model
     if model is None:
         return endpoints
     return [endpoint for endpoint in endpoints if endpoint.models is None or model in endpoint.models]
 
 
-def available(endpoints: Endpoints) -> Endpoints:
+def available(endpoints: Endpoints, _: RoutingRequest | None = None) -> Endpoints:
     """Return the ready endpoints that stay; if there are none, those that are ready and draining."""
     staying = [endpoint for endpoint in endpoints if endpoint.ready and not endpoint.draining]
     return staying or [endpoint for endpoint in endpoints if endpoint.ready]
 
 
-def allowed(endpoints: Endpoints, addresses: frozenset[str] | None) -> Endpoints:
-    """Return the endpoints whose address (host:port) or host is in `addresses`; None = all."""
+def allowed(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
+    """Return the endpoints whose address (host:port) or host the proxy allows."""
+    addresses = request.allowed_addresses
     if addresses is None:
         return endpoints
     return [
@@ -109,12 +111,13 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def untried(endpoints: Endpoints, tried: Sequence[str]) -> Endpoints:
+def untried(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
     """Return the endpoints that have not failed the request yet."""
+    tried = request.tried
     return [endpoint for endpoint in endpoints if endpoint.url not in tried] if tried else endpoints
 
 
-def with_room(endpoints: Endpoints) -> Endpoints:
+def with_room(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
     """Return the endpoints that were not full lately; if all were, all of them."""
     return [endpoint for endpoint in endpoints if not endpoint.avoided] or endpoints
 
@@ -126,38 +129,18 @@ class Filter(NamedTuple):
     """Returns the endpoints that pass."""
     outcome: NoCandidate
     """The result where no endpoint passes."""
-    reason: Callable[[Endpoint], str]
-    """Returns why an endpoint did not pass."""
+    reason: str
+    """Why an endpoint did not pass."""
 
 
 FILTERS = (
-    Filter(
-        lambda endpoints, request: serving(endpoints, request.model),
-        NoCandidate.MODEL_UNKNOWN,
-        lambda _: "serves another model",
-    ),
-    Filter(
-        lambda endpoints, _: available(endpoints),
-        NoCandidate.NONE_READY,
-        lambda endpoint: "draining" if endpoint.draining else "not ready",
-    ),
-    Filter(
-        lambda endpoints, request: allowed(endpoints, request.allowed_addresses),
-        NoCandidate.NONE_ASKED_FOR,
-        lambda _: "the proxy does not ask for it",
-    ),
-    Filter(
-        lambda endpoints, request: untried(endpoints, request.tried),
-        NoCandidate.ALL_TRIED,
-        lambda _: "tried before",
-    ),
-    Filter(
-        lambda endpoints, _: with_room(endpoints),
-        NoCandidate.ALL_TRIED,
-        lambda _: "full lately",
-    ),
+    Filter(serving, NoCandidate.MODEL_UNKNOWN, "serves another model"),
+    Filter(available, NoCandidate.NONE_READY, "not ready"),
+    Filter(allowed, NoCandidate.NONE_ASKED_FOR, "the proxy does not ask for it"),
+    Filter(untried, NoCandidate.ALL_TRIED, "tried before"),
+    Filter(with_room, NoCandidate.ALL_TRIED, "full lately"),
 )
-"""Every filter of a decision, in order; each gets what the one before it let pass."""
+"""Every filter of a decision, in order; each gets the endpoints that the one before it let pass."""
 
 
 def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCandidate:
@@ -179,9 +162,12 @@ def drop_reasons(snapshot: Endpoints, request: RoutingRequest) -> dict[str, str]
     for keep, _, reason in FILTERS:
         passing = keep(endpoints, request)
         urls = {endpoint.url for endpoint in passing}
-        reasons |= {endpoint.name: reason(endpoint) for endpoint in endpoints if endpoint.url not in urls}
+        for endpoint in endpoints:
+            if endpoint.url not in urls:
+                leaves = endpoint.draining and keep is available
+                reasons[endpoint.name] = "draining" if leaves else reason
         endpoints = passing
-    return {name: reasons[name] for name in [endpoint.name for endpoint in snapshot] if name in reasons}
+    return {endpoint.name: reasons[endpoint.name] for endpoint in snapshot if endpoint.name in reasons}
 
 
 def cheapest(totals: Sequence[float], rng: Random) -> int:

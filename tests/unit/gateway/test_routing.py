@@ -40,8 +40,8 @@ def test_an_engine_that_goes_is_chosen_while_nothing_else_is_ready(endpoint) -> 
 
 def test_an_endpoint_serves_its_models_and_one_of_unknown_models_serves_any(endpoint) -> None:
     one, two, unknown = endpoint("1"), endpoint("2", models=frozenset({"z"})), endpoint("3", models=None)
-    assert serving([one, two, unknown], "z") == [two, unknown]
-    assert serving([one, two, unknown], None) == [one, two, unknown]
+    assert serving([one, two, unknown], RoutingRequest("z")) == [two, unknown]
+    assert serving([one, two, unknown], RoutingRequest(None)) == [one, two, unknown]
 
 
 def test_an_endpoint_that_was_tried_is_left_out(endpoint) -> None:
