@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -399,7 +398,7 @@ def _names(report: ProbeReport) -> frozenset[str] | None:
 
 def _with_counts(record: _EndpointRecord, base: Endpoint) -> Endpoint:
     """Return the result of `_make_endpoint` if only requests have begun and ended since `base` was made."""
-    endpoint = copy(base)
+    endpoint: Endpoint = base.__copy__()  # type: ignore[attr-defined]  # a fifth of the cost of `copy`
     force_setattr(endpoint, "in_flight", record.in_flight)
     force_setattr(endpoint, "service_seconds", record.service_seconds)
     force_setattr(endpoint, "answered", record.answered)

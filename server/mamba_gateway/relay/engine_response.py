@@ -76,7 +76,8 @@ class EngineAnswer:
     """
 
     __slots__ = (
-        "_aligner", "_headers", "_meter", "_response", "_send", "_span", "_watch", "_write", "failed", "status",
+        "_aligner", "_headers", "_meter", "_response", "_send", "_span", "_watch", "_write", "failed",
+        "status",
     )  # fmt: skip
 
     def __init__(
@@ -103,7 +104,7 @@ class EngineAnswer:
         """Whether the answer says that it failed on the way; None = by a mistake of the client."""
 
     def send_whole(self, part: bytes) -> bool:
-        """Send an answer that has arrived whole and is no stream, without a wait; False: nothing is sent."""
+        """Send a whole answer that is no stream without a wait; False: nothing is sent."""
         if self._aligner is not None or not self._response.complete:
             return False
         if not self.begin_now(part, more=False):

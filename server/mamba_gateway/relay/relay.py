@@ -82,7 +82,7 @@ class Relay:
         self._lost_forms = LostForms(time.monotonic)
         # A budget of its own, or clients that make mistakes would leave nothing for requests that an engine
         # failed.
-        self._comparisons = RetryBudget(time.monotonic)
+        self._comparisons = self._budget.sharing_requests()
         self._hold = EndpointWait(pool, metrics, wake)
         self.cancelling = False
         """Whether the time of a drain is over: a cancelled stream still ends with an error event."""
@@ -116,7 +116,6 @@ class Relay:
         if request.has_form and request.body in self._lost_forms:
             raise UpstreamLost(ENDED_AN_ENGINE)
         self._budget.record_request()
-        self._comparisons.record_request()
         while True:
             progress.number += 1
             record = await self._route(progress)

@@ -30,10 +30,15 @@ class RetryBudget:
     keep it failing.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, requests: deque[float] | None = None) -> None:
+        """`requests`: the times of the requests that another budget records; None = this one records them."""
         self._clock = clock
-        self._requests: deque[float] = deque()
+        self._requests: deque[float] = deque() if requests is None else requests
         self._retries: deque[float] = deque()
+
+    def sharing_requests(self) -> "RetryBudget":
+        """Return a budget of its own for other retries of the same requests, which this one records."""
+        return RetryBudget(self._clock, self._requests)
 
     def record_request(self) -> None:
         """Count a request that has arrived."""
