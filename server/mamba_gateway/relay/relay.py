@@ -167,18 +167,18 @@ class Relay:
     async def _attempt(self, progress: RelayProgress, attempt: Attempt) -> Outcome:
         """Send the request to the attempt's engine, and pass its answer on unless another may do better."""
         request, url = progress.request, attempt.endpoint.url
-        outcome: Outcome | None
+        outcome: Outcome
         try:
             with attempt.watch:
                 response, first = await ask(self._connector, url, request, attempt.span)
                 try:
                     attempt.span.set(names.HTTP_STATUS, response.status)
-                    outcome = self._refusal(progress, attempt, response, first)
-                    if outcome is None:
-                        answer = self._begin_answer(progress, attempt, response)
-                        if not answer.send_whole(first):
-                            await self._forward(progress, attempt, response, first, answer)
-                        outcome = self._end_answer(request, attempt, answer)
+                    reply = self._refusal(progress, attempt, response, first) or self._begin_answer(
+                        progress, attempt, response
+                    )
+                    if isinstance(reply, EngineAnswer) and not reply.send_whole(first):
+                        await self._forward(progress, attempt, response, first, reply)
+                    outcome = reply if isinstance(reply, Retry) else self._end_answer(request, attempt, reply)
                 finally:
                     response.close()
         except EngineUnreachable as error:
