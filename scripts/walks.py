@@ -155,7 +155,7 @@ def through_the_gateway() -> list[str]:
 
     recorder = Recorder()
     # A busy machine must not make the gateway route without the prompt.
-    prompt_reader.MOST_SECONDS = 60
+    prompt_reader.READ_SECONDS = 60
 
     async def walk() -> None:
         with engine_api() as one, engine_api() as other:

@@ -1,8 +1,8 @@
-"""What the gateway adds to the errors of the HTTP edge: those of a relay.
+"""The gateway's own errors, in addition to those of the HTTP edge.
 
 ApiError (mamba_edge)
 ├── TooManyRequests (mamba_edge)
-│   └── KeyOverLimit      429 rate_limit_exceeded the key used up what it may; others are not concerned
+│   └── KeyOverLimit      429 rate_limit_exceeded the key used up its limit; other keys are not concerned
 ├── UpstreamLost          502 upstream_died       the engine broke off; not (or no longer) tried elsewhere
 ├── UpstreamIdleTimeout   504 upstream_silent     the engine sent nothing for too long
 ├── RequestTimedOut       504 request_timeout     the request's longest life is over

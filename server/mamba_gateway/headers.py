@@ -1,4 +1,4 @@
-"""Headers: which pass through the gateway in each direction, with the identifiers a request carries.
+"""Headers that pass through the gateway in each direction, with the identifiers that a request carries.
 
 Pure. Names are lower-case bytes, as ASGI has them.
 """
@@ -24,9 +24,9 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-"""RFC 9110 section 7.6.1: they speak of one connection, not of the message."""
+"""Headers of one connection, not of the message (RFC 9110 section 7.6.1)."""
 
-# Made anew for the connection to the engine, or set by the gateway itself.
+# Headers that are written again for the connection to the engine, or set by the gateway itself.
 _OWN_REQUEST = HOP_BY_HOP | frozenset(
     (
         b"host",
@@ -39,24 +39,24 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
         CLIENT_HEADER,
     )
 )
-# Set by the server that answers.
+# Headers that the server sets which answers.
 _OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
 KEPT_MEDIA = 64
-"""Types of content of which is kept whether they are of events: engines have few."""
+"""Number of content types whose kind is remembered: engines have few."""
 KEPT_NAME, KEPT_NAMES = 64, 1024
-"""Longest name of which is kept what was found, and most of them: clients make up others."""
+"""Longest header name whose verdict is remembered, and largest number of them: clients make up others."""
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
-"""A name with one of these in it carries what a client, or a proxy before us, is known by. By the words and
-not by a list of names: whatever a login proxy adds stays here, and an engine reads no such header."""
+"""Words in the name of a header that identifies a client, or a proxy before us. Words, and not a list of
+names: whatever a login proxy adds stays here, and an engine reads no such header."""
 
 
 def to_engine(
     headers: RawHeaders, request_id: str, *, traced: bool = False, key: bytes | None = None
 ) -> list[tuple[bytes, bytes]]:
-    """Request headers for the engine: end-to-end ones without credentials, with the request's id.
+    """Return the request headers for the engine: end-to-end ones without credentials, with the request's id.
 
     `traced`: the client has a trace of its own, whose vendors' part goes on; each attempt adds its own
-    `traceparent`. `key`: what the gateway itself shows to engines that ask for one.
+    `traceparent`. `key`: the gateway's own key for engines.
     """
     passed = _end_to_end(headers, _stays_here if traced else _stays_here_untraced)
     passed.append((b"x-request-id", request_id.encode()))
@@ -66,19 +66,19 @@ def to_engine(
 
 
 class _Verdicts(dict[bytes, bool]):
-    """By name of a request's header: whether it stays here. Kept for the names that come again and again."""
+    """Whether each header of a request stays here, by its name; remembered for names that repeat."""
 
     def __init__(self, own: frozenset[bytes]) -> None:
         super().__init__()
         self._own = own
 
     def __missing__(self, name: bytes) -> bool:
-        found = name in self._own or is_credential(name)
+        stays = name in self._own or is_credential(name)
         if len(name) <= KEPT_NAME:
             if len(self) >= KEPT_NAMES:
-                self.clear()  # names that come again are soon back
-            self[name] = found
-        return found
+                self.clear()  # names that repeat are soon back
+            self[name] = stays
+        return stays
 
 
 _stays_here = _Verdicts(_OWN_REQUEST).__getitem__
@@ -86,13 +86,13 @@ _stays_here_untraced = _Verdicts(_OWN_REQUEST | {b"tracestate"}).__getitem__
 
 
 def is_credential(name: bytes) -> bool:
-    """Whether a header of this name, in lower case, carries what somebody is known by."""
+    """Return whether a header of this name, in lower case, identifies a client."""
     return _CREDENTIAL.search(name) is not None
 
 
 def bearer(key: bytes) -> str:
-    """The value of an Authorization header that shows `key`."""
-    # The client that sends it encodes as UTF-8, so only from UTF-8 do the bytes stay what they are.
+    """Return the value of an Authorization header with `key`."""
+    # The HTTP client encodes the value as UTF-8, so only from UTF-8 do the bytes stay what they are.
     try:
         return "Bearer " + key.decode()
     except UnicodeDecodeError:
@@ -100,12 +100,12 @@ def bearer(key: bytes) -> str:
 
 
 def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Response headers for the client: the end-to-end ones; the request middleware adds the id."""
+    """Return the response headers for the client: the end-to-end ones; the request middleware adds the id."""
     return _end_to_end(headers, _OWN_RESPONSE.__contains__)
 
 
 def is_event_stream(headers: RawHeaders) -> bool:
-    """Whether the body of an answer is server-sent events that can be read as they are."""
+    """Return whether the body of an answer is server-sent events that can be read as they are."""
     media, encoded = b"", False
     for name, value in headers:
         if name == b"content-type":

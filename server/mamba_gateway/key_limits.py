@@ -1,4 +1,4 @@
-"""What one key may use: its limits and its weight, by defaults for all keys and entries for single ones.
+"""The limits and the weight of each key, by defaults for all keys and entries for single ones.
 
 Without a key file all clients together are one, called `ANYONE`. Pure.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mamba_edge.api_keys import KEY_NAME
 
 ANYONE = "anyone"
-"""Who calls where no keys are asked for."""
+"""Name of all clients where no keys are needed."""
 _FIELDS = {
     "requests": "requests_per_minute",
     "tokens": "tokens_per_minute",
@@ -21,24 +21,28 @@ MOST = 10**9
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Of one key; None = no limit."""
+    """The limits of one key; None = no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Of prompts and answers together."""
+    """Tokens of prompts and answers together."""
     concurrent_requests: int | None = None
-    """Under way at once, those that wait included."""
+    """Requests under way at once, including those that wait."""
     weight: int = 1
-    """Its share of the engines while others wait too, in proportion to theirs."""
+    """Share of the engines while other keys wait too, in proportion to their weights."""
 
     @property
     def limited(self) -> bool:
-        """There is anything to count."""
+        """Whether the key has any limit."""
         return not (
             self.requests_per_minute is None
             and self.tokens_per_minute is None
             and self.concurrent_requests is None
         )
+
+
+NO_LIMITS = KeyLimits()
+"""Limits of a key that nothing limits."""
 
 
 class KeyLimitTable:
@@ -48,39 +52,39 @@ class KeyLimitTable:
         self._default, self._entries = default, entries
 
     def limits_of(self, name: str) -> KeyLimits:
-        """Those of one key."""
+        """Return the limits of one key."""
         return self._entries.get(name, self._default)
 
     def weight(self, name: str) -> int:
-        """That of one key."""
+        """Return the weight of one key."""
         return self._entries.get(name, self._default).weight
 
     @property
     def limited(self) -> bool:
-        """Some key has a limit."""
-        return any(each.limited for each in (self._default, *self._entries.values()))
+        """Whether some key has a limit."""
+        return any(limits.limited for limits in (self._default, *self._entries.values()))
 
     @property
     def count_tokens(self) -> bool:
-        """Some key has a limit of tokens."""
+        """Whether some key has a limit of tokens."""
         every = (self._default, *self._entries.values())
-        return any(each.tokens_per_minute is not None for each in every)
+        return any(limits.tokens_per_minute is not None for limits in every)
 
     @classmethod
     def parsed(cls, default: KeyLimits, entries: Iterable[str]) -> "KeyLimitTable":
-        """`NAME:requests=60,tokens=9000,concurrent=4,weight=2` each; what one leaves out is the default.
+        """Parse entries `NAME:requests=60,tokens=9000,concurrent=4,weight=2`; a missing field is the default.
 
         Raises ValueError with what is wrong.
         """
-        made: dict[str, KeyLimits] = {}
+        table: dict[str, KeyLimits] = {}
         for entry in entries:
             name, _, limits = entry.partition(":")
             if not KEY_NAME.fullmatch(name):
                 raise ValueError(f"{entry!r}: begins with no name of a key; write NAME:requests=60,weight=2")
-            if name in made:
+            if name in table:
                 raise ValueError(f"{entry!r}: {name} has limits already; put all of them into one entry")
-            made[name] = replace(default, **_changes(entry, limits))
-        return cls(default, made)
+            table[name] = replace(default, **_changes(entry, limits))
+        return cls(default, table)
 
 
 def _changes(entry: str, limits: str) -> dict[str, int]:
@@ -88,8 +92,8 @@ def _changes(entry: str, limits: str) -> dict[str, int]:
     for part in limits.split(","):
         word, _, number = part.partition("=")
         if word not in _FIELDS or _FIELDS[word] in changes or not (number.isascii() and number.isdecimal()):
-            known = ", ".join(f"{each}=NUMBER" for each in _FIELDS)
-            raise ValueError(f"{entry!r}: {part!r} is none of {known}, once each")
+            fields = ", ".join(f"{field}=NUMBER" for field in _FIELDS)
+            raise ValueError(f"{entry!r}: {part!r} is none of {fields}, once each")
         if not 1 <= int(number[:12]) <= (1000 if word == "weight" else MOST):
             raise ValueError(f"{entry!r}: {part!r} is out of range")
         changes[_FIELDS[word]] = int(number)

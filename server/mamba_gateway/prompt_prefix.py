@@ -1,8 +1,8 @@
 """The prefixes of one prompt by which requests are known to share them: digests of token ids at fixed depths.
 
 The depths are the same for every prompt and lie further apart the deeper they are, so that a prompt of any
-length has a bounded number of them. Made beside the event loop; of the gateway's own, never compared with
-what engines publish.
+length has a bounded number of them. Computed in a thread; the digests are the gateway's own, and never
+compared with those that engines publish.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 RUNGS = ((1024, 64), (8192, 256), (131_072, 2048))
-"""(depth, distance): up to that depth the prefixes are so many tokens apart; none is deeper than the last."""
+"""(depth, distance) in tokens: distance of prefixes up to that depth; none is deeper than the last."""
 BYTES_PER_TOKEN = 4
-"""Of text that is not tokenized, about."""
+"""Assumed number of bytes for each token of text that is not tokenized."""
 HOME_TOKENS = 128
-"""So many first tokens say where prompts go that share what no engine has yet."""
+"""Number of first tokens by which prompts get a home engine that share a prefix no engine has yet."""
 
 TokenIds = NDArray[np.int32]
 
@@ -41,9 +41,9 @@ class PromptPrefix:
     digests: tuple[tuple[int, bytes], ...]
     """(depth, digest of the tokens before it), shallow ones first."""
     exact: bool = True
-    """The ids are those that the engine makes. Else they stand for its text and mean nothing to others."""
+    """Whether the ids are those that the engine computes; else they stand for the text."""
     computed_whole: bool = False
-    """Its own log-probabilities are asked for, so that no engine resumes any of it."""
+    """Whether log-probabilities of the prompt are returned, so that no engine resumes any of it."""
 
     @classmethod
     def of(
@@ -54,21 +54,21 @@ class PromptPrefix:
         exact: bool = True,
         computed_whole: bool = False,
     ) -> "PromptPrefix":
-        """Of the whole prompt. Prompts of different salts share nothing."""
+        """Compute the prefixes of a whole prompt. Prompts of different salts share nothing."""
         ids = np.ascontiguousarray(token_ids, np.int32)
         chain = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
-        digests, done = list[tuple[int, bytes]](), 0
+        digests, begin = list[tuple[int, bytes]](), 0
         for depth in DEPTHS:
             if depth > len(ids):
                 break
-            chain.update(ids[done:depth].tobytes())
+            chain.update(ids[begin:depth].tobytes())
             digests.append((depth, chain.digest()))
-            done = depth
+            begin = depth
         return cls(ids, salt, tuple(digests), exact, computed_whole)
 
     @classmethod
     def of_text(cls, text: bytes, salt: str = "") -> "PromptPrefix":
-        """Of text that nobody can tokenize: each four bytes are taken for a token."""
+        """Compute the prefixes of text that cannot be tokenized: each four bytes count as a token."""
         whole = len(text) // BYTES_PER_TOKEN * BYTES_PER_TOKEN
         return cls.of(np.frombuffer(text[:whole], np.int32), salt, exact=False)
 
@@ -78,10 +78,10 @@ class PromptPrefix:
 
     @property
     def home(self) -> int | None:
-        """A number that prompts with the same first `HOME_TOKENS` have in common; None for shorter ones."""
+        """Number that prompts with the same first `HOME_TOKENS` have in common; None for shorter ones."""
         return next((int.from_bytes(d) for depth, d in self.digests if depth == HOME_TOKENS), None)
 
 
 def tokens_of(prompt: "PromptPrefix | None", body_bytes: int) -> float:
-    """Tokens of a prompt: as it was read, else by the size of its body."""
+    """Return the number of tokens of a prompt, estimated from the size of its body if it was not read."""
     return float(prompt.tokens if prompt is not None and prompt.exact else body_bytes // BYTES_PER_TOKEN)

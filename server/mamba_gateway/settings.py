@@ -1,4 +1,4 @@
-"""Settings of one gateway: what `mambaserve gateway` takes, and what the operator and local mode pass on.
+"""Settings of one gateway: the options of `mambaserve gateway`, which the operator and local mode pass, too.
 
 Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins over the environment.
 """
@@ -19,11 +19,11 @@ from mamba_settings.http_limits import HttpLimits
 from mamba_settings.trace_settings import TraceSettings
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
-"""What a MambaDeployment says too has its default there alone."""
+"""Sections of a MambaDeployment, whose defaults are those of the settings with the same meaning."""
 
 
-REFUSED_AT_ONCE = 512
-"""Requests beyond those that a gateway takes which it can refuse at the same time."""
+MAX_REFUSED_AT_ONCE = 512
+"""Number of requests beyond its limits that a gateway can refuse at the same time."""
 
 
 def _is_plain_address(url: str) -> bool:
@@ -51,8 +51,8 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     deployment: str | None = None
     """MambaDeployment whose engines are watched: the EndpointSlices of the Service `NAME-engine`."""
     served_model_name: str | None = Field(None, min_length=1, max_length=253)
-    """Name of the model that the engines serve. While none of them is there it is listed in `/v1/models` and
-    waited for, and other names get 404; default: engines alone say it."""
+    """Name of the model that the engines serve. While there is no engine it is listed in `/v1/models` and
+    waited for, and other names get 404; default: the engines report it."""
     namespace: str | None = None
     """Namespace of the deployment; default: the one this process runs in."""
     kubeconfig: str | None = None
@@ -62,14 +62,14 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """Port of the HTTP server; 0 takes a free one."""
     redis_url: str | None = None
-    """Redis that engines publish what they have cached to; one with a password comes in the variable or a
-    file; default: the engines themselves are asked."""
+    """Address of the Redis to which engines publish their prefixes; one with a password comes in the variable
+    or a file; default: the engines themselves are polled."""
     redis_url_file: str | None = None
     """File with that address, such as a mounted Secret."""
     prefix_index_scope: str | None = Field(None, min_length=1, max_length=512)
     """Name that the engines and gateways of one index share; default: --namespace/--deployment."""
     api_key_file: str | None = None
-    """File with one accepted API key a line, behind it its name, read again when it changes; default: no
+    """File with one accepted API key a line, followed by its name, read again when it changes; default: no
     authentication."""
     requests_per_minute: int | None = Field(None, ge=1, le=MOST)
     """Most requests of one key in a minute; default: no limit."""
@@ -81,7 +81,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     """Limits of one key by its name, in place of those for all: NAME:requests=60,tokens=9000,concurrent=4,
     and its share while others wait, weight=2; in the environment separated by spaces."""
     backend_key_file: str | None = None
-    """File whose first key is shown to engines that ask for one, in place of the client's; default: none."""
+    """File whose first key is sent to engines in place of the client's; default: none."""
     endpoint_picker_port: int | None = Field(None, ge=0, le=65535)
     """Port of the endpoint picker: gRPC, for Envoy and what else speaks the Gateway API Inference Extension;
     0 takes a free one; default: there is none."""
@@ -93,7 +93,8 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     """PEM file with the key of that certificate."""
     endpoint_picker_token_file: str | None = None
     """File with tokens, one a line, read again when it changes: a proxy shows one of them as bearer token in
-    the metadata of each gRPC call, and the endpoint picker serves no other; default: whoever reaches it."""
+    the metadata of each gRPC call, and the endpoint picker serves no other; default: it serves every
+    proxy."""
     inference_pool: str | None = Field(None, min_length=1, max_length=253)
     """Name of the InferencePool that the endpoint picker's metrics carry; default: --deployment."""
     max_in_flight: int = Field(_LIMITS.max_in_flight, ge=1)
@@ -101,7 +102,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     max_queue: int = Field(_LIMITS.max_queued, ge=0)
     """Most requests waiting for their turn; beyond it the answer is 429."""
     queue_timeout: float = Field(_LIMITS.queue_timeout.seconds, gt=0)
-    """Longest wait for that turn before the answer is 429."""
+    """Longest wait of a request for its turn before the answer is 429."""
     hold_timeout: float = Field(_LIMITS.queue_timeout.seconds, ge=0)
     """How long a request waits for an endpoint to become ready before the answer is 503."""
     max_body_bytes: Bytes = Field(ByteSize(_LIMITS.max_body_size.bytes), ge=1)
@@ -111,25 +112,26 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     idle_timeout: float = Field(900.0, gt=0)
     """Longest silence of an engine within one answer."""
     silence_timeout: float = Field(20.0, gt=0)
-    """An engine that sends nothing for so long is asked at `/livez` whether it lives, and given up if it does
-    not say so."""
+    """Silence after which an engine is checked at `/livez`, and given up if it does
+    not answer."""
     request_timeout: float = Field(_LIMITS.request_timeout.seconds, gt=0)
-    """Longest life of one request once it is its turn."""
+    """Longest life of one request from its turn on."""
     comment_interval: float = Field(15.0, ge=0)
-    """A stream that has waited so long for its first byte gets an SSE comment, again and again, so that no
+    """Time between SSE comments in a stream that waits for its first byte, so that no
     balancer cuts it; from then on an error is an event of the stream. 0 = never."""
     prefix_weight: float = Field(_ROUTING.prefix_weight, ge=0, le=100)
-    """Weight of the time to compute what an engine cannot resume; 0 = whatever it has."""
+    """Weight of the time to compute the tokens that an engine cannot resume; 0 = the cache of engines is
+    ignored."""
     load_weight: float = Field(_ROUTING.load_weight, ge=0, le=100)
-    """Weight of the time until an engine gets to a request; 0 = however busy it is."""
+    """Weight of the time until an engine begins with a request; 0 = the load of engines is ignored."""
     max_attempts: int = Field(3, ge=1, le=10)
     """Most engines tried for one request, all before its first byte."""
     probe_interval: float = Field(1.0, gt=0)
-    """Time between two looks at an engine's `/readyz` and `/metrics`."""
+    """Time between two probes of an engine's `/readyz` and `/metrics`."""
     probe_timeout: float = Field(2.0, gt=0)
-    """Longest time one such look may take."""
+    """Longest time that one such probe may take."""
     drain_timeout: float = Field(_ROLLOUT.drain_timeout.seconds, ge=0)
-    """After SIGTERM, how long running requests may take to finish before they are cut."""
+    """Longest time for running requests to finish after SIGTERM before they are cut."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""
 
@@ -160,15 +162,15 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
 
     @property
     def index_scope(self) -> str:
-        """Under what gateways and engines of one deployment find each other in Redis."""
+        """Name under which gateways and engines of one deployment find each other in Redis."""
         return self.prefix_index_scope or f"{self.namespace}/{self.deployment}"
 
     @property
     def connections(self) -> int:
-        """Most connections with a request: as given, else enough for all requests that are taken."""
+        """Largest number of connections with a request: as set, else enough for all accepted requests."""
         if "max_connections" in self.model_fields_set:
             return self.max_connections
-        return max(self.max_connections, self.max_in_flight + self.max_queue + REFUSED_AT_ONCE)
+        return max(self.max_connections, self.max_in_flight + self.max_queue + MAX_REFUSED_AT_ONCE)
 
     @model_validator(mode="after")
     def _a_connection_for_each_request(self) -> Self:
@@ -181,7 +183,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
 
     @property
     def key_limits(self) -> KeyLimitTable:
-        """Of every key."""
+        """The limits of every key."""
         default = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
         return KeyLimitTable.parsed(default, self.key_limit)
 
@@ -217,10 +219,12 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
             "--endpoint-picker-token-file": self.endpoint_picker_token_file is not None,
             "--inference-pool": self.inference_pool is not None,
         }
-        given = [name for name, is_given in options.items() if is_given]
+        picker_options = [name for name, is_set in options.items() if is_set]
         if self.endpoint_picker_port is None:
-            if given:
-                raise ValueError(f"{given[0]} is for the endpoint picker: give --endpoint-picker-port, too")
+            if picker_options:
+                raise ValueError(
+                    f"{picker_options[0]} is for the endpoint picker: give --endpoint-picker-port, too"
+                )
             return self
         if (self.endpoint_picker_certificate is None) != (self.endpoint_picker_key is None):
             raise ValueError("--endpoint-picker-certificate and --endpoint-picker-key belong together")

@@ -1,7 +1,7 @@
 """Wake: asks the operator for an engine while requests are held and none is ready.
 
 The relay calls `request`; a task of its own writes the time, again every few seconds, because a
-scaled-to-zero deployment falls asleep if nobody repeats it.
+scaled-to-zero deployment falls asleep if the request is not repeated.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from mamba_kube.errors import short
 
 log = structlog.get_logger("mambaserve.gateway")
 
-EVERY = 15.0
+WRITE_SECONDS = 15.0
 """Seconds between two writes while requests are held."""
 
 
@@ -30,14 +30,14 @@ class Waker:
         namespace: str,
         name: str,
         now: Callable[[], datetime],
-        every: float = EVERY,
+        every: float = WRITE_SECONDS,
     ) -> None:
         self._name, self._now, self._every = name, now, every
         self._note = OperatorNote(server, namespace, name)
         self._requested = asyncio.Event()
 
     def request(self) -> None:
-        """A request is held: there should be an engine."""
+        """Ask for an engine, since a request is held."""
         self._requested.set()
 
     async def work(self) -> None:

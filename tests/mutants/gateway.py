@@ -14,8 +14,8 @@ MUTANTS = (
     Mutant(
         name="a draining endpoint is chosen",
         keeps="No new request goes to an engine that drains.",
-        where="routing.decision:choose",
-        old="not one.draining",
+        where="routing.decision:available",
+        old="not _1.draining",
         new="True",
         tests=("tests/unit/gateway/test_routing.py",),
     ),
@@ -31,10 +31,12 @@ MUTANTS = (
         name="a request that kills engines is sent to every engine in turn",
         keeps="A request is tried again only once after it lost an engine.",
         where="relay.relay:Relay",
-        old="if last or lost_engines:\n"
+        old="if attempt.last or progress.lost_engines:\n"
         "    self._pool.fail(_1, _2)\n"
-        "    raise UpstreamLost(NO_ANSWER) from error",
-        new="if last:\n    self._pool.fail(_1, _2)\n    raise UpstreamLost(NO_ANSWER) from error",
+        "    return GiveUp(UpstreamLost(NO_ANSWER), error)",
+        new="if attempt.last:\n"
+        "    self._pool.fail(_1, _2)\n"
+        "    return GiveUp(UpstreamLost(NO_ANSWER), error)",
         tests=(
             "tests/unit/gateway/test_relay.py",
             "tests/integration/gateway/test_failures.py",
@@ -44,8 +46,8 @@ MUTANTS = (
         name="the load of an endpoint counts a request that failed there",
         keeps="Every request that began at an endpoint ends there, however its attempt ends.",
         where="relay.relay:Relay",
-        old="self._pool.end(_1, _2, failed=failed)",
-        new="None if failed else self._pool.end(_1, _2, failed=failed)",
+        old="self._pool.end(_1, _2, failed=attempt.failed)",
+        new="None if attempt.failed else self._pool.end(_1, _2, failed=attempt.failed)",
         tests=("tests/unit/gateway/test_relay.py",),
     ),
     Mutant(
@@ -91,15 +93,15 @@ MUTANTS = (
     Mutant(
         name="an error in a stream is cut off by the declared length",
         keeps="A relayed stream has no content-length.",
-        where="relay.relay:Relay._forward",
-        old="[pair for pair in headers if pair[0] != b'content-length']",
-        new="[pair for pair in headers]",
+        where="relay.engine_response:EngineAnswer.__init__",
+        old="[pair for pair in self._headers if pair[0] != b'content-length']",
+        new="[pair for pair in self._headers]",
         tests=("tests/unit/gateway/test_relay.py",),
     ),
     Mutant(
         name="half an event is sent before an error event",
         keeps="A stream that breaks ends with whole events.",
-        where="relay.events:EventAligner.feed",
+        where="relay.engine_response:EventAligner.feed",
         old="(data[:end], data[end:])",
         new="(data, b'')",
         tests=("tests/unit/gateway/test_events.py",),
@@ -115,23 +117,23 @@ MUTANTS = (
     Mutant(
         name="a drain waits for clients that still send their body",
         keeps="The end of a drain cancels requests whose body has not arrived.",
-        where="relay.proxy_endpoint:ProxyEndpoint._body",
-        old="self._started",
+        where="relay.proxy_endpoint:ProxyEndpoint._read_body",
+        old="self._register_task",
         new="asyncio.current_task",
         tests=("tests/unit/gateway/test_proxy_endpoint.py",),
     ),
     Mutant(
         name="a request is dropped without an answer at the end of a drain",
         keeps="A request that has no answer when a drain ends gets a 503 error.",
-        where="relay.proxy_endpoint:ProxyEndpoint._relayed",
-        old="if not response.answering:\n    raise GatewayDraining(_1) from None",
+        where="relay.proxy_endpoint:ProxyEndpoint._relay_while_connected",
+        old="if not client.response.answering:\n    raise GatewayDraining(_1) from None",
         new="return",
         tests=("tests/unit/gateway/test_proxy_endpoint.py",),
     ),
     Mutant(
         name="a gateway with keys serves clients that have none",
         keeps="The key of a client is checked before its body is read.",
-        where="relay.proxy_endpoint:ProxyEndpoint.__call__",
+        where="relay.proxy_endpoint:ProxyEndpoint._check_client",
         old="if self._keys:\n    ...",
         new="if False:\n    ...",
         tests=("tests/unit/gateway/test_proxy_endpoint.py",),

@@ -8,13 +8,13 @@ from typing import Any
 
 from mamba_edge.errors import ApiError
 from mamba_gateway.admission.admission import Admission, PermitRequest
-from mamba_gateway.endpoints.engine_capacity import engine_capacity
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.relay import Relay
 from mamba_gateway.routing.router import Router
 from mamba_gateway.upstream.connection import EngineUnreachable
 from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.silence import LivenessChecks
 
 PLACES = 4
 """Requests that an engine runs at once; it takes eight more, and answers 429 to others."""
@@ -72,24 +72,26 @@ class Fleet:
     def __init__(self, engines: Iterable[Engine], **limits: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.engines = {f"http://e{number}": engine for number, engine in enumerate(engines)}
-        self.pool = Pool(self.loop.time)
+        self.pool = Pool(self.loop.time, on_change=self._dispatch)
         self.admission = Admission(
             limits.get("max_in_flight", 64), limits.get("max_queue", 16), 60.0, self.loop.time,
-            capacity=lambda model: engine_capacity(self.pool.snapshot(), model),
+            capacity=self.pool.capacity,
         )  # fmt: skip
-        self.pool.on_change = self.admission.dispatch
         metrics = GatewayMetrics(self.pool.snapshot)
         router = Router(self.pool, metrics, Random(1), clock=self.loop.time)
         connector: Any = self  # what the relay asks of one is `send` and `loop`
         self.relay = Relay(
             connector, self.pool, metrics, router, hold_timeout=60.0, max_attempts=3, request_timeout=600.0,
-            silence_timeout=600.0, probe_timeout=2.0, wake=lambda: None,
+            liveness=LivenessChecks(connector, timeout=2.0, seconds=600.0), wake=lambda: None,
         )  # fmt: skip
         self.failures: list[tuple[str, object, bool]] = []
         """Of each failed request: its key, what the client got, whether an engine that is well was idle."""
         self.answered = 0
         self.pool.set_targets(Target(url) for url in self.engines)
         self._probing = asyncio.create_task(self._probe())
+
+    def _dispatch(self) -> None:
+        self.admission.dispatch()  # pool and admission need each other
 
     async def send(self, base: str, _start: str, _headers: object, _body: bytes) -> tuple[WholeAnswer, bytes]:
         """Stand in for the connector."""

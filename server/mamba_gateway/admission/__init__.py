@@ -1,1 +1,1 @@
-"""Who may ask how much: permits and the queue for them, rates and budgets of keys, what was used."""
+"""How much each key may use: permits and the queue for them, rates and budgets of keys, token counts."""

@@ -1,8 +1,8 @@
-"""Admission: bounds how many requests the gateway has, and says when it is whose turn to be relayed.
+"""Admission: bounds how many requests the gateway has, and says which request is relayed next.
 
 A request is admitted before its body is read, so that memory is bounded. Then it waits until an engine has a
-place for it; `fair_queue` says who is next. One that finds no engine gives its permit back while it waits for
-one. The proxy endpoint calls it; it knows nothing of HTTP.
+place for it; `fair_queue` says which is next. A request without an engine gives its permit back while it
+waits for one. Called by the proxy endpoint and the endpoint picker; knows nothing of HTTP.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ DRAINING = "the gateway is draining: it finishes what runs and takes nothing new
 
 
 class EngineCapacity(Protocol):
-    """How many more requests for a model the engines are to be given."""
+    """Returns how many more requests for a model the engines are given."""
 
     def __call__(self, model: str | None) -> float: ...
 
@@ -37,27 +37,27 @@ class OnRefused(Protocol):
 
 
 def retry_after(queued: int, permits: int, service_seconds: float) -> float:
-    """Seconds until a permit is likely to be free: the queue before the client, at the mean service time.
+    """Return the seconds until a permit is likely to be free: the queue before the client, by the mean time.
 
-    Between 1 and 60, whole seconds, since that is what `Retry-After` carries.
+    The result is a whole number from 1 to 60, since `Retry-After` carries no fractions.
     """
     return float(min(60, max(1, math.ceil((queued + 1) * service_seconds / permits))))
 
 
 class PermitRequest(msgspec.Struct, frozen=True):
-    """What the queue knows of a request."""
+    """The fields of a request that the queue reads."""
 
     key: str = ""
-    """Name of the key it came with."""
+    """Name of the key that came with the request."""
     priority: int = 0
-    """Among the requests of its key; lower goes first."""
+    """Priority among the requests of the key; the lower number goes first."""
     cost: float = 1.0
-    """Tokens that it is expected to take."""
+    """Tokens that the request is expected to take."""
     model: str | None = None
 
 
 ANONYMOUS = PermitRequest()
-"""For a request of which nothing is known."""
+"""Claim of a request of which nothing is known."""
 
 
 class Permit:
@@ -68,16 +68,18 @@ class Permit:
     def __init__(self, admission: "Admission", claim: PermitRequest, number: int) -> None:
         self._admission, self._claim, self._number = admission, claim, number
         self.waited = self._acquired_at = 0.0
-        """Seconds until its turn came."""
+        """Seconds for which the request waited for its turn."""
         self._sent = False
         self._held = False
-        """It was given back, and is not needed now."""
+        """Whether the permit was given back, and is not needed now."""
         self.was_held = False
-        """It was given back at some time."""
+        """Whether the permit was given back at some time."""
 
     def try_acquire(self) -> bool:
-        """Acquire without waiting; True: `release` must follow. False: none is free or others wait,
-        `acquire` it."""
+        """Acquire the permit without waiting; True: `release` must follow.
+
+        False: no permit is free, or other requests wait; use `acquire`.
+        """
         self._acquired_at = self._admission.clock()
         return self._admission.try_acquire(self._claim)
 
@@ -89,26 +91,27 @@ class Permit:
         self.waited = self._acquired_at - requested_at
 
     def sent(self) -> None:
-        """The request was sent to an engine and is counted in that engine's load from now on."""
+        """Record that the request was sent to an engine, whose load includes it from now on."""
         if not self._sent:
             self._sent = True
             self._admission.count_sent(self._claim.model)
 
     @property
     def reached_engine(self) -> bool:
-        """The request was sent to an engine, and is there as far as is known."""
+        """Whether the request was sent to an engine, and is there as far as the gateway knows."""
         return self._sent and not self._held
 
     def hold(self) -> None:
-        """Give the permit back while the request waits for an engine to be there; `resume` follows, or
-        `release`."""
+        """Give the permit back while the request waits for an engine; `resume` or `release` follows."""
         if not self._held:
             self._held = self.was_held = True
             self._admission.give_back(self._claim, sent=self._sent)
 
     async def while_held(self, waiting: Awaitable[None]) -> None:
-        """Wait for an engine, without the permit. Raises `TooManyRequests` when the request has to go in
-        favour of another key."""
+        """Wait for an engine, without the permit.
+
+        Raises `TooManyRequests` when the request has to go in favour of another key.
+        """
         self.hold()
         task = asyncio.current_task()
         assert task is not None
@@ -122,8 +125,10 @@ class Permit:
                 raise held.refusal from None
 
     async def resume(self, seconds: float) -> None:
-        """Wait for the permit again, in the place that the request had, for `seconds` at most. Raises
-        `TooManyRequests`."""
+        """Wait for the permit again, in the place that the request had, for at most `seconds`.
+
+        Raises `TooManyRequests`.
+        """
         if not self._held:
             return
         if not self._admission.try_acquire(self._claim):
@@ -132,7 +137,7 @@ class Permit:
         self._acquired_at = self._admission.clock()
 
     def release(self) -> None:
-        """The request has ended: free the permit."""
+        """Free the permit of a request that has ended."""
         if self._held:
             return
         self.sent()
@@ -147,13 +152,13 @@ class Permit:
         self.release()
 
     def used(self, tokens: float) -> None:
-        """Tokens that the request really used; the difference to its estimate is charged to its key."""
+        """Charge the key of the request for the difference between these tokens and the estimate."""
         paid = 0.0 if self._held else self._claim.cost
         self._admission.charge(self._claim.key, tokens - paid)
 
 
 class Admission:
-    """At most `max_in_flight` relayed and `max_queue` more waiting."""
+    """The admission of one gateway: at most `max_in_flight` relayed requests and `max_queue` more waiting."""
 
     def __init__(
         self,
@@ -174,7 +179,7 @@ class Admission:
         self.in_flight = 0
         self._admitted = AdmittedRequests()
         self._unsent: Counter[str | None] = Counter()
-        """By model."""
+        """Requests with a permit that are at no engine yet, by model."""
         self._queue = FairQueue(weight)
         self._capacity, self._on_refused = capacity, on_refused
         self.clock = clock
@@ -184,25 +189,27 @@ class Admission:
 
     @property
     def queued(self) -> int:
-        """Requests admitted and not relayed yet."""
+        """Number of requests admitted and not relayed yet."""
         return self.admitted - self.in_flight
 
     @property
     def unsent(self) -> int:
-        """Of those in flight, the ones that are at no engine yet."""
+        """Number of requests in flight that are at no engine yet."""
         return self._unsent.total()
 
     def waiting(self) -> dict[str, int]:
-        """Requests that wait for their turn, by name of their key."""
+        """Return the number of requests that wait for their turn, by name of their key."""
         return dict(self._queue.waiting())
 
     def admit(self, key: str = "") -> "_AdmissionScope":
-        """Count as admitted for the block. Raises `TooManyRequests` at the limit, `GatewayDraining` in a
-        drain."""
+        """Count a request as admitted for the block.
+
+        Raises `TooManyRequests` at the limit, `GatewayDraining` in a drain.
+        """
         return _AdmissionScope(self, key)
 
     def enter(self, key: str) -> None:
-        """A request is admitted; `leave` follows."""
+        """Admit a request; `leave` follows. Raises as `admit` does."""
         self.arrivals.record()
         if self.draining:
             raise GatewayDraining(DRAINING)
@@ -214,7 +221,7 @@ class Admission:
             self._idle.clear()
 
     def leave(self, key: str) -> None:
-        """It is over."""
+        """Count an admitted request as ended."""
         self._admitted.leave(key)
         self.admitted -= 1
         if self.admitted == 0:
@@ -222,8 +229,10 @@ class Admission:
 
     @contextlib.contextmanager
     def body_arrives(self, key: str, cut: Callable[[], object]) -> Iterator[Dismissable]:
-        """Read the body of an admitted request in the block. `cut` is called when the request has to go, and
-        what its client is to be told is in `refusal` then."""
+        """Read the body of an admitted request in the block.
+
+        `cut` is called when the request has to go; `refusal` then holds the error for its client.
+        """
         body = self._admitted.begin_body(key, self.clock(), cut)
         try:
             yield body
@@ -240,8 +249,11 @@ class Admission:
             self._admitted.end(request)
 
     def permit(self, claim: PermitRequest = ANONYMOUS) -> Permit:
-        """To hold while a request is relayed. Entering it raises `TooManyRequests` when none came free in
-        time, or when the queue is full and this key has the most in it."""
+        """Return a permit to hold while a request is relayed.
+
+        Entering it raises `TooManyRequests` when no permit came free in time, or when the queue is full and
+        this key has the most requests in it.
+        """
         return Permit(self, claim, self._queue.next_number())
 
     def try_acquire(self, claim: PermitRequest) -> bool:
@@ -255,8 +267,10 @@ class Admission:
     async def acquire(
         self, claim: PermitRequest, number: int = 0, seconds: float | None = None, *, shed: bool = True
     ) -> None:
-        """Wait for a permit, at most `seconds`; `release` must follow, unless this raises. `number`: place
-        among requests of its key; `shed`: where too many wait, one of them has to go."""
+        """Wait for a permit, at most `seconds`; `release` must follow, unless this raises.
+
+        `number`: place among the requests of the key; `shed`: where too many wait, one of them has to go.
+        """
         turn = asyncio.get_running_loop().create_future()
         entry = WaitingRequest(claim.key, claim.priority, claim.cost, claim.model, turn, number)
         self._queue.add(entry)
@@ -266,13 +280,13 @@ class Admission:
         await self._wait_for_turn(entry, self.queue_timeout if seconds is None else seconds)
 
     def count_sent(self, model: str | None) -> None:
-        """A request for the model that has a permit is counted in its engine's load from now on."""
+        """Record that a request for the model has reached its engine, whose load includes it from now on."""
         self._unsent[model] -= 1
         if not self._unsent[model]:
             del self._unsent[model]
 
     def give_back(self, claim: PermitRequest, *, sent: bool) -> None:
-        """Free the permit of a request that goes on waiting; what its key paid for it is paid back."""
+        """Free the permit of a request that goes on waiting, and refund its key."""
         if not sent:
             self.count_sent(claim.model)
         self._queue.charge(claim.key, -claim.cost)
@@ -301,7 +315,7 @@ class Admission:
 
     def _has_capacity(self, model: str | None) -> bool:
         unsent = self._unsent
-        # Those that name no model may go to any engine.
+        # Requests that name no model may go to any engine.
         before = unsent.total() if model is None else unsent[model] + unsent[None]
         return self._capacity(model) - before >= 1
 
@@ -328,15 +342,17 @@ class Admission:
     def _abandon(self, entry: WaitingRequest) -> None:
         turn = entry.turn
         if turn.done() and not turn.cancelled() and turn.exception() is None:
-            # Its turn came at the same moment.
+            # The turn of the request came at the same moment.
             self.count_sent(entry.model)
             self._release(entry.flow)
         else:
             self._queue.remove(entry)
 
     def _make_room(self, newcomer: str) -> None:
-        """Send a request away in favour of one of the key `newcomer`. Raises TooManyRequests if that is the
-        one to go."""
+        """Send a request away in favour of one of the key `newcomer`.
+
+        Raises TooManyRequests if the newcomer itself is the one to go.
+        """
         admitted = self._admitted
         key = admitted.greediest(newcomer)
         if key != newcomer and (body := admitted.last_dismissable(key)) is not None:

@@ -1,7 +1,7 @@
-"""How many requests each key has at the gateway, and whose has to go when one more comes than may be.
+"""How many requests each key has at the gateway, and which request has to go when there are too many.
 
-Counted are those that wait or still send their body, since one that is relayed cannot be asked to go. The key
-with the most of them loses one. Used by `admission`. Pure.
+Requests that wait or still send their body count, since a relayed request cannot be sent away. The key with
+the most of them loses one. Used by `admission`. Pure.
 """
 
 from collections import Counter
@@ -14,16 +14,15 @@ SLOW_BODY_SECONDS = 5.0
 
 @dataclass(slots=True, eq=False)
 class Dismissable:
-    """One admitted request that can be told to go: its body has not arrived whole, or it waits for an engine
-    to be there."""
+    """One admitted request that can be sent away: its body is arriving, or it waits for an engine."""
 
     key: str
     since: float
-    """Clock time at which it was admitted, in seconds."""
+    """Clock time at which the request was admitted, in seconds."""
     cut: Callable[[], object]
     """Called when the request has to go."""
     refusal: Exception | None = None
-    """What its client is to be told; None = it need not go."""
+    """Error for the client of the request; None = the request need not go."""
 
 
 class AdmittedRequests:
@@ -31,15 +30,15 @@ class AdmittedRequests:
 
     def __init__(self) -> None:
         self.count = 0
-        """Requests that are there and stay."""
+        """Number of admitted requests that stay."""
         self._by_key: Counter[str] = Counter()
         self._relayed: Counter[str] = Counter()
         self._going: Counter[str] = Counter()
-        """Requests that were told to go and have not left yet."""
+        """Number of requests by key that were sent away and have not left yet."""
         self._arriving: dict[Dismissable, None] = {}
-        """The oldest first."""
+        """Requests whose body arrives, the oldest first."""
         self._held: dict[Dismissable, None] = {}
-        """Those that wait for an engine to be there."""
+        """Requests that wait for an engine."""
 
     def enter(self, key: str) -> None:
         """Count a request of the key."""
@@ -47,59 +46,61 @@ class AdmittedRequests:
         self._by_key[key] += 1
 
     def leave(self, key: str) -> None:
-        """Forget one."""
+        """Count a request of the key as gone."""
         if key in self._going:
             _less(self._going, key)
         else:
             self._forget(key)
 
     def relay(self, key: str) -> None:
-        """Count one of them as relayed."""
+        """Count a request of the key as relayed."""
         self._relayed[key] += 1
 
     def end_relay(self, key: str) -> None:
-        """Count one of them as waiting again, or at its end."""
+        """Count a relayed request of the key as waiting again, or as ended."""
         _less(self._relayed, key)
 
     def begin_body(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
-        """Note that the body of a request arrives; `end` follows."""
+        """Record that the body of a request arrives; `end` follows."""
         body = Dismissable(key, now, cut)
         self._arriving[body] = None
         return body
 
     def begin_hold(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
-        """Note that a request waits for an engine; `end` follows."""
+        """Record that a request waits for an engine; `end` follows."""
         request = Dismissable(key, now, cut)
         self._held[request] = None
         return request
 
     def end(self, request: Dismissable) -> None:
-        """Note that a request cannot be told to go any more."""
+        """Record that a request cannot be sent away any more."""
         self._arriving.pop(request, None)
         self._held.pop(request, None)
 
     def greediest(self, newcomer: str) -> str:
-        """The key with the most requests that are not relayed, with one more of `newcomer`; of several keys
-        the one with the most of all requests, and rather `newcomer`."""
+        """Return the key with the most requests that are not relayed, with one more of `newcomer`.
+
+        Of several such keys the one with the most requests of all is returned, and rather `newcomer`.
+        """
 
         def held(key: str) -> tuple[int, int, bool]:
-            one, count = key == newcomer, self._by_key[key]
-            return count - self._relayed[key] + one, count + one, one
+            is_newcomer, count = key == newcomer, self._by_key[key]
+            return count - self._relayed[key] + is_newcomer, count + is_newcomer, is_newcomer
 
         return max({newcomer, *self._by_key}, key=held)
 
     def last_dismissable(self, key: str) -> Dismissable | None:
-        """The request of the key that came last, of those whose body arrives, else of those that are held."""
+        """Return the last request of the key whose body arrives, else the last that waits for an engine."""
         requests = (*reversed(self._arriving), *reversed(self._held))
-        return next((one for one in requests if one.key == key), None)
+        return next((request for request in requests if request.key == key), None)
 
     def slow_body(self, now: float) -> Dismissable | None:
-        """The oldest body, if it has been arriving for too long."""
+        """Return the oldest request whose body arrives, if it has been arriving for too long."""
         oldest = next(iter(self._arriving), None)
         return oldest if oldest is not None and now - oldest.since >= SLOW_BODY_SECONDS else None
 
     def dismiss(self, key: str) -> None:
-        """Count a request of the key as gone that has been told to go; its `leave` counts for nothing."""
+        """Count a request of the key as gone that was sent away; its `leave` then counts for nothing."""
         self._forget(key)
         self._going[key] += 1
 

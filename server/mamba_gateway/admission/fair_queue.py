@@ -1,8 +1,8 @@
-"""Requests that wait for their turn, shared fairly among the keys they came with (start-time fair queueing).
+"""The queue of requests that wait for their turn, fair among keys (start-time fair queueing).
 
-A flow is what came with one key. Each has a tag, the tokens it got so far by its weight; the flow with the
-lowest tag is next, and pays for its request. Within a flow the lower `priority` goes first, then who came
-first. A flow that had nothing to send gets no credit for it. Pure.
+A flow is the requests of one key. Each flow has a tag, the tokens it got so far by its weight; the flow with
+the lowest tag is next, and pays for its request. Within a flow the lower `priority` goes first, then the
+earlier request. A flow that had nothing to send gets no credit for it. Pure.
 """
 
 import asyncio
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """One request that waits."""
+    """One request that waits in the queue."""
 
     flow: str
     priority: int
     cost: float
-    """Tokens that it is expected to take."""
+    """Tokens that the request is expected to take."""
     model: str | None
     turn: asyncio.Future[None]
-    """Done when it is its turn; with an error when it will never be."""
+    """Done when the request is next; with an error when it never will be."""
     number: int = 0
-    """Its place among those of its flow and priority: the lower goes first; 0 = behind those that wait."""
+    """Place in its flow and priority: the lower goes first; 0 = behind the requests that wait."""
     removed: bool = False
-    """It was removed from the queue."""
+    """Whether the request was removed from the queue."""
 
     @property
     def gone(self) -> bool:
-        """Whether it no longer waits; of a cancelled request only `turn` is done at first."""
+        """Whether the request no longer waits; of a cancelled one only `turn` is done at first."""
         return self.removed or self.turn.done()
 
 
@@ -46,7 +46,7 @@ class _Flow:
 
 
 class FairQueue:
-    """Of one gateway. `weight` says what share a flow gets in proportion to others."""
+    """The queue of one gateway. `weight` returns the share of a flow in proportion to others."""
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
@@ -60,16 +60,16 @@ class FairQueue:
         return self._size
 
     def next_number(self) -> int:
-        """A place behind all that were given before."""
+        """Return a place behind all earlier ones."""
         self._number += 1
         return self._number
 
     def waiting(self) -> Mapping[str, int]:
-        """Requests that wait, by flow."""
+        """Return the number of requests that wait, by flow."""
         return {name: flow.waiting for name, flow in self._flows.items() if flow.waiting}
 
     def add(self, entry: WaitingRequest) -> None:
-        """Wait."""
+        """Add a request that waits."""
         flow = self._flow(entry.flow)
         if not flow.waiting:
             flow.tag = max(flow.tag, self._virtual_time)
@@ -101,13 +101,15 @@ class FairQueue:
             self._forget(name, flow)
 
     def pop(self, has_capacity: Callable[[str | None], bool]) -> WaitingRequest | None:
-        """Remove and return the next request whose model has capacity, charging its flow; None = there is
-        none."""
+        """Remove and return the next request whose model has capacity, charging its flow.
+
+        None = there is no such request.
+        """
         if not self._size:
             return None
         full_models = set[str | None]()
         waiting = [(name, flow) for name, flow in self._flows.items() if flow.waiting]
-        for name, flow in sorted(waiting, key=lambda one: one[1].tag):
+        for name, flow in sorted(waiting, key=lambda pair: pair[1].tag):
             entry = self._first_servable(flow, has_capacity, full_models)
             if entry is not None:
                 self._virtual_time = max(self._virtual_time, flow.tag)
@@ -117,20 +119,19 @@ class FairQueue:
         return None
 
     def charge(self, name: str, tokens: float) -> None:
-        """A flow took so many tokens more than it paid for; negative: fewer."""
+        """Charge a flow for tokens that it took beyond those it paid for; negative: fewer."""
         flow = self._flow(name)
         flow.tag += tokens / self._weight(name)
         if flow.tag <= self._virtual_time:
             self._forget(name, flow)
 
     def last_of_longest_flow(self) -> WaitingRequest | None:
-        """The request that would be served last in the longest flow: the one to shed when the queue is
-        full."""
+        """Return the request to shed when the queue is full: the last one of the longest flow."""
         name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
         return None if name is None else self.last_of(name)
 
     def last_of(self, name: str) -> WaitingRequest | None:
-        """The request that would be served last in a flow."""
+        """Return the request that would be served last in a flow."""
         flow = self._flows.get(name)
         entries = [entry for entry in flow.heap if not entry[2].gone] if flow is not None else []
         return max(entries)[2] if entries else None

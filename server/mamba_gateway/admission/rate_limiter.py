@@ -1,8 +1,7 @@
-"""`RateLimiter`: admits a request within the limits of its key or refuses it, and settles its usage at the
-end.
+"""`RateLimiter`: admits a request within the limits of its key, or refuses it, and counts its usage.
 
 Limits are counted in Redis if there is one, and locally, from the last known state, while it is unreachable.
-Knows names of keys, never the keys.
+Used by the proxy endpoint and the endpoint picker. Knows names of keys, never the keys.
 """
 
 import asyncio
@@ -30,15 +29,15 @@ from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_prefix.errors import RedisAway
 
 if TYPE_CHECKING:
-    # With it comes the client of Redis, which is large.
+    # The module imports the client of Redis, which is large.
     from mamba_gateway.admission.shared_allowance import SharedAllowances
 
 log = structlog.get_logger("mambaserve.gateway")
 
 AWAY_SECONDS = 2.0
-"""How long Redis is left alone after it did not answer."""
+"""Time for which Redis is left alone after it did not answer."""
 SERVICE_SHARE = 0.1
-"""A request moves the mean time of its key's requests by so much of the difference."""
+"""Share of the difference by which a request moves the mean time of its key's requests."""
 _LIMIT_NAMES = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
@@ -48,16 +47,16 @@ _LIMIT_NAMES = {
 
 @dataclass(slots=True)
 class RequestCharge:
-    """A request that was let in."""
+    """The charge of one request that was admitted to the limits of its key."""
 
     cost: float
-    """Tokens that were taken for it."""
+    """Tokens that were taken for the request in advance."""
     used: float = 0.0
-    """Tokens that it turned out to use; set it before the end."""
+    """Tokens that the request used; set before the end."""
 
 
 class _UnlimitedScope(AbstractAsyncContextManager[RequestCharge]):
-    """Around a request of a key without limits: nothing is counted."""
+    """The block of a request of a key without limits: nothing is counted."""
 
     def __init__(self, cost: float) -> None:
         self._entry = RequestCharge(cost)
@@ -70,7 +69,7 @@ class _UnlimitedScope(AbstractAsyncContextManager[RequestCharge]):
 
 
 class RateLimiter:
-    """Of one gateway."""
+    """The rate limiter of one gateway."""
 
     def __init__(
         self,
@@ -85,16 +84,16 @@ class RateLimiter:
         self._numbers = itertools.count(1)
         self._away_until = -math.inf
         self._seconds: dict[str, float] = {}
-        """How long a request of each key takes, lately."""
+        """Recent mean time of a request in seconds, by name of its key."""
         self._settling: set[asyncio.Task[None]] = set()
 
     def entered(
         self, name: str, cost: float, headers: list[tuple[bytes, bytes]]
     ) -> AbstractAsyncContextManager[RequestCharge]:
-        """A request of the key `name` that needs about `cost` tokens is under way in the block.
+        """Count a request of the key `name` that needs about `cost` tokens as under way in the block.
 
-        `headers` gets what every answer says of the limits, a refusal too. Raises KeyOverLimit, with the
-        time after which it would pass.
+        `headers` gets the rate-limit headers of every answer, of a refusal too. Raises KeyOverLimit, with the
+        time after which the request would pass.
         """
         limits = self._table.limits_of(name)
         return self._counted(name, cost, headers, limits) if limits.limited else _UnlimitedScope(cost)
@@ -120,11 +119,11 @@ class RateLimiter:
             self._leave(name, lease, entry.used - cost, limits, now)
 
     def limits_of(self, name: str) -> KeyLimits:
-        """The limits of a key."""
+        """Return the limits of a key."""
         return self._table.limits_of(name)
 
     async def work(self) -> None:
-        """Renew what is under way, for ever; ends only by cancellation."""
+        """Renew the leases of the requests under way, for ever; ends only by cancellation."""
         while True:
             await asyncio.sleep(LEASE_SECONDS / 3)
             for name, allowance in list(self._allowances.items()):
@@ -137,7 +136,7 @@ class RateLimiter:
                     self._on_away(error)
 
     async def close(self) -> None:
-        """Settle what is not settled yet, and let go of Redis."""
+        """Finish the writes to Redis that are under way, and close its client."""
         if self._settling:
             await asyncio.wait(self._settling, timeout=LEAVE_SECONDS)
         if self._shared is not None:
@@ -145,12 +144,12 @@ class RateLimiter:
 
     @property
     def idle(self) -> bool:
-        """All that ended is settled."""
+        """Whether the usage of every request that ended is written."""
         return not self._settling
 
     @property
     def away(self) -> bool:
-        """Redis did not answer a moment ago."""
+        """Whether Redis did not answer a moment ago."""
         return self._clock() < self._away_until
 
     async def _verdict(self, name: str, lease: str, cost: float, limits: KeyLimits) -> AllowanceResult:
@@ -164,7 +163,7 @@ class RateLimiter:
                 except RedisAway as error:
                     self._on_away(error)
                 except asyncio.CancelledError:
-                    # It may have been let in by then, and nobody will say that it left.
+                    # The request may have been admitted by then, and nothing else records that it left.
                     self._settle(self._undo(entering, name, lease, cost, limits))
                     raise
                 else:
@@ -198,7 +197,7 @@ class RateLimiter:
             self._allowances[name].follow(verdict, None, self._clock())
 
     def _settle(self, work: Coroutine[Any, Any, None]) -> None:
-        # No request waits for it.
+        # No request waits for this write.
         task = asyncio.create_task(work)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
@@ -237,7 +236,7 @@ def _headers(verdict: AllowanceResult, limits: KeyLimits) -> Iterator[tuple[byte
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes them: 20ms, 1.5s, 6m0s."""
+    """Return a duration as OpenAI writes it: 20ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds * 10) / 10, 60)

@@ -1,9 +1,9 @@
-"""What is left to the keys, in Redis: counted by all gateways of one scope together, in one step.
+"""The allowances of keys in Redis: counted by all gateways of one scope together, in one step.
 
-Names of keys and numbers lie there, never a key. Leases of a gateway that was killed run out. Numbers that no
-gateway can have written (whoever has the password may write) are cut to what a bucket can hold, and leases
-that end later than any does are removed: a key gets its limit again within a day.
-Every failure is a RedisAway.
+Redis holds names of keys and numbers, never a key. Leases of a gateway that was killed run out. Numbers that
+no gateway can have written (anybody with the password may write) are cut to what a bucket can hold, and
+leases that end later than any does are removed: a key gets its limit again within a day. Every failure is a
+RedisAway.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from mamba_prefix.errors import RedisAway
 from mamba_prefix.redis_client import Client
 
 ENTER_SECONDS = 0.2
-"""Longest time a request waits for Redis before it is counted here alone."""
+"""Longest time that a request waits for Redis before this gateway counts it alone."""
 
 _FILL = """
 local time = redis.call('TIME')
@@ -89,29 +89,29 @@ return 0
 
 
 class SharedAllowances:
-    """Of the gateways that serve one `scope`."""
+    """The allowances that the gateways of one `scope` count together."""
 
     def __init__(self, client: Client, scope: str, enter_seconds: float = ENTER_SECONDS) -> None:
         self._client, self._enter_seconds = client, enter_seconds
         self._scope = scope.replace("{", "(").replace("}", ")")
 
     async def enter(self, name: str, lease: str, cost: float, limits: KeyLimits) -> AllowanceResult:
-        """Take what a request needs, or nothing. Raises RedisAway."""
+        """Take the tokens and the place of a request from the buckets, or nothing. Raises RedisAway."""
         most = limits.concurrent_requests or 0
-        given = (*_of(limits), most, f"{cost:.0f}", lease, LEASE_SECONDS)
-        return _verdict(await self._ask(self._enter_seconds, _ENTER, self._keys(name), given), limits)
+        arguments = (*_bucket_sizes(limits), most, f"{cost:.0f}", lease, LEASE_SECONDS)
+        return _verdict(await self._eval(self._enter_seconds, _ENTER, self._keys(name), arguments), limits)
 
     async def leave(self, name: str, lease: str, more: float, limits: KeyLimits) -> AllowanceResult:
-        """A request has ended, and used so many tokens more than was taken for it. Raises RedisAway."""
-        given = (*_of(limits), f"{more:.0f}", lease)
-        return _verdict(await self._ask(LEAVE_SECONDS, _LEAVE, self._keys(name), given), limits)
+        """Record the end of a request that used `more` tokens beyond its cost. Raises RedisAway."""
+        arguments = (*_bucket_sizes(limits), f"{more:.0f}", lease)
+        return _verdict(await self._eval(LEAVE_SECONDS, _LEAVE, self._keys(name), arguments), limits)
 
     async def renew(self, name: str, leases: Iterable[str]) -> None:
-        """These requests are still under way. Raises RedisAway."""
-        await self._ask(LEAVE_SECONDS, _RENEW, self._keys(name)[1:], (LEASE_SECONDS, *leases))
+        """Renew the leases of requests that are still under way. Raises RedisAway."""
+        await self._eval(LEAVE_SECONDS, _RENEW, self._keys(name)[1:], (LEASE_SECONDS, *leases))
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections to Redis."""
         await self._client.aclose()
 
     def _keys(self, name: str) -> tuple[str, str]:
@@ -119,34 +119,36 @@ class SharedAllowances:
         tagged = f"mambaserve:limits:1:{{{self._scope}:{name}}}"
         return f"{tagged}:left", f"{tagged}:running"
 
-    async def _ask(self, seconds: float, script: str, keys: tuple[str, ...], given: tuple[Any, ...]) -> Any:
+    async def _eval(
+        self, seconds: float, script: str, keys: tuple[str, ...], arguments: tuple[Any, ...]
+    ) -> Any:
         try:
             async with asyncio.timeout(seconds):
-                return await self._client.eval(script, len(keys), *keys, *given)
+                return await self._client.eval(script, len(keys), *keys, *arguments)
         except (RedisError, OSError, TimeoutError, ValueError, IndexError) as error:
             raise RedisAway(f"{type(error).__name__}: {error}") from error
 
 
-def _of(limits: KeyLimits) -> tuple[int, int]:
+def _bucket_sizes(limits: KeyLimits) -> tuple[int, int]:
     return limits.requests_per_minute or 0, limits.tokens_per_minute or 0
 
 
 def _verdict(answer: Any, limits: KeyLimits) -> AllowanceResult:
     try:
-        refused, requests, tokens = (each.decode() for each in answer)
+        refused, requests, tokens = (part.decode() for part in answer)
         if refused not in REFUSALS:
             raise ValueError(f"refused for {refused[:40]!r}")
         return AllowanceResult(
             refused, _level(requests, limits.requests_per_minute), _level(tokens, limits.tokens_per_minute)
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise RedisAway(f"answers what was not asked: {error}") from error
+        raise RedisAway(f"the answer is not that of the script: {error}") from error
 
 
-def _level(said: str, limit: int | None) -> float:
+def _level(text: str, limit: int | None) -> float:
     if limit is None:
         return math.inf
-    level = float(said)
+    level = float(text)
     if math.isnan(level):
-        raise ValueError("no number")
+        raise ValueError("the level is not a number")
     return bounded(level, limit)

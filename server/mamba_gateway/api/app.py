@@ -1,7 +1,7 @@
-"""The public HTTP application of the gateway: which path is answered by whom, and how the document tells it.
+"""The public HTTP application of the gateway: the handler of each path, and the OpenAPI document of them.
 
-Relayed routes are raw ASGI, found before FastAPI costs anything; FastAPI has them for the document and for
-wrong methods. The engines' admin API has no route here.
+Relayed routes are raw ASGI, dispatched before FastAPI costs anything; FastAPI has them for the document and
+for wrong methods. The engines' admin API has no route here.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -54,7 +54,7 @@ _RELAY_ERRORS = generation_errors(
 
 
 class _AsgiResponse(Response):
-    """What an ASGI application answers, for a route of FastAPI that must not read the body itself."""
+    """The response of an ASGI application, for a route of FastAPI that must not read the body itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def make_app(
     bodies: BodyBudget | None = None,
     tracing: Tracing = OFF,
 ) -> ASGIApp:
-    """The application. With `keys`, everything below /v1/ needs one; the proxy asks by itself."""
+    """Return the application. With `keys`, everything below /v1/ needs one; the proxy checks them itself."""
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
     app = make_application(
         "mambaserve gateway",
@@ -106,7 +106,7 @@ def make_app(
 
 
 def _counted_elsewhere(_route: str, _status: int) -> None:
-    """The proxy counts what it relays, by model; probes and scrapes are not counted."""
+    """Count nothing: the proxy counts relayed requests by model; probes and scrapes are not counted."""
 
 
 def _add_relayed(app: FastAPI, proxy: ASGIApp, guard: KeyGuard) -> None:

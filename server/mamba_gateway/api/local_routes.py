@@ -1,6 +1,6 @@
 """The routes that the gateway answers itself: models, readiness, metrics, version.
 
-Handlers over the pool and the admission; `app` says under which path each is, and who may call it.
+Handlers over the pool and the admission; `app` gives each its path, and says which of them need a key.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,17 @@ from mamba_api.openai_responses import Readiness
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import ModelNotFound, NotReady
 from mamba_gateway.admission.admission import Admission
+from mamba_gateway.clock import Clock
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_gateway.routing.decision import no_such_model
 from mamba_gateway.routing.routing_record import MAX_RECORDS, RoutingLog
+from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.registry import expose
+
+WARM_UP_SECONDS = 5.0
+"""Longest warm-up; with Redis or a tokenizer away it is better to choose without than not at all."""
 
 
 class GatewayReadiness(Readiness):
@@ -29,7 +35,7 @@ class GatewayReadiness(Readiness):
     endpoints: dict[str, int] = Field(default_factory=dict)
     """`known`: how many engines there are; `ready`: how many of them may be chosen."""
     reasons: dict[str, str] = Field(default_factory=dict)
-    """Why each of the others may not, by name."""
+    """The reason of each endpoint that may not be chosen, by its name."""
 
 
 class DecisionList(BaseModel):
@@ -40,8 +46,32 @@ class DecisionList(BaseModel):
     """Newest first: engine, reason, and what was considered, in seconds."""
 
 
+class WarmUp:
+    """Says what a gateway that has just begun waits for until it is ready: what its engines can resume.
+
+    The gateway serves requests meanwhile; but a client that can send them elsewhere should.
+    """
+
+    def __init__(self, pool: Pool, index: PrefixIndex, texts: TextProcessors | None, clock: Clock) -> None:
+        self._pool, self._index, self._texts, self._clock = pool, index, texts, clock
+        self._until = clock() + WARM_UP_SECONDS
+        self._over = texts is None
+
+    def missing(self) -> str:
+        """Return what the gateway does not know yet; "" = nothing, or it has waited long enough."""
+        if self._over:
+            return ""
+        if any(endpoint.ready for endpoint in self._pool.snapshot()) and self._clock() < self._until:
+            if self._texts is not None and not self._texts.all_queried:
+                return "the engines' tokenizers have not been read yet"
+            if self._index.state == "unavailable":
+                return "the prefix index has not been read yet"
+        self._over = True
+        return ""
+
+
 class LocalRoutes:
-    """Handlers of one gateway."""
+    """The handlers of one gateway."""
 
     def __init__(
         self,
@@ -51,32 +81,32 @@ class LocalRoutes:
         decisions: RoutingLog,
         missing: Callable[[], str] = str,
     ) -> None:
-        """`missing`: what it has to learn before it is ready; "" = nothing."""
+        """`missing` returns what the gateway has to learn before it is ready; "" = nothing."""
         self._pool, self._admission, self._metrics = pool, admission, metrics
         self._decisions, self._missing = decisions, missing
 
     async def models(self) -> Response:
-        """Those of all engines, ready or not, one entry for each name."""
+        """List the models of all engines, ready or not, one entry for each name."""
         return JsonResponse({"object": "list", "data": self._pool.model_entries()})
 
     async def model(self, name: str) -> Response:
-        """One model by name. Raises ModelNotFound."""
+        """Return one model by name. Raises ModelNotFound."""
         for entry in self._pool.model_entries():
             if entry["id"] == name:
                 return JsonResponse(entry)
         raise ModelNotFound(no_such_model(name, self._pool.model_names()), param="model")
 
     async def decisions(self, limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 32) -> Response:
-        """The last `limit` choices of an engine, newest first, each with what was weighed for it."""
-        shown = [record.log_entry() for record in self._decisions.last(limit)]
-        return JsonResponse({"object": "list", "data": shown})
+        """Return the last `limit` choices of an engine, newest first, each with the costs it was made by."""
+        entries = [record.log_entry() for record in self._decisions.last(limit)]
+        return JsonResponse({"object": "list", "data": entries})
 
     async def livez(self) -> dict[str, str]:
-        """200 while this process's event loop turns."""
+        """Answer 200 while this process's event loop turns."""
         return {"status": "alive"}
 
     async def readyz(self) -> Response:
-        """200 when requests are welcome. Engines may be absent: a request then waits for one for a while."""
+        """Answer 200 when requests are welcome. Without engines a request waits for one for a while."""
         state = self.readiness()
         body = state.model_dump_json().encode()
         if state.status == "ready":
@@ -87,7 +117,7 @@ class LocalRoutes:
         return JsonResponse(body, 503, headers=headers)
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text, or OpenMetrics with exemplars for who asks for that."""
+        """Return the metrics as Prometheus text, or as OpenMetrics with exemplars where that is accepted."""
         self._metrics.in_flight.set(self._admission.in_flight)
         self._metrics.queued.set(self._admission.queued)
         self._metrics.waiting.clear()
@@ -97,11 +127,11 @@ class LocalRoutes:
         return Response(body, headers={"content-type": content_type})
 
     async def version(self) -> dict[str, str]:
-        """The installed version of mambaserve."""
+        """Return the installed version of mambaserve."""
         return {"version": version("mambaserve"), "component": "gateway"}
 
     def readiness(self) -> GatewayReadiness:
-        """Whether requests are welcome, and which engines may be chosen."""
+        """Return whether requests are welcome, and which engines may be chosen."""
         snapshot = self._pool.snapshot()
         endpoints = {"known": len(snapshot), "ready": sum(e.ready and not e.draining for e in snapshot)}
         reasons = self._pool.reasons()

@@ -1,6 +1,6 @@
-"""`GET /v1/status` of a gateway: its queue, and what each engine behind it says of itself.
+"""`GET /v1/status` of a gateway: its queue, and the status of each engine behind it.
 
-Engines are asked all at once when somebody asks; one that does not answer soon is shown as the pool knows it.
+All engines are queried at once on demand; one that does not answer soon is shown as the pool knows it.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.headers import bearer
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 
-FETCH_SECONDS = 2.0
-"""Longest wait for one engine."""
-MOST_BYTES = 1 << 20
-"""Of one engine's answer."""
+STATUS_SECONDS = 2.0
+"""Longest wait for the status of one engine."""
+MAX_STATUS_BYTES = 1 << 20
+"""Largest status of one engine."""
 
 
 class StatusUnavailable(Exception):
-    """An engine does not say; the message says why."""
+    """An engine's status cannot be read; the message says why."""
 
 
 class EngineStatusClient:
-    """Asks engines over HTTP. `key` gives what is shown to those that want one."""
+    """Reads the status of engines over HTTP. `key` returns the key that is sent to engines."""
 
     def __init__(self, session: aiohttp.ClientSession, key: Callable[[], bytes] | None = None) -> None:
         self._session, self._key = session, key
 
     async def fetch(self, url: str) -> EngineStatus:
-        """What the engine at `url` says of itself. Raises StatusUnavailable."""
+        """Return the status that the engine at `url` reports. Raises StatusUnavailable."""
         headers = {"Authorization": bearer(self._key())} if self._key else {}
-        timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=STATUS_SECONDS)
         try:
             async with self._session.get(f"{url}/v1/status", headers=headers, timeout=timeout) as answer:
                 if answer.status != 200:
@@ -47,20 +47,20 @@ class EngineStatusClient:
                 body = bytearray()
                 async for chunk in answer.content.iter_any():
                     body += chunk
-                    if len(body) > MOST_BYTES:
+                    if len(body) > MAX_STATUS_BYTES:
                         raise StatusUnavailable("/v1/status answered too much")
-            [one] = ServingStatus.model_validate_json(bytes(body)).engines
+            [status] = ServingStatus.model_validate_json(bytes(body)).engines
         except TimeoutError as error:
             raise StatusUnavailable("/v1/status did not answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
             raise StatusUnavailable(str(error) or type(error).__name__) from error
         except ValueError as error:
             raise StatusUnavailable("/v1/status answered something else") from error
-        return one
+        return status
 
 
 class StatusEndpoint:
-    """Of one gateway. `fetch` returns the status of an engine by its URL, or raises StatusUnavailable."""
+    """The status of one gateway. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class StatusEndpoint:
         self._shared = CachedValue(self._collect)
 
     async def status(self) -> Response:
-        """What the gateway and the engines behind it do."""
+        """Return the status of the gateway and of the engines behind it."""
         return JsonResponse(await self._shared.get())
 
     async def _collect(self) -> bytes:
         state, admission = self._readiness(), self._admission
         reasons = self._pool.reasons()
         engines = await asyncio.gather(
-            *(self._engine(one, reasons.get(one.name, "")) for one in self._pool.snapshot())
+            *(self._engine(endpoint, reasons.get(endpoint.name, "")) for endpoint in self._pool.snapshot())
         )
         whole = ServingStatus(
             component="gateway",
@@ -92,15 +92,15 @@ class StatusEndpoint:
             gateway=GatewayStatus(
                 in_flight=admission.in_flight, queued=admission.queued, held=self._metrics.waiting_for_engines
             ),
-            engines=sorted(engines, key=lambda one: one.name),
+            engines=sorted(engines, key=lambda engine: engine.name),
         )
         return whole.model_dump_json().encode()
 
     async def _engine(self, endpoint: Endpoint, reason: str) -> EngineStatus:
         try:
-            found = await self._fetch(endpoint.url)
+            status = await self._fetch(endpoint.url)
         except StatusUnavailable as error:
-            # Engines of another kind have no such path; of them the pool knows how much they have to do.
+            # Engines of another kind have no such path; the pool knows how much work they have.
             return EngineStatus(
                 name=endpoint.name,
                 in_flight=endpoint.in_flight,
@@ -111,4 +111,4 @@ class StatusEndpoint:
                 waiting=endpoint.waiting,
                 cache_usage=endpoint.kv_usage,
             )
-        return found.model_copy(update={"name": endpoint.name, "in_flight": endpoint.in_flight})
+        return status.model_copy(update={"name": endpoint.name, "in_flight": endpoint.in_flight})

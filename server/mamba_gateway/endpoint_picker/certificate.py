@@ -1,6 +1,6 @@
-"""What the picker shows over TLS: a certificate from files that may be rotated, or one that it signs itself.
+"""The certificate of the endpoint picker: from files that may be rotated, or self-signed.
 
-Proxies of the Gateway API speak TLS to a picker and, unless told otherwise, take whatever it shows.
+Proxies of the Gateway API speak TLS to a picker and, by default, accept any certificate.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from mamba_telemetry.logs import get_logger
 log = get_logger(__name__)
 
 VALID_FOR = datetime.timedelta(days=3650)
-"""Of a certificate that nobody checks: it lives as long as the process."""
+"""Validity of a self-signed certificate, which nobody checks: it lasts as long as the process."""
 
 
 class CertificateError(ValueError):
@@ -25,7 +25,7 @@ class CertificateError(ValueError):
 
 
 def self_signed(name: str) -> tuple[bytes, bytes]:
-    """Key and certificate in PEM, for `name`."""
+    """Return key and certificate in PEM, for `name`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -47,32 +47,32 @@ def self_signed(name: str) -> tuple[bytes, bytes]:
 
 
 class CertificateFiles:
-    """Certificate (with its chain) and key in PEM; read again when one of them changes."""
+    """Files of a certificate (with its chain) and its key in PEM; read again when one of them changes."""
 
     def __init__(self, certificate: str, key: str) -> None:
         self._paths = (Path(key), Path(certificate))
         self._stamp: tuple[tuple[int, int], ...] = ()
 
     def read(self) -> tuple[bytes, bytes]:
-        """Key and certificate. Raises CertificateError."""
-        said = f"--endpoint-picker-key {self._paths[0]}, --endpoint-picker-certificate {self._paths[1]}"
+        """Read and return key and certificate. Raises CertificateError."""
+        options = f"--endpoint-picker-key {self._paths[0]}, --endpoint-picker-certificate {self._paths[1]}"
         try:
             self._stamp = self._stamps()
             key, certificate = (path.read_bytes() for path in self._paths)
             public = x509.load_pem_x509_certificate(certificate).public_key()
             private = serialization.load_pem_private_key(key, password=None)
         except (OSError, ValueError, TypeError) as error:
-            raise CertificateError(f"{said}: {error}") from None
+            raise CertificateError(f"{options}: {error}") from None
         if _bytes_of(private.public_key()) != _bytes_of(public):
-            raise CertificateError(f"{said}: the key is not the certificate's")
+            raise CertificateError(f"{options}: the key is not the certificate's")
         return key, certificate
 
     def changed(self) -> bool:
-        """Whether there may be others now."""
+        """Return whether the files may have changed since they were read."""
         try:
             return self._stamps() != self._stamp
         except OSError:
-            return False  # half of a rotation
+            return False  # in the middle of a rotation
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:
         return tuple((stat.st_mtime_ns, stat.st_ino) for stat in (path.stat() for path in self._paths))
@@ -84,18 +84,20 @@ def _bytes_of(public: object) -> bytes:
 
 
 def credentials(files: CertificateFiles | None, name: str) -> grpc.ServerCredentials:
-    """What a server listens with. Raises CertificateError."""
+    """Return the TLS credentials of a server. Raises CertificateError."""
     if files is None:
         return grpc.ssl_server_credentials([self_signed(name)])
     first = grpc.ssl_server_certificate_configuration([files.read()])
 
-    def fetch() -> grpc.ServerCertificateConfiguration | None:  # asked at each handshake; None = as before
+    def fetch() -> grpc.ServerCertificateConfiguration | None:  # called at each handshake; None = as before
         if not files.changed():
             return None
         try:
             return grpc.ssl_server_certificate_configuration([files.read()])
         except CertificateError as error:
-            log.error("certificate_unusable", reason=str(error), remedy="the one before is still shown")
+            log.error(
+                "certificate_unusable", reason=str(error), remedy="the previous certificate stays in use"
+            )
             return None
 
     return grpc.dynamic_ssl_server_credentials(first, fetch)

@@ -35,6 +35,6 @@ if TYPE_CHECKING:  # protobuf has no types here; these names may stand where a t
     TrailersResponse: TypeAlias = Any
 else:
     _POOL = make_pool()
-    # Struct, too, must be of this pool: protobuf takes no other one for a field.
+    # Struct, too, must be of this pool: protobuf accepts no other one for a field.
     for _name in (*MESSAGES, STRUCT):
         globals()[_name.rpartition(".")[2]] = GetMessageClass(_POOL.FindMessageTypeByName(_name))

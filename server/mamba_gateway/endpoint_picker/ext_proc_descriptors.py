@@ -2,7 +2,7 @@
 
 A subset of the .proto files of envoyproxy/data-plane-api at commit 84e84367f256 (2026-01-29): fields that the
 picker neither reads nor writes are left out, and protobuf keeps them as unknown ones. They live in a pool of
-their own: whoever loads Envoy's whole messages into the same process meets no second definition of them.
+their own, so that code which loads Envoy's whole messages into the same process meets no second definition.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Field:
     shape: Literal["one", "list", "map"] = "one"
     """A map's keys are strings."""
     oneof: str = ""
-    """Of the fields with the same name here, one at most is set."""
+    """Name of a group of fields of which at most one is set."""
 
 
 ENUMS: dict[str, dict[str, int]] = {
@@ -50,7 +50,7 @@ ENUMS: dict[str, dict[str, int]] = {
         "GRPC": 5,
     },
 }
-"""Full name -> values. One inside a message has that message's name before it."""
+"""Full name -> values. The name of an enum inside a message begins with the message's name."""
 
 MESSAGES: dict[str, dict[str, Field]] = {
     f"{CORE}.HeaderValue": {
@@ -120,15 +120,15 @@ MESSAGES: dict[str, dict[str, Field]] = {
 
 
 def make_pool() -> Any:
-    """A descriptor pool (of protobuf) with the messages and enums above and `google.protobuf.Struct`."""
+    """Return a descriptor pool of protobuf with the messages and enums above and `google.protobuf.Struct`."""
     pool = DescriptorPool()
-    known = [_file_of_struct()]
+    files = [_file_of_struct()]
     for package in (CORE, TYPE, FILTER, EXT_PROC):  # in the order in which they need each other
         file = FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
-        file.dependency.extend(each.name for each in known)
+        file.dependency.extend(earlier.name for earlier in files)
         _declare(file)
-        known.append(file)
-    for file in known:
+        files.append(file)
+    for file in files:
         pool.Add(file)
     return pool
 
@@ -140,18 +140,18 @@ def _file_of_struct() -> Any:
 
 
 def _declare(file: Any) -> None:
-    """Every message and enum of the file's package."""
-    made = {}
+    """Declare every message and enum of the file's package."""
+    messages = {}
     for full, fields in MESSAGES.items():
         package, _, name = full.rpartition(".")
         if package == file.package:
-            made[full] = file.message_type.add(name=name)
+            messages[full] = file.message_type.add(name=name)
             for field_name, field in fields.items():
-                _add_field(made[full], full, field_name, field)
+                _add_field(messages[full], full, field_name, field)
     for full, values in ENUMS.items():
         outer, _, name = full.rpartition(".")
-        if outer == file.package or outer in made:
-            enum = (file if outer == file.package else made[outer]).enum_type.add(name=name)
+        if outer == file.package or outer in messages:
+            enum = (file if outer == file.package else messages[outer]).enum_type.add(name=name)
             for value, number in values.items():
                 enum.value.add(name=value, number=number)
 

@@ -23,23 +23,23 @@ DESTINATION = "x-gateway-destination-endpoint"
 """Header, and key in the namespace `DESTINATION_NAMESPACE`: `host:port`, fallbacks after it."""
 DESTINATION_NAMESPACE = "envoy.lb"
 SERVED = "x-gateway-destination-endpoint-served"
-"""Key in the same namespace of an answer: who gave it."""
+"""Key in the same namespace of an answer: the endpoint that served it."""
 SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
-MOST_CHUNK = 62_000
-"""Bytes of a body in one message; proxies take 64 KiB at most."""
+MAX_CHUNK_BYTES = 62_000
+"""Largest part of a body in one message; proxies accept at most 64 KiB."""
 
 SetHeaders = Iterable[tuple[str, bytes]]
 
 
 def destination(addresses: Sequence[str]) -> Struct:
-    """The metadata that say where to; the same as the header, which some proxies do not read."""
-    made = Struct()
-    made.update({DESTINATION_NAMESPACE: {DESTINATION: ",".join(addresses)}})
-    return made
+    """Return the metadata with the destination; the same as the header, which some proxies do not read."""
+    metadata = Struct()
+    metadata.update({DESTINATION_NAMESPACE: {DESTINATION: ",".join(addresses)}})
+    return metadata
 
 
 def header_mutation(put: SetHeaders, removed: Iterable[str] = ()) -> HeaderMutation:
-    """Headers in the place of those of the same name, and without those `removed`."""
+    """Return the mutation that sets headers in place of those of the same name, and removes others."""
     return HeaderMutation(
         set_headers=[
             HeaderValueOption(
@@ -53,7 +53,7 @@ def header_mutation(put: SetHeaders, removed: Iterable[str] = ()) -> HeaderMutat
 
 
 def picked_by_headers(mutation: HeaderMutation, addresses: Sequence[str]) -> ProcessingResponse:
-    """The choice, as the answer to the request's headers."""
+    """Return the choice as the response to the request's headers."""
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     return ProcessingResponse(
         request_headers=HeadersResponse(response=common), dynamic_metadata=destination(addresses)
@@ -61,7 +61,7 @@ def picked_by_headers(mutation: HeaderMutation, addresses: Sequence[str]) -> Pro
 
 
 def picked_by_body(mutation: HeaderMutation, addresses: Sequence[str]) -> ProcessingResponse:
-    """The choice, as the answer to a whole body whose headers still wait."""
+    """Return the choice as the response to a whole body whose headers still wait."""
     common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     return ProcessingResponse(
         request_body=BodyResponse(response=common), dynamic_metadata=destination(addresses)
@@ -69,17 +69,19 @@ def picked_by_body(mutation: HeaderMutation, addresses: Sequence[str]) -> Proces
 
 
 def streamed_request(body: bytes, *, ends: bool) -> Iterator[ProcessingResponse]:
-    """The body as it came, in pieces; with `ends` the last one ends the stream."""
-    for at in range(0, max(1, len(body)), MOST_CHUNK):
-        last = at + MOST_CHUNK >= len(body)
-        yield ProcessingResponse(request_body=_streamed(body[at : at + MOST_CHUNK], ends and last))
+    """Yield the body as it came, in pieces; with `ends` the last one ends the stream."""
+    for begin in range(0, max(1, len(body)), MAX_CHUNK_BYTES):
+        last = begin + MAX_CHUNK_BYTES >= len(body)
+        yield ProcessingResponse(request_body=_streamed(body[begin : begin + MAX_CHUNK_BYTES], ends and last))
 
 
 def streamed_answer(chunk: bytes, *, ends: bool) -> Iterator[ProcessingResponse]:
-    """A piece of the answer, as it came."""
-    for at in range(0, max(1, len(chunk)), MOST_CHUNK):
-        last = at + MOST_CHUNK >= len(chunk)
-        yield ProcessingResponse(response_body=_streamed(chunk[at : at + MOST_CHUNK], ends and last))
+    """Yield a piece of the answer, as it came."""
+    for begin in range(0, max(1, len(chunk)), MAX_CHUNK_BYTES):
+        last = begin + MAX_CHUNK_BYTES >= len(chunk)
+        yield ProcessingResponse(
+            response_body=_streamed(chunk[begin : begin + MAX_CHUNK_BYTES], ends and last)
+        )
 
 
 def _streamed(body: bytes, ends: bool) -> BodyResponse:
@@ -88,23 +90,23 @@ def _streamed(body: bytes, ends: bool) -> BodyResponse:
 
 
 def unchanged(kind: str) -> ProcessingResponse:
-    """Go on as it is, in answer to a message of this kind (a field of ProcessingRequest)."""
-    made = {"headers": HeadersResponse, "body": BodyResponse, "trailers": TrailersResponse}
-    return ProcessingResponse(**{kind: made[kind.rpartition("_")[2]]()})
+    """Return the response that changes nothing to a message of this kind (a field of ProcessingRequest)."""
+    responses = {"headers": HeadersResponse, "body": BodyResponse, "trailers": TrailersResponse}
+    return ProcessingResponse(**{kind: responses[kind.rpartition("_")[2]]()})
 
 
 def answer_headers(put: SetHeaders) -> ProcessingResponse:
-    """The answer's headers with more."""
+    """Return the response that adds headers to those of the answer."""
     common = CommonResponse(header_mutation=header_mutation(put))
     return ProcessingResponse(response_headers=HeadersResponse(response=common))
 
 
 def refusal(error: ApiError, request_id: str, more: Iterable[tuple[str, bytes]] = ()) -> ProcessingResponse:
-    """The error as the client's answer, in the OpenAI envelope; with `more` headers."""
+    """Return the error as the client's answer, in the OpenAI envelope; with `more` headers."""
     own = {"content-type": "application/json", "x-request-id": request_id}
-    # Connections are the proxy's: it decides when one is closed.
-    told = {name: value for name, value in error.headers().items() if name != "connection"}
-    headers = [(name, value.encode()) for name, value in {**own, **told}.items()]
+    # The proxy decides when a connection to its client is closed.
+    passed = {name: value for name, value in error.headers().items() if name != "connection"}
+    headers = [(name, value.encode()) for name, value in {**own, **passed}.items()]
     headers += more
     return ProcessingResponse(
         immediate_response=ImmediateResponse(

@@ -1,7 +1,7 @@
-"""The spans of one request that a proxy relays: those of the relay, from what the picker sees of it.
+"""The spans of one request that a proxy relays: those of the relay, as far as the picker sees the request.
 
-The attempt is the proxy's; its span lasts from the choice to the end of the answer, and the engine's own are
-below it, since the proxy is told to send its `traceparent` on.
+The attempt is the proxy's; its span lasts from the choice to the end of the answer, and the engine's own
+spans are below it, since the proxy sends its `traceparent` on.
 """
 
 from opentelemetry.trace import SpanKind
@@ -19,7 +19,7 @@ FAILED_FROM = 500
 
 
 class PickTrace:
-    """Of one request, which came `at` (monotonic seconds)."""
+    """The trace of one request, which came `at` (monotonic seconds)."""
 
     def __init__(self, tracing: Tracing, head: RequestHead, at: float) -> None:
         self._tracing = tracing
@@ -38,16 +38,16 @@ class PickTrace:
         self._queue = self._route = self._attempt = root
 
     def queue(self) -> None:
-        """It waits for a permit."""
+        """Begin the wait for a permit."""
         self._queue = self.request.begin(names.GATEWAY_QUEUE)
 
     def route(self) -> None:
-        """It has it, and an engine is chosen."""
+        """Begin the choice of an engine, after the wait for a permit."""
         self.request.end(self._queue)
         self._route = self.request.begin(names.GATEWAY_ROUTE)
 
     def picked(self, record: RoutingRecord) -> None:
-        """The proxy is told where to."""
+        """End the choice, and begin the attempt of the proxy."""
         record.describe(self._route)
         self.request.end(self._route)
         self._attempt = self.request.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
@@ -55,11 +55,11 @@ class PickTrace:
 
     @property
     def traceparent(self) -> str:
-        """For the engine; "" where nothing is recorded: what the client said goes on as it is."""
+        """Header value for the engine; "" where nothing is recorded, so that the client's own one goes on."""
         return self.request.traceparent(self._attempt) if self.request.recording else ""
 
     def answered(self, endpoint: Endpoint, status: int, at: float) -> None:
-        """The answer's headers, from an engine that may be another one than was picked."""
+        """Record the answer's headers, from an engine that may be another one than was picked."""
         self._attempt.set(names.ENDPOINT, endpoint.name)
         for span in (self._attempt, self.request.root):
             span.set(names.HTTP_STATUS, status)
@@ -68,17 +68,17 @@ class PickTrace:
         self.request.answered_at = at
 
     def refused(self, error: Exception, status: int) -> None:
-        """It was answered in the place of an engine."""
+        """Record that the request was refused in place of an engine's answer."""
         self.request.root.set(names.HTTP_STATUS, status)
         if code := error_code(error):
             self.request.root.fail(code)
 
     def exemplar(self) -> dict[str, str] | None:
-        """What a measurement of it points to."""
+        """Return the exemplar for measurements of the request."""
         return self.request.exemplar()
 
     def end(self, model: str, *, streams: bool) -> None:
-        """It is over; `model` as a label."""
+        """End the trace; `model` is the label of the request's model."""
         root: SpanNote = self.request.root
         if model != UNKNOWN_MODEL:
             root.set(names.REQUEST_MODEL, model)

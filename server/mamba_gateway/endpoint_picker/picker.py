@@ -1,8 +1,7 @@
 """One request through the proxy: from its headers to the engine's last byte.
 
-keys -> admission -> body -> limits -> permit -> choice, then looking on while the proxy and the engine
-speak. Knows the messages of external processing and nothing of gRPC; called by the server once for each
-stream.
+Its steps are keys, admission, body, limits, permit and choice; then it observes the answer of the engine.
+Knows the messages of external processing and nothing of gRPC; called by the server once for each stream.
 """
 
 import asyncio
@@ -46,11 +45,11 @@ Write = Callable[[ProcessingResponse], Awaitable[None]]
 
 
 class StreamEnded(Exception):
-    """The proxy ended the stream: the client has gone, or it needs no more of us."""
+    """The proxy ended the stream: the client has gone, or the proxy needs no more of the picker."""
 
 
 class EndpointPicker:
-    """Of one gateway."""
+    """The endpoint picker of one gateway."""
 
     def __init__(
         self,
@@ -75,10 +74,10 @@ class EndpointPicker:
         self._hold_timeout, self._most_addresses, self._clock = hold_timeout, most_addresses, clock
 
     async def process(self, incoming: Messages, write: Write) -> None:
-        """One stream, until the proxy ends it. Cancelling it lets go of all that the request held."""
+        """Handle one stream until the proxy ends it; cancelling it releases everything the request held."""
         first = await anext(incoming, None)
         if first is None or not first.HasField("request_headers"):
-            return  # a proxy that sends no headers cannot be told where to
+            return  # without headers there is no request to choose for
         head, arrival = RequestHead.of(first), self._clock()
         exchange = Exchange(head, arrival, PickTrace(self._tracing, head, arrival), BodyShare(self._bodies))
         try:
@@ -213,15 +212,15 @@ class EndpointPicker:
         exchange.share.release()
 
     def _addresses(self, exchange: Exchange) -> list[str]:
-        """Address of the chosen endpoint, then of the next cheapest ones as fallbacks of the proxy."""
+        """Return the addresses of the chosen endpoint and of the next cheapest ones as fallbacks."""
         assert exchange.record is not None
         decision = exchange.record.decision
         others = decision.comparison.cheapest_first()
-        rest = (one.address for one in others if one is not decision.endpoint)
+        rest = (endpoint.address for endpoint in others if endpoint is not decision.endpoint)
         return list(islice(chain((decision.endpoint.address,), rest), self._most_addresses))
 
     def _mutation(self, exchange: Exchange) -> HeaderMutation:
-        # As for a request that the gateway relays itself: what the client is known by does not go on.
+        # As for a request that the gateway relays itself, the client's credentials do not go on.
         head = exchange.head
         credentials = {name.decode("latin-1") for name, _ in head.headers if is_credential(name)}
         credentials.add(CLIENT_HEADER.decode())
@@ -292,7 +291,7 @@ class EndpointPicker:
     def _end(self, exchange: Exchange) -> None:
         assert exchange.cost is not None
         endpoint, seconds = exchange.cost.endpoint, self._clock() - exchange.arrival
-        # Without a status it was given up before the answer; 4xx are mistakes of clients.
+        # Without a status the request was abandoned before the answer; 4xx are mistakes of clients.
         status = exchange.status
         failed = None if not status or 400 <= status < 500 else status >= 500
         self._pool.end(endpoint.url, exchange.ticket, failed=failed)

@@ -1,7 +1,7 @@
-"""Series that dashboards of the Gateway API Inference Extension read, as of its v1.5.0, where we know them.
+"""Series that dashboards of the Gateway API Inference Extension read, as of its v1.5.0, where we have values.
 
-Label sets are theirs. A model counts by its name if an engine serves it; priorities are all 0, as nothing
-here has another. Times are in seconds from the request's headers.
+Label sets are those of the extension. A model counts by its name if an engine serves it; all priorities are
+0. Times are in seconds from the request's headers.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _BYTES = tuple(1 << power for power in range(6, 31))
 _TOKENS = (1, *(1 << power for power in range(3, 21)))
 _MODEL = ["model_name", "target_model_name"]
 Exemplar = dict[str, str] | None
-"""The trace that a time points to."""
+"""Labels of the trace that a measurement refers to."""
 
 
 class _PoolCollector(Collector):
@@ -34,15 +34,15 @@ class _PoolCollector(Collector):
         self._name, self._snapshot = name, snapshot
 
     def collect(self) -> list[Metric]:
-        known = self._snapshot()
-        ready = [endpoint for endpoint in known if endpoint.ready and not endpoint.draining]
+        endpoints = self._snapshot()
+        ready = [endpoint for endpoint in endpoints if endpoint.ready and not endpoint.draining]
         means: dict[str, tuple[str, list[float]]] = {
             "average_kv_cache_utilization": ("Mean use of the caches.", [e.kv_usage for e in ready]),
             "average_queue_size": ("Mean number of requests that wait.", [e.waiting for e in ready]),
             "average_running_requests": ("Mean number of requests that run.", [e.running for e in ready]),
         }
-        made: list[Metric] = [self._gauge("ready_pods", "Engines that may be chosen.", len(ready))]
-        made += [
+        metrics: list[Metric] = [self._gauge("ready_pods", "Engines that may be chosen.", len(ready))]
+        metrics += [
             self._gauge(name, text, sum(values) / max(1, len(values)))
             for name, (text, values) in means.items()
         ]
@@ -51,18 +51,18 @@ class _PoolCollector(Collector):
             "Requests that wait at each engine.",
             labels=["name", "model_server_pod"],
         )
-        for endpoint in known:
+        for endpoint in endpoints:
             queues.add_metric([self._name, endpoint.name], endpoint.waiting)
-        return [*made, queues]
+        return [*metrics, queues]
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        made = GaugeMetricFamily(f"inference_pool_{name}", text, labels=["name"])
-        made.add_metric([self._name], value)
-        return made
+        gauge = GaugeMetricFamily(f"inference_pool_{name}", text, labels=["name"])
+        gauge.add_metric([self._name], value)
+        return gauge
 
 
 class PickerMetrics:
-    """Of one picker, in the registry of its gateway. `pool`: the name that its pool has."""
+    """The series of one picker, in the registry of its gateway. `pool` is the name of its pool."""
 
     def __init__(
         self, gateway: GatewayMetrics, pool: str, namespace: str, snapshot: Callable[[], tuple[Endpoint, ...]]
@@ -112,11 +112,11 @@ class PickerMetrics:
         info.labels("", f"mambaserve-{version('mambaserve')}").set(1)
 
     def label(self, model: str | None) -> str:
-        """A model's name as the label that it gets."""
+        """Return the label of a model's name."""
         return self._gateway.model_label(model)
 
     def picked(self, model: str, endpoint: Endpoint, size: int, seconds: float) -> None:
-        """A request of so many bytes got an engine, so long after it was there as a whole."""
+        """Count a request of `size` bytes that got an engine `seconds` after it had arrived whole."""
         self._requests.labels(model, model, "0").inc()
         self._sizes.labels(model, model).observe(size)
         self._running.labels(model).inc()
@@ -125,13 +125,13 @@ class PickerMetrics:
         self._attempts.labels("success", model, endpoint.name, self._namespace, port).inc()
 
     def refused(self, model: str, code: str, *, choosing: bool) -> None:
-        """A request was answered in the place of an engine."""
+        """Count a request that was refused in place of an engine's answer."""
         self._errors.labels(model, model, code).inc()
         if choosing:
             self._attempts.labels("failure", model, "", "", "").inc()
 
     def response_started(self, model: str, status: int, seconds: float, exemplar: Exemplar = None) -> None:
-        """An answer began."""
+        """Count an answer that began after `seconds`."""
         self._first.labels(model, model).observe(seconds, exemplar)
         if status >= 400:
             self._errors.labels(model, model, str(status)).inc()
@@ -139,7 +139,7 @@ class PickerMetrics:
     def answered(
         self, model: str, size: int, usage: Usage | None, seconds: float, exemplar: Exemplar = None
     ) -> None:
-        """An answer ended."""
+        """Count an answer of `size` bytes that ended after `seconds`."""
         self._duration.labels(model, model).observe(seconds, exemplar)
         self._answers.labels(model, model).observe(size)
         if usage is None:
@@ -152,5 +152,5 @@ class PickerMetrics:
             self._cached.labels(model, model).observe(usage.cached_tokens)
 
     def ended(self, model: str) -> None:
-        """A request that had an engine is over, whatever came of it."""
+        """Count a request that had an engine as over, whatever its outcome."""
         self._running.labels(model).dec()

@@ -1,4 +1,4 @@
-"""What a stream begins with: the request's headers, who may serve it, and how its body comes."""
+"""The beginning of a stream: the request's headers, the endpoints that may serve it, and its body's mode."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from mamba_gateway.endpoint_picker.ext_proc import ProcessingMode, ProcessingReq
 from mamba_gateway.endpoint_picker.messages import DESTINATION_NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 
 BodyMode = Literal["streamed", "buffered", "unseen"]
-"""streamed: sent without waiting for the answer to the headers, and to be sent back; buffered: sent whole
-once the headers are answered; unseen: not sent in time to choose by it."""
+"""streamed: the body is sent without waiting for the answer to the headers, and has to be sent back;
+buffered: it is sent whole once the headers are answered; unseen: it is not sent in time for the choice."""
 _MODES: dict[int, BodyMode] = {
     ProcessingMode.BodySendMode.FULL_DUPLEX_STREAMED: "streamed",
     ProcessingMode.BodySendMode.BUFFERED: "buffered",
@@ -20,22 +20,22 @@ _MODES: dict[int, BodyMode] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """The beginning of one request."""
+    """The beginning of one request of the proxy."""
 
     headers: tuple[tuple[bytes, bytes], ...]
-    """Names in lower case; pseudo headers have a colon."""
+    """Headers with names in lower case; pseudo headers have a colon."""
     ended: bool
-    """There is no body."""
+    """Whether the request has no body."""
     body_mode: BodyMode
     streams_answer: bool
-    """Each piece of the answer is to be sent back; else it only looks on."""
+    """Whether each piece of the answer has to be sent back; else the picker only reads it."""
     allowed_addresses: frozenset[str] | None
-    """Addresses of the only ones that may serve it; None = any."""
+    """Addresses of the endpoints that may serve the request; None = any."""
     request_id: str
 
     @classmethod
     def of(cls, message: ProcessingRequest) -> "RequestHead":
-        """Of the first message, which has request headers."""
+        """Read the first message, which has request headers."""
         headers = tuple(headers_of(message.request_headers.headers))
         body_mode: BodyMode = "streamed"
         streams_answer = True
@@ -54,52 +54,52 @@ class RequestHead:
         )
 
     def find(self, name: bytes) -> bytes | None:
-        """The first value of a header."""
+        """Return the first value of a header, or None."""
         return find_header(self.headers, name)
 
     @property
     def path(self) -> str:
-        """Without the query."""
+        """Path without the query."""
         return (self.find(b":path") or b"").decode("latin-1").partition("?")[0]
 
     @property
     def announced(self) -> int:
-        """Bytes of the body, as far as its headers say."""
+        """Number of bytes of the body by its headers; 0 = they do not say."""
         declared = self.find(b"content-length")
         return int(declared[:18]) if declared is not None and declared.isdigit() else 0
 
 
 def headers_of(headers: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Name and value of each header of a HeaderMap; old proxies send values as text."""
+    """Yield name and value of each header of a HeaderMap; old proxies send values as text."""
     for header in headers.headers:
         yield header.key.lower().encode("latin-1", "replace"), header.raw_value or header.value.encode()
 
 
 def served_by(message: ProcessingRequest) -> str | None:
-    """The address that answered, where the proxy says so."""
-    found = _metadata(message, DESTINATION_NAMESPACE).get(SERVED)
-    return found if isinstance(found, str) else None
+    """Return the address that answered, where the proxy reports it."""
+    address = _metadata(message, DESTINATION_NAMESPACE).get(SERVED)
+    return address if isinstance(address, str) else None
 
 
 def _subset(message: ProcessingRequest) -> frozenset[str] | None:
-    found = _metadata(message, SUBSET_NAMESPACE).get(SUBSET)
-    if found is None:
+    subset = _metadata(message, SUBSET_NAMESPACE).get(SUBSET)
+    if subset is None:
         return None
-    # A list by the protocol; one text with commas where a proxy makes it from a header.
-    listed = [found] if isinstance(found, str) else list(found)
-    parts = (part.strip() for each in listed for part in str(each).split(","))
+    # The protocol has a list; some proxies send one text with commas, from a header.
+    items = [subset] if isinstance(subset, str) else list(subset)
+    parts = (part.strip() for item in items for part in str(item).split(","))
     return frozenset(part for part in parts if part)
 
 
 def _metadata(message: ProcessingRequest, namespace: str) -> dict[str, Any]:
-    known = message.metadata_context.filter_metadata
-    return (
-        {key: _plain(value) for key, value in known[namespace].fields.items()} if namespace in known else {}
-    )
+    metadata = message.metadata_context.filter_metadata
+    if namespace not in metadata:
+        return {}
+    return {key: _plain(value) for key, value in metadata[namespace].fields.items()}
 
 
 def _plain(value: Any) -> Any:
     kind = value.WhichOneof("kind")
     if kind == "list_value":
-        return [_plain(each) for each in value.list_value.values]
+        return [_plain(item) for item in value.list_value.values]
     return value.string_value if kind == "string_value" else ""

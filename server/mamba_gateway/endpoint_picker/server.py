@@ -25,18 +25,18 @@ from mamba_telemetry.tracing import OFF, Tracing
 log = structlog.get_logger("mambaserve.gateway")
 
 UNKNOWN_PROXY = (
-    "this endpoint picker serves proxies that show a token of its --endpoint-picker-token-file: set "
+    "this endpoint picker serves proxies that send a token of its --endpoint-picker-token-file: set "
     "authorization: Bearer TOKEN in the initial_metadata of the proxy's grpc_service"
 )
 READINESS, LIVENESS = "readiness", "liveness"
 MESSAGE_MARGIN = 1024 * 1024
-"""Bytes of a message beside the body in it."""
+"""Largest number of bytes of a message in addition to the body in it."""
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class PickerServer:
-    """A picker that listens. `port` is the one it got."""
+    """A picker that listens on `port`."""
 
     def __init__(self, server: grpc.aio.Server, port: int, pool: Pool) -> None:
         self.port = port
@@ -52,7 +52,7 @@ class PickerServer:
             await self._pool.changed()
 
     async def drain(self) -> None:
-        """Report not ready from now on; open streams go on."""
+        """Report not ready from now on; open streams continue."""
         self._draining = True
         await self._publish_health()
 
@@ -66,10 +66,11 @@ class PickerServer:
 def _service_of(picker: EndpointPicker, tokens: KeyFile | None) -> grpc.GenericRpcHandler:
     async def process(request_iterator: Any, context: Any) -> None:
         if tokens is not None:
-            # Before anything of the request is read: what is told a proxy has the engines' key in it.
-            shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+            # Checked before anything of the request is read: the response to a proxy contains the engines'
+            # key.
+            token = dict(context.invocation_metadata() or ()).get("authorization", "")
             try:
-                tokens.check(shown.encode() if isinstance(shown, str) else shown)
+                tokens.check(token.encode() if isinstance(token, str) else token)
             except Unauthorized:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN_PROXY)
         await picker.process(aiter(request_iterator), context.write)
@@ -87,7 +88,7 @@ def make_picker(
     backend_keys: KeyFile | None,
     tracing: Tracing = OFF,
 ) -> EndpointPicker:
-    """A picker over the parts of its gateway, with the gateway's limits."""
+    """Return a picker over the parts of its gateway, with the gateway's limits."""
     name = settings.inference_pool or settings.deployment or "mambaserve"
     metrics = PickerMetrics(parts.metrics, name, settings.namespace or "", parts.pool.snapshot)
     return EndpointPicker(
@@ -114,8 +115,8 @@ async def picker_listening(
     tokens = KeyFile(token_file, "--endpoint-picker-token-file") if token_file else None
     if tokens is None and settings.backend_key_file is not None:
         log.warning(
-            "the endpoint picker tells the engines' key to whoever reaches its port: let the proxy alone "
-            "reach it, or give --endpoint-picker-token-file"
+            "the endpoint picker sends the engines' key to every client that reaches its port: let the proxy "
+            "alone reach it, or give --endpoint-picker-token-file"
         )
     server.add_generic_rpc_handlers((_service_of(picker, tokens),))
     address = authority(settings.host, settings.endpoint_picker_port)
@@ -129,12 +130,12 @@ async def picker_listening(
             port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise CannotListen(f"cannot listen on {address}: {error}", "--endpoint-picker-port") from error
-    made = PickerServer(server, port, pool)
+    listening = PickerServer(server, port, pool)
     await server.start()
-    task = asyncio.create_task(made.follow_readiness(), name="picker readiness")
+    task = asyncio.create_task(listening.follow_readiness(), name="picker readiness")
     log.info("endpoint picker", address=authority(settings.host, port), tls=settings.endpoint_picker_tls)
     try:
-        yield made
+        yield listening
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

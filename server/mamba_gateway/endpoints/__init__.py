@@ -1,1 +1,1 @@
-"""What the gateway knows of its engines: which there are, what they report, how quick they are."""
+"""The gateway's knowledge of its engines: which there are, what they report, how fast they are."""

@@ -1,7 +1,7 @@
-"""Discovery: where the engines of a MambaDeployment are: the EndpointSlices of the Service `NAME-engine`.
+"""Discovery: the engines of a MambaDeployment, from the EndpointSlices of the Service `NAME-engine`.
 
-`targets` is pure and works on plain decoded JSON (discovery.k8s.io/v1); `watch_engines` hands on what it
-says. Losing the API server loses no engine.
+`targets` is pure and works on plain decoded JSON (discovery.k8s.io/v1); `watch_engines` passes its result on.
+Losing the API server loses no engine.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,22 +29,22 @@ async def watch_engines(server: ApiServer, namespace: str, deployment: str, sink
 
 
 def targets(slices: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
-    """One target for each address of all slices, in a stable order.
+    """Return one target for each address of all slices, in a stable order.
 
     An address may be in two slices for a moment while the control plane moves it: then the better standing
     counts, ready before not ready, staying before draining. A condition that is absent or null is true for
     `ready` and false for `terminating`, as the API says.
     """
-    found: dict[str, Target] = {}
+    by_url: dict[str, Target] = {}
     for item in slices:
         if item.get("addressType") == "FQDN" or (port := _port(item.get("ports") or ())) is None:
             continue
         for endpoint in item.get("endpoints") or ():
-            for target in _of_endpoint(endpoint, port):
-                known = found.get(target.url)
-                if known is None or (target.ready, not target.draining) > (known.ready, not known.draining):
-                    found[target.url] = target
-    return tuple(found[url] for url in sorted(found))
+            for target in _targets_of(endpoint, port):
+                other = by_url.get(target.url)
+                if other is None or (target.ready, not target.draining) > (other.ready, not other.draining):
+                    by_url[target.url] = target
+    return tuple(by_url[url] for url in sorted(by_url))
 
 
 def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
@@ -54,7 +54,7 @@ def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
     return int(chosen[0]["port"]) if chosen else None
 
 
-def _of_endpoint(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
+def _targets_of(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
     conditions = endpoint.get("conditions") or {}
     name = (endpoint.get("targetRef") or {}).get("name") or ""
     terminating = bool(conditions.get("terminating"))

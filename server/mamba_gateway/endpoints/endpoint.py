@@ -1,9 +1,12 @@
-"""One engine as routing sees it, frozen: what a decision would work out from it again and again is worked out
-once.
+"""One engine as routing and admission see it, frozen, and how many more requests the engines are given. Pure.
+
+Everything that a decision would derive from an endpoint again and again is derived once.
 """
 
 import functools
 import hashlib
+import math
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -12,49 +15,51 @@ from msgspec.structs import force_setattr
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 
 DECODE_SECONDS = 0.001
-"""Of a running sequence in each step, where no step was measured."""
+"""Time that a running sequence adds to each step, assumed where no step was measured."""
+ENGINE_QUEUE = 8
+"""Requests that may wait at an engine: as many as one of its steps starts at most."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, gc=False):
-    """Snapshot of one engine, as routing sees it; made anew with each request that it gets or ends."""
+    """Snapshot of one engine. A new one is made with each request that begins or ends there."""
 
     url: str
     name: str
     ready: bool
     draining: bool
     models: frozenset[str] | None
-    """Names it serves; None = unknown, then it may serve any."""
+    """Names of the models that the engine serves; None = unknown, then it may serve any."""
     running: int
     waiting: int
     kv_usage: float
     in_flight: int
-    """Requests of this gateway that it has now."""
+    """Requests of this gateway that the engine has now."""
     in_flight_at_report: int
-    """So many of them at most are in `running` and `waiting`."""
+    """Largest number of the requests in flight that `running` and `waiting` include."""
     speed: EngineSpeed | None = None
     queued_tokens: float | None = None
-    """Prompt tokens it has yet to compute, ours as we know them; None = it does not say."""
+    """Prompt tokens that the engine has yet to compute, ours as we know them; None = it does not say."""
     room: float | None = None
-    """Prompt tokens that it has memory for, as last reported; None = it does not say."""
+    """Prompt tokens that the engine has memory for, as last reported; None = it does not say."""
     max_running: int | None = None
-    """Requests that it runs at once at most; None = it does not say."""
+    """Largest number of requests that the engine runs at once; None = it does not say."""
     service_seconds: float = 1.0
-    """How long a request of ours stays with it, lately."""
+    """Recent mean time that a request of this gateway takes at the engine."""
     ejected: bool = False
-    """It is left out, since requests failed there."""
+    """Whether the engine is left out, since requests failed there."""
     memory_seconds: float = 0.0
-    """Expected wait, in seconds, of a prompt that does not fit its memory now. Derived from the other
-    fields."""
+    """Expected wait, in seconds, of a prompt that does not fit the engine's memory now. Derived from the
+    other fields."""
     answered: int = 0
-    """Attempts of this gateway that it answered whole, the mistakes of clients (4xx) aside."""
+    """Attempts of this gateway that the engine answered whole, the mistakes of clients (4xx) aside."""
     failed: int = 0
     """Attempts of this gateway that failed there: 5xx, not reached, broken off, silent."""
     rejected: int = 0
-    """Attempts of this gateway that it rejected as mistakes of clients: 4xx."""
+    """Attempts of this gateway that the engine rejected as mistakes of clients: 4xx."""
     full: bool = False
-    """It has told a request since its last report that it has too many."""
+    """Whether the engine has told a request since its last report that it has too many."""
     avoided: bool = False
-    """It has told so lately: others are asked first."""
+    """Whether the engine was full lately, so that others are preferred."""
     cost_terms: tuple[float, float, float, float] | None = None
     """(tokens per second, attention ratio, queued prompt tokens, seconds of decoding per prompt), for
     `CostComparison.totals`; None = not all of them are known. Derived from the other fields."""
@@ -71,23 +76,27 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
             )
 
     def decode_seconds(self, speed: EngineSpeed) -> float:
-        """What the answers that it is writing cost a prompt at this speed."""
-        each = speed.decode_seconds / max(1, self.running) or DECODE_SECONDS
-        return each * self.load
+        """Return the delay of a prompt by the answers that the engine is writing, at this speed."""
+        sequence_seconds = speed.decode_seconds / max(1, self.running) or DECODE_SECONDS
+        return sequence_seconds * self.load
+
+    def serves(self, model: str | None) -> bool:
+        """Return whether the engine may serve `model`; without a model in the request it has a default."""
+        return model is None or self.models is None or model in self.models
 
     @property
     def address(self) -> str:
-        """Its host:port, as proxies write it."""
+        """The host:port of the engine, as proxies write it."""
         return urlsplit(self.url).netloc
 
     @property
     def key(self) -> int:
-        """A number that stands for its name, the same in every gateway."""
+        """A number that stands for the engine's name, the same in every gateway."""
         return _key(self.name)
 
     @property
     def load(self) -> int:
-        """Requests it has now: ours exactly, those of others as last reported."""
+        """Number of requests that the engine has now: ours exactly, those of others as last reported."""
         others = self.running + self.waiting - self.in_flight_at_report
         return others + self.in_flight if others > 0 else self.in_flight
 
@@ -95,3 +104,35 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
 @functools.lru_cache(4096)
 def _key(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+
+
+def engine_capacity(endpoints: Iterable[Endpoint], model: str | None) -> float:
+    """Return how many more requests for `model` the engines are given, over all of them.
+
+    An engine's own queue knows nothing of keys: a request that waits there is out of reach of any fairness.
+    So an engine is given what it can run and one step's worth more, which begins the moment something ends.
+    There is no limit where an engine does not say how many it can run, and where there is no engine at all,
+    since a request is then held, or refused, by the relay.
+    """
+    free, any_serves = 0.0, False
+    for endpoint in endpoints:
+        if endpoint.ready and not endpoint.draining and endpoint.serves(model):
+            free, any_serves = free + _free_places(endpoint), True
+    return free if any_serves else math.inf
+
+
+def _free_places(endpoint: Endpoint) -> float:
+    if endpoint.full:
+        return 0.0
+    most = endpoint.max_running
+    if most is None:
+        return math.inf
+    if _short_of_memory(endpoint):
+        most = min(most, endpoint.running)
+    return most + ENGINE_QUEUE - endpoint.load
+
+
+def _short_of_memory(endpoint: Endpoint) -> bool:
+    # The requests that wait there do not fit, so no more will run than do.
+    room, queued = endpoint.room, endpoint.queued_tokens
+    return endpoint.waiting > 0 and room is not None and queued is not None and room < queued

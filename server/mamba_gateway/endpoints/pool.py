@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,30 +15,29 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from mamba_gateway.clock import Clock
-from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.fleet_speed import pooled_speed
+from mamba_gateway.endpoints.endpoint import Endpoint, engine_capacity
+from mamba_gateway.endpoints.engine_speed import EngineSpeed, pooled_speed
 from mamba_gateway.endpoints.outlier_ejection import OutlierEjection
 from mamba_gateway.endpoints.prompt_queue import PromptQueue
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One address a source knows of."""
+    """One engine that a source knows of."""
 
     url: str
     """Base URL, without a trailing slash."""
     name: str = ""
     """Pod name, or the URL's authority."""
     ready: bool = True
-    """The source's own opinion (EndpointSlice condition); a static source has none and says True."""
+    """Readiness by the source (EndpointSlice condition); True for a static source, which has no opinion."""
     draining: bool = False
-    """The source says that the engine is going away."""
+    """Whether the source says that the engine is going away."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What one probe saw. `models` holds the engine's own `/v1/models` entries; None = it would not say."""
+    """The result of one probe. `models` holds the engine's `/v1/models` entries; None = unknown."""
 
     ready: bool
     draining: bool = False
@@ -49,21 +47,21 @@ class ProbeReport:
     waiting: int = 0
     kv_usage: float = 0.0
     speed: EngineSpeed | None = None
-    """None = it has measured nothing yet, or does not say."""
+    """Speed that the engine measured; None = nothing yet, or the engine does not say."""
     prompt_tokens_waiting: float | None = None
-    """Prompt tokens it has yet to compute; None = it does not say."""
+    """Prompt tokens that the engine has yet to compute; None = it does not say."""
     room: float | None = None
-    """Prompt tokens that it has memory for now; None = it does not say."""
+    """Prompt tokens that the engine has memory for now; None = it does not say."""
     max_running: int | None = None
-    """Requests that it runs at once at most; None = it does not say."""
+    """Largest number of requests that the engine runs at once; None = it does not say."""
 
 
 UNKNOWN = ProbeReport(ready=False, reason="not probed yet")
 AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS = 0.5, 30.0
-"""How long an engine that said that it is full is asked last, doubled each time until it takes a request; at
-most."""
+"""Time for which a full engine gets requests last, doubled each time until it takes one; longest such
+time."""
 SERVICE_SHARE = 0.1
-"""A request moves the mean time of an endpoint's requests by so much of the difference."""
+"""Share of the difference by which a request moves the mean time of its endpoint's requests."""
 
 
 @dataclass(slots=True)
@@ -72,27 +70,27 @@ class _EndpointRecord:
     report: ProbeReport = UNKNOWN
     in_flight: int = 0
     peak: int = 0
-    """Most of our requests it had at once since the report before."""
+    """Largest number of our requests at once since the report before."""
     in_flight_at_report: int = 0
     suspect: str = ""
     outlier: OutlierEjection = field(default_factory=OutlierEjection)
     queue: PromptQueue = field(default_factory=PromptQueue)
     sent_at: dict[int, float] = field(default_factory=dict)
-    """When each of our requests was sent to it."""
+    """Clock time at which each of our requests was sent, by ticket."""
     service_seconds: float = 1.0
     answered: int = 0
     failed: int = 0
     rejected: int = 0
     full: bool = False
-    """It said so to a request since the last report."""
+    """Whether the engine told a request since the last report that it is full."""
     avoided: bool = False
-    """It said so lately, and others are to be asked first."""
+    """Whether the engine was full lately, so that others are preferred."""
     avoided_until: float = 0.0
-    """When the next report ends that."""
+    """Clock time after which the next report ends `avoided`."""
     names: frozenset[str] | None = None
-    """Of the models it serves; None = unknown."""
+    """Names of the models that the engine serves; None = unknown."""
     speed: EngineSpeed | None = None
-    """What it measured, as far as that is surely its own; None = nothing yet, or it does not say."""
+    """Speed of the engine, pooled with the fleet; None = not measured yet, or not reported."""
     frozen: Endpoint | None = None
     """Cached snapshot of the record; None = it has changed since."""
     base: Endpoint | None = None
@@ -102,28 +100,35 @@ class _EndpointRecord:
 class Pool:
     """Mutable register behind the snapshots; used from one event loop."""
 
-    def __init__(self, clock: Clock = time.monotonic, expected_model: str | None = None) -> None:
-        """`expected_model`: what the engines will serve, where that is known before any of them is there."""
+    def __init__(
+        self,
+        clock: Clock = time.monotonic,
+        expected_model: str | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`expected_model`: the model of the engines, where it is known before any of them is there.
+
+        `on_change` is called after each change of targets or reports.
+        """
         self._expected = frozenset() if expected_model is None else frozenset((expected_model,))
         self.synced = False
-        """A source has given its targets, and each of them was looked at, at least once."""
+        """Whether a source has given its targets, and each of them was probed at least once."""
         self._targets_known = False
         self._records: dict[str, _EndpointRecord] = {}
         self._snapshot: tuple[Endpoint, ...] | None = None
-        """All as they are now; None = some have changed, or time alone may change one."""
+        """Cached snapshot; None = an endpoint has changed, or time alone may change one."""
         self._changed = asyncio.Event()
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after each change of targets or reports."""
+        self._on_change = on_change
         self._clock = clock
         self._tickets = itertools.count(1)
         self._doubts = False
-        """Some endpoint was ejected and has not answered successfully since."""
+        """Whether some endpoint was ejected and has not answered successfully since."""
         self._names: frozenset[str] | None = None
         self._last_names: frozenset[str] = frozenset()
         """The value of `names` before the targets last changed."""
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
-        """Make these the known targets. Returns the URLs added and those removed."""
+        """Replace the targets; return the URLs added and the URLs removed."""
         self._last_names = self.names
         current = {target.url: target for target in targets}
         added, removed = current.keys() - self._records.keys(), self._records.keys() - current.keys()
@@ -142,42 +147,48 @@ class Pool:
         return set(added), set(removed)
 
     def report(self, url: str, report: ProbeReport) -> None:
-        """Take what a probe saw; unknown URLs (just removed) are ignored."""
+        """Take the result of a probe; unknown URLs (just removed) are ignored."""
         if (record := self._records.get(url)) is None:
             return
-        if report.models is None:  # what it serves does not change while it is busy or restarting
+        if report.models is None:  # the models do not change while an engine is busy or restarting
             report = replace(report, models=record.report.models)
         record.report, record.suspect, record.names = report, "", _names(report)
         record.full, record.avoided = False, record.avoided and self._clock() < record.avoided_until
         record.speed = self._pooled_speed(record)
         self._names = None
-        # Its numbers are of some moment since the last report. What ended since then would else pass for the
-        # requests of others, and where many end together, for a full engine.
+        # The numbers are of some moment since the last report. Requests that ended since then would else
+        # count as requests of others, and where many end together, as a full engine.
         record.in_flight_at_report, record.peak = record.peak, record.in_flight
         record.queue.report(report.prompt_tokens_waiting, self._clock())
         self._invalidate(record)
         self._notify()
 
     def suspect(self, url: str, reason: str) -> None:
-        """A request could not reach it: not chosen again before a probe finds it well."""
+        """Record that a request could not reach the endpoint: it is not chosen before a probe succeeds."""
         if record := self._records.get(url):
             record.suspect = reason
             self.fail(url, reason)
 
     def fail(self, url: str, reason: str) -> None:
-        """A request failed there. After several in a row it is left out for a while, whatever probes find;
-        never more than half of all are."""
+        """Record a failed request.
+
+        After several in a row the endpoint is left out for a while, whatever probes find; never more than
+        half of all endpoints are.
+        """
         if record := self._records.get(url):
-            doubted = sum(one.outlier.doubted for one in self._records.values() if one is not record)
+            others = (other for other in self._records.values() if other is not record)
+            doubted = sum(other.outlier.doubted for other in others)
             may = doubted + 1 <= len(self._records) // 2
             record.outlier.fail(reason, self._clock(), may_eject=may)
             self._update_doubts()
             self._invalidate(record)
 
     def reject(self, url: str, *, full: bool) -> int:
-        """The endpoint rejected a request as it does mistakes of clients. Returns how many it did in a row.
-        `full`: it said that it has too many; then it gets none before its next report, and after each further
-        one for longer, as long as there are others."""
+        """Record that the endpoint rejected a request like a mistake of a client; return how many in a row.
+
+        `full`: it has too many requests. Then it gets none before its next report, and after each further
+        such rejection for longer, as long as there are others.
+        """
         if (record := self._records.get(url)) is None:
             return 0
         record.outlier.rejections += 1
@@ -190,14 +201,14 @@ class Pool:
         return record.outlier.rejections
 
     def begin_comparison(self, url: str) -> None:
-        """A request that the endpoint rejected goes to another one; `end_comparison` follows."""
+        """Record that a request that the endpoint rejected goes to another one; `end_comparison` follows."""
         if record := self._records.get(url):
             record.outlier.compare(self._clock())
             self._update_doubts()
             self._invalidate(record)
 
     def end_comparison(self, url: str, *, took: bool | None) -> None:
-        """`took`: whether the other endpoint took the request; None = nobody knows."""
+        """Record whether the other endpoint `took` the request; None = unknown."""
         if record := self._records.get(url):
             record.outlier.comparisons = max(0, record.outlier.comparisons - 1)
             if took:
@@ -207,7 +218,7 @@ class Pool:
             self._notify()
 
     def begin(self, url: str, tokens: float = 0.0) -> int:
-        """A request with `tokens` prompt tokens to compute is sent to the endpoint. Returns its ticket."""
+        """Count a request as sent to the endpoint, with `tokens` to compute; return its ticket."""
         ticket = next(self._tickets)
         if record := self._records.get(url):
             now = self._clock()
@@ -221,7 +232,10 @@ class Pool:
         return ticket
 
     def response_started(self, url: str, ticket: int, *, well: bool = True) -> None:
-        """The first byte of the response has arrived, so the prompt is computed. `well`: it is no failure."""
+        """Record that the first byte of the response has arrived: the prompt is computed.
+
+        `well`: the response is no failure.
+        """
         if record := self._records.get(url):
             record.queue.answer(ticket)
             outlier = record.outlier
@@ -233,8 +247,11 @@ class Pool:
                 self._invalidate_counts(record)
 
     def end(self, url: str, ticket: int, *, failed: bool | None = None) -> None:
-        """A request to the endpoint has ended. `failed`: whether the endpoint failed it; None = unknown, as
-        when the client cancelled it or made an error."""
+        """Count a request to the endpoint as ended.
+
+        `failed`: whether the endpoint failed it; None = unknown, as when the client cancelled it or made an
+        error.
+        """
         # An address that was removed and came back in between starts again at zero.
         if (record := self._records.get(url)) and (begun := record.sent_at.pop(ticket, None)) is not None:
             record.in_flight -= 1
@@ -247,42 +264,56 @@ class Pool:
             self._invalidate_counts(record)
 
     def snapshot(self) -> tuple[Endpoint, ...]:
-        """All known endpoints, frozen."""
+        """Return all endpoints, frozen."""
         if self._snapshot is not None:
             return self._snapshot
         now = self._clock()
-        found = tuple([one.frozen or _freeze(one, now) for one in self._records.values()])
+        endpoints = tuple([record.frozen or _freeze(record, now) for record in self._records.values()])
         if not self._doubts:
-            self._snapshot = found
-            return found
-        if any(one.ejected for one in found) and not any(one.ready and not one.draining for one in found):
+            self._snapshot = endpoints
+            return endpoints
+        usable = any(endpoint.ready and not endpoint.draining for endpoint in endpoints)
+        if not usable and any(endpoint.ejected for endpoint in endpoints):
             # Nothing else is left: an engine that may fail is better than none.
-            return tuple(msgspec.structs.replace(one, ready=_ready(self._records[one.url])) for one in found)
-        return found
+            return tuple(
+                msgspec.structs.replace(endpoint, ready=_ready(self._records[endpoint.url]))
+                for endpoint in endpoints
+            )
+        return endpoints
+
+    def capacity(self, model: str | None) -> float:
+        """Return how many more requests for `model` the engines are given; see `engine_capacity`."""
+        return engine_capacity(self.snapshot(), model)
 
     @property
     def has_choice(self) -> bool:
-        """There is more than one endpoint, and what a prompt is decides between them."""
+        """Whether there is more than one endpoint, so that the prompt decides between them."""
         return len(self._records) > 1
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all models that some endpoint says it serves; while none says it, those that were served last.
+        """Names of the models that some endpoint serves; while none says so, those that were served last.
 
-        Without engines (scaled to zero, or all of them replaced) requests still are for these.
+        Without engines (scaled to zero, or all of them replaced) requests still come for these.
         """
         if self._names is None:
-            current = frozenset().union(*(one.names or () for one in self._records.values()))
+            current = frozenset().union(*(record.names or () for record in self._records.values()))
             self._names = current or self._last_names or self._expected
         return self._names
 
+    def serves(self, name: str) -> bool:
+        """Return whether `names` has this model."""
+        return name in self.names
+
     def may_serve(self, model: str | None) -> bool:
-        """Tell whether waiting for an engine can help a request for `model`: False where another model is
-        expected and no engine says that it serves this one."""
+        """Return whether waiting for an engine can help a request for `model`.
+
+        False where another model is expected and no engine says that it serves this one.
+        """
         return model is None or not self._expected or model in self._expected or model in self.names
 
     def reasons(self) -> dict[str, str]:
-        """By name of each endpoint that is not ready: the reason."""
+        """Return by name of each endpoint that is not ready the reason."""
         return {
             record.target.name or url: record.suspect or _reason(record)
             for url, record in self._records.items()
@@ -290,8 +321,11 @@ class Pool:
         }
 
     def model_entries(self) -> tuple[dict[str, Any], ...]:
-        """The `/v1/models` entries of all endpoints, ready or not, one for each id; without any, an entry for
-        the model that is expected, so that clients which list models before they ask find it."""
+        """Return the `/v1/models` entries of all endpoints, ready or not, one for each id.
+
+        Without any there is an entry for the model that is expected, so that clients which list models before
+        they send a request find it.
+        """
         entries = (e for r in self._records.values() for e in r.report.models or () if "id" in e)
         listed = tuple({str(entry["id"]): entry for entry in entries}.values())
         return listed or tuple(
@@ -299,7 +333,7 @@ class Pool:
         )
 
     def model_names(self) -> tuple[str, ...]:
-        """Names of all models, ready or not."""
+        """Return the names of all models, ready or not."""
         return tuple(str(entry["id"]) for entry in self.model_entries())
 
     async def changed(self) -> None:
@@ -307,14 +341,14 @@ class Pool:
         await self._changed.wait()
 
     def _pooled_speed(self, record: _EndpointRecord) -> EngineSpeed | None:
-        # The others stay as they were judged: each has its turn with its own next report.
+        # The others keep their speed: each is pooled again with its own next report.
         if record.report.speed is None:
             return None
-        alike = (one.report.speed for one in self._records.values() if one.names == record.names)
+        alike = (other.report.speed for other in self._records.values() if other.names == record.names)
         return pooled_speed(record.report.speed, [speed for speed in alike if speed is not None])
 
     def _update_doubts(self) -> None:
-        self._doubts = any(one.outlier.uncertain for one in self._records.values())
+        self._doubts = any(record.outlier.uncertain for record in self._records.values())
 
     def _invalidate(self, record: _EndpointRecord) -> None:
         record.frozen = record.base = self._snapshot = None
@@ -324,15 +358,15 @@ class Pool:
         record.frozen = self._snapshot = None
 
     def _notify(self) -> None:
-        # Once true it stays: an engine that joins later does not make the gateway unready.
+        # Once true it stays true: an engine that joins later does not make the gateway unready.
         self.synced |= self._targets_known and all(r.report is not UNKNOWN for r in self._records.values())
         self._changed.set()
         self._changed = asyncio.Event()
-        self.on_change()
+        self._on_change()
 
 
 def _ready(record: _EndpointRecord) -> bool:
-    """Readiness without regard to outlier ejection."""
+    """Return the readiness without regard to outlier ejection."""
     return record.target.ready and record.report.ready and not record.suspect
 
 
@@ -348,12 +382,12 @@ def _freeze(record: _EndpointRecord, now: float) -> Endpoint:
     if record.frozen is not None:
         return record.frozen
     if record.base is not None:
-        record.frozen = made = _with_counts(record, record.base)
-        return made
-    made = _make_endpoint(record, now)
-    # Of one that is left out, time alone may change the picture.
-    record.frozen = record.base = None if record.outlier.uncertain else made
-    return made
+        record.frozen = endpoint = _with_counts(record, record.base)
+        return endpoint
+    endpoint = _make_endpoint(record, now)
+    # Time alone may change an endpoint that is left out.
+    record.frozen = record.base = None if record.outlier.uncertain else endpoint
+    return endpoint
 
 
 def _names(report: ProbeReport) -> frozenset[str] | None:
@@ -363,17 +397,17 @@ def _names(report: ProbeReport) -> frozenset[str] | None:
 
 
 def _with_counts(record: _EndpointRecord, base: Endpoint) -> Endpoint:
-    """As `_make_endpoint`, if only requests have begun and ended since `base` was made."""
-    made = copy(base)
-    force_setattr(made, "in_flight", record.in_flight)
-    force_setattr(made, "service_seconds", record.service_seconds)
-    force_setattr(made, "answered", record.answered)
-    force_setattr(made, "failed", record.failed)
-    force_setattr(made, "rejected", record.rejected)
+    """Return the result of `_make_endpoint` if only requests have begun and ended since `base` was made."""
+    endpoint: Endpoint = base.__copy__()  # type: ignore[attr-defined]  # a fifth of the cost of `copy`
+    force_setattr(endpoint, "in_flight", record.in_flight)
+    force_setattr(endpoint, "service_seconds", record.service_seconds)
+    force_setattr(endpoint, "answered", record.answered)
+    force_setattr(endpoint, "failed", record.failed)
+    force_setattr(endpoint, "rejected", record.rejected)
     if base.queued_tokens is not None:
-        force_setattr(made, "queued_tokens", record.queue.tokens)
-    made.__post_init__()
-    return made
+        force_setattr(endpoint, "queued_tokens", record.queue.tokens)
+    endpoint.__post_init__()
+    return endpoint
 
 
 def _make_endpoint(record: _EndpointRecord, now: float) -> Endpoint:

@@ -1,4 +1,4 @@
-"""Probe: looks at every endpoint's `/readyz`, `/metrics` and `/v1/models` over and over; reports to the pool.
+"""Probe: reads every endpoint's `/readyz`, `/metrics` and `/v1/models` over and over; reports to the pool.
 
 One task for each target; a slow or dead engine delays no other. Reads, never decides.
 """
@@ -29,17 +29,17 @@ TOKENS_PER_SECOND = "mambaserve_prefill_tokens_per_second"
 SPEED_ERROR = "mambaserve_prefill_speed_error"
 ATTENTION_RATIO, DECODE_SECONDS = "mambaserve_prefill_attention_ratio", "mambaserve_decode_step_seconds"
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding foreign bytes can raise."""
-MODELS_EVERY = 30
-"""Good probes between two looks at `/v1/models`, which hardly ever changes."""
+"""Exceptions that decoding foreign bytes can raise."""
+PROBES_PER_MODELS = 30
+"""Successful probes between two reads of `/v1/models`, which hardly ever changes."""
 FAILURES = 3
 """Probes that may time out in a row before a ready engine counts as not ready: a busy one may be slow."""
-DOUBTED = 2
-"""Probes that time out in a row until requests that wait for the engine find out whether it lives."""
+TIMEOUTS_BEFORE_DOUBT = 2
+"""Probes that time out in a row until the engine is checked for the requests that wait for it."""
 
 
-def _words(error: Exception) -> str:
-    """Why an engine could not be asked, in words for who reads a status."""
+def _cause_of(error: Exception) -> str:
+    """Return why an engine could not be probed, in words for readers of a status."""
     if isinstance(error, aiohttp.ClientConnectorError):
         # The client's own words repeat the address, name an unused ssl:default and hide the cause.
         cause = error.os_error
@@ -49,10 +49,10 @@ def _words(error: Exception) -> str:
 
 
 def read_gauges(text: str) -> dict[str, float]:
-    """Sum over the label sets of each series of a Prometheus exposition; lines without sense are skipped,
-    NaN and infinities with them.
+    """Return the sum over the label sets of each series of a Prometheus exposition.
 
-    A tenth of the cost of a full parser, which matters at one scrape a second and engine.
+    Malformed lines, NaN and infinities are skipped. This costs a tenth of a full parser, which matters at one
+    scrape a second and engine.
     """
     sums: dict[str, float] = {}
     for line in text.splitlines():
@@ -74,12 +74,12 @@ def read_gauges(text: str) -> dict[str, float]:
 
 
 def first_value(gauges: dict[str, float], names: Iterable[str]) -> float:
-    """The value under the first of the names that is there, else 0."""
+    """Return the value of the first of these names that has one, else 0."""
     return next((gauges[name] for name in names if name in gauges), 0.0)
 
 
 def speed_of(gauges: dict[str, float]) -> EngineSpeed | None:
-    """How fast the engine measured itself to be; None before it did, or where it does not say."""
+    """Return the speed that the engine measured; None before it did, or where it does not say."""
     tokens_per_second = gauges.get(TOKENS_PER_SECOND, 0.0)
     if tokens_per_second <= 0:
         return None
@@ -92,18 +92,18 @@ def speed_of(gauges: dict[str, float]) -> EngineSpeed | None:
 
 
 def reason_of(body: bytes) -> tuple[str, bool]:
-    """Why an engine is not ready, and whether it drains, from the body of its 503: any JSON, or text."""
+    """Return why an engine is not ready, and whether it drains, by the body of its 503: JSON or text."""
     try:
-        found: Any = msgspec.json.decode(body)
+        content: Any = msgspec.json.decode(body)
     except NO_JSON:
-        found = body.decode("utf-8", "replace")
-    if isinstance(found, dict):
-        inner = found.get("error")
-        error: dict[Any, Any] = inner if isinstance(inner, dict) else found
+        content = body.decode("utf-8", "replace")
+    if isinstance(content, dict):
+        inner = content.get("error")
+        error: dict[Any, Any] = inner if isinstance(inner, dict) else content
         text = next((str(error[k]) for k in ("code", "reason", "status", "message") if error.get(k)), "")
         everything = " ".join(str(value) for value in error.values()).lower()
         return text[:200], "drain" in everything
-    return str(found)[:200], "drain" in str(found).lower()
+    return str(content)[:200], "drain" in str(content).lower()
 
 
 class Prober:
@@ -118,17 +118,21 @@ class Prober:
         interval: float,
         timeout: float,
         key: Callable[[], bytes] | None = None,
+        on_unanswered: Callable[[str, float], None] = lambda url, since: None,
     ) -> None:
+        """`key` returns the key that is sent to engines.
+
+        `on_unanswered` is called after each probe but the first that timed out in a row, with the engine's
+        URL and the time at which that probe began, by the loop's clock.
+        """
         self._session, self._pool, self._rng = session, pool, rng
         self._interval, self._key = interval, key
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.on_unanswered: Callable[[str, float], None] = lambda url, since: None
-        """Called with an engine's URL after each probe but the first that timed out in a row, and with the
-        time at which that one began, by the loop's clock."""
+        self._on_unanswered = on_unanswered
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Tell the pool, and probe exactly these."""
+        """Pass the targets to the pool, and probe exactly these."""
         added, removed = self._pool.set_targets(targets)
         for url in removed:
             self._tasks.pop(url).cancel()
@@ -146,7 +150,7 @@ class Prober:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def probe(self, url: str, with_models: bool) -> ProbeReport:
-        """One look. Raises TimeoutError when it took too long; any other failure is a report."""
+        """Probe once. Raises TimeoutError when it took too long; any other failure is a report."""
         try:
             async with self._session.get(f"{url}/readyz", timeout=self._timeout) as answer:
                 body = await answer.content.read(64 * 1024)
@@ -160,7 +164,7 @@ class Prober:
         except TimeoutError:
             raise
         except (aiohttp.ClientError, OSError) as error:
-            return ProbeReport(ready=False, reason=_words(error))
+            return ProbeReport(ready=False, reason=_cause_of(error))
         return ProbeReport(
             ready=True,
             models=models,
@@ -190,27 +194,26 @@ class Prober:
 
     async def _watch(self, url: str) -> None:
         good = failures = 0
-        known = False
-        was_ready = False
+        models_read = was_ready = False
         loop = asyncio.get_running_loop()
         while True:
             begin = loop.time()
             try:
-                report = await self.probe(url, with_models=not known or good % MODELS_EVERY == 0)
+                report = await self.probe(url, with_models=not models_read or good % PROBES_PER_MODELS == 0)
                 failures = 0
             except TimeoutError:
                 failures += 1
-                if failures >= DOUBTED:
-                    self.on_unanswered(url, begin)
+                if failures >= TIMEOUTS_BEFORE_DOUBT:
+                    self._on_unanswered(url, begin)
                 report = ProbeReport(ready=False, reason="/readyz did not answer in time")
             except Exception:
-                # A probe that dies would leave its endpoint as it is for ever.
+                # A task that dies would leave its endpoint as it is for ever.
                 log.exception("probe failed", endpoint=url)
                 report = ProbeReport(ready=False, reason="the probe failed")
             if report.ready or failures == 0 or failures >= FAILURES or not was_ready:
                 if report.ready != was_ready:
                     log.info("endpoint", url=url, ready=report.ready, reason=report.reason)
-                known = report.ready and (known or report.models is not None)
+                models_read = report.ready and (models_read or report.models is not None)
                 good = good + 1 if report.ready else 0
                 was_ready = report.ready
                 self._pool.report(url, report)

@@ -1,13 +1,14 @@
-"""The prompt tokens that one engine has yet to compute: as it reported, and as this gateway knows since.
+"""The prompt tokens that one engine has yet to compute: its report, corrected by this gateway's requests.
 
-A report is older than the moment it is read at: what was sent within `LAG` before it counts beside it. Then
-some tokens may count twice, for as long as that; counted not at all they would draw the next request, too.
+A report is older than the moment at which it is read: prompts sent within `LAG` before it count in addition.
+Some tokens may then count twice for that long; if they did not count at all, they would attract the next
+request, too. Used by the pool. Pure.
 """
 
 from dataclasses import dataclass
 
 LAG = 1.0
-"""Seconds: an engine counts twice a second, and its answer takes a while."""
+"""Largest age of a report in seconds: an engine counts twice a second, and its answer takes a while."""
 
 
 @dataclass(slots=True)
@@ -15,38 +16,38 @@ class _QueuedPrompt:
     tokens: float
     at: float
     reported: bool = False
-    """Sent so long before the last report that it is part of it."""
+    """Whether the last report includes the prompt, which was sent long enough before it."""
 
 
 class PromptQueue:
-    """One engine's. A ticket stands for one request; times are monotonic seconds."""
+    """The queued prompts of one engine. A ticket stands for one request; times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._sent: dict[int, _QueuedPrompt] = {}
         self._reported: float | None = None
         self._answered = 0.0
-        """Of what was reported, since then."""
+        """Tokens of reported prompts that were answered since the report."""
         self._unreported = 0.0
-        """Of what was sent and not answered: what no report counts yet."""
+        """Tokens of prompts that were sent and not answered, and that no report includes yet."""
 
     def send(self, ticket: int, tokens: float, now: float) -> None:
-        """A request goes to the engine that has so many to compute."""
+        """Record that a request with this number of tokens to compute goes to the engine."""
         self._sent[ticket] = _QueuedPrompt(tokens, now)
         self._unreported += tokens
 
     def answer(self, ticket: int) -> None:
-        """It has begun to answer, or never will. Unknown tickets are ignored."""
+        """Record that the engine has begun to answer, or never will. Unknown tickets are ignored."""
         sent = self._sent.pop(ticket, None)
         if sent is None:
             return
         if sent.reported:
             self._answered += sent.tokens
         else:
-            # What adding and taking off leaves of rounding goes with the last of them.
+            # Rounding errors of adding and subtracting end with the last prompt.
             self._unreported = self._unreported - sent.tokens if self._sent else 0.0
 
     def report(self, tokens: float | None, now: float) -> None:
-        """What the engine says; None = it says nothing."""
+        """Take the number of tokens that the engine reports; None = it reports none."""
         self._reported, self._answered = tokens, 0.0
         for sent in self._sent.values():
             sent.reported = tokens is not None and sent.at < now - LAG
@@ -54,5 +55,5 @@ class PromptQueue:
 
     @property
     def tokens(self) -> float:
-        """To be computed now, about."""
+        """Estimated number of tokens to be computed now."""
         return max(0.0, self._unreported) + max(0.0, (self._reported or 0.0) - self._answered)

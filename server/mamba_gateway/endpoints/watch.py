@@ -19,11 +19,11 @@ from mamba_kube.errors import short
 log = structlog.get_logger("mambaserve.gateway")
 
 WATCH_SECONDS = 240
-"""The server ends each watch after this; bookmarks keep the version fresh in between."""
+"""Time after which the server ends each watch; bookmarks keep the version fresh in between."""
 LONGEST_WATCH = WATCH_SECONDS + 30.0
-"""A server that is still silent then is not there any more."""
+"""Time after which a server that is still silent counts as gone."""
 SHORTEST_WATCH = 1.0
-"""A server that ends each watch at once is asked no more often than this."""
+"""Shortest time between two watches, for a server that ends each of them at once."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 Objects = Mapping[str, Mapping[str, Any]]
 
@@ -43,7 +43,7 @@ class Watch:
         self._objects: dict[str, dict[str, Any]] = {}
 
     async def follow(self, rng: Random) -> None:
-        """Keep up to date for ever; ends only by cancellation."""
+        """Keep the objects up to date for ever; ends only by cancellation."""
         now = asyncio.get_running_loop().time
         backoff = FIRST_BACKOFF
         while True:
@@ -65,7 +65,7 @@ class Watch:
                 backoff = min(LONGEST_BACKOFF, backoff * 2)
 
     async def list(self) -> str:
-        """Replace everything known; returns the version to watch from."""
+        """Replace all objects by a new list; return the version to watch from."""
         body = await self._server.request("GET", self._path, query=self._selector)
         # Read first: an answer that is no list must not pass for an empty one.
         version = str(body["metadata"]["resourceVersion"])
@@ -74,8 +74,10 @@ class Watch:
         return version
 
     async def watch(self, version: str) -> str:
-        """Follow until the server ends the watch; returns the version to go on from. Raises
-        `WatchExpired`."""
+        """Follow changes until the server ends the watch; return the version to go on from.
+
+        Raises `WatchExpired`.
+        """
         query = {
             **self._selector,
             "watch": "true",

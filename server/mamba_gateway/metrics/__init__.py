@@ -1,1 +1,1 @@
-"""The gateway's metrics."""
+"""The Prometheus series of a gateway."""

@@ -4,7 +4,7 @@ Labels are bounded: a model name counts only if an endpoint reports it, never a 
 """
 
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -21,9 +21,9 @@ from mamba_telemetry.tracing import OFF, Tracing
 
 RetryReason = Literal["refused", "unreachable", "died", "silent", "rejected"]
 KEY_LIMIT = "key_limit"
-"""Reason of a refusal: the key is over a limit of its own, whatever room there is."""
+"""Label of a refusal because the key is over a limit of its own, whatever room there is."""
 UNKNOWN_MODEL = "unknown"
-"""Label of what no endpoint reports."""
+"""Label of a model that no endpoint reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 _DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
@@ -81,9 +81,13 @@ class GatewayMetrics:
         snapshot: Callable[[], tuple[Endpoint, ...]],
         index: PrefixIndex | None = None,
         tracing: Tracing = OFF,
-        names: Callable[[], Container[str]] | None = None,
+        serves: Callable[[str], bool] | None = None,
+        held_bytes: Callable[[], float] | None = None,
     ) -> None:
-        """`names`: of the models that endpoints report; else they are those of the snapshot."""
+        """`serves` returns whether an endpoint reports a model of this name; without it the snapshot decides.
+
+        `held_bytes` returns the bytes of request bodies that the gateway holds.
+        """
         self.registry = registry = CollectorRegistry()
         registry.register(_EndpointCollector(snapshot))
         registry.register(PrefixIndexCollector(index or PrefixIndex(off=True)))
@@ -101,7 +105,7 @@ class GatewayMetrics:
         self.retries = Counter(
             f"{prefix}_retries", "Attempts that were repeated elsewhere.", ["reason"], registry=registry
         )
-        # From the start: a rate does not see the step from no series to one.
+        # The series exist from the start: a rate does not see the step from no series to one.
         for reason in get_args(RetryReason):
             self.retries.labels(reason)
         self.broken = Counter(
@@ -151,11 +155,13 @@ class GatewayMetrics:
         self.held = Gauge(
             f"{prefix}_held", "Requests waiting for an endpoint to become ready.", registry=registry
         )
-        self.buffered = Gauge(
+        buffered = Gauge(
             f"{prefix}_buffered_bytes",
             "Bytes of request bodies held until an engine begins to answer.",
             registry=registry,
         )
+        if held_bytes is not None:
+            buffered.set_function(held_bytes)
         self.first_byte = GatheringHistogram(
             f"{prefix}_time_to_first_byte_seconds",
             "From the request's arrival to the first byte of its answer.",
@@ -170,7 +176,9 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._names = names or (lambda: {one for each in snapshot() for one in each.models or ()})
+        self._serves = serves or (
+            lambda name: any(name in (endpoint.models or ()) for endpoint in snapshot())
+        )
         # Looking up the series of labels costs more than counting; the labels are bounded.
         self._decision = functools.cache(self.decisions.labels)
         self.request = functools.cache(self.requests.labels)
@@ -180,8 +188,8 @@ class GatewayMetrics:
         self.first_byte_of = functools.cache(self.first_byte.labels)
 
     def model_label(self, model: str | None) -> str:
-        """`model` if an endpoint reports it; clients cannot make label values."""
-        return model if model is not None and model in self._names() else UNKNOWN_MODEL
+        """Return `model` if an endpoint reports it; clients cannot make label values."""
+        return model if model is not None and self._serves(model) else UNKNOWN_MODEL
 
     @property
     def waiting_for_engines(self) -> int:
@@ -189,10 +197,10 @@ class GatewayMetrics:
         return int(next(iter(self.held.collect())).samples[0].value)
 
     def decided(self, reason: str, seconds: float) -> None:
-        """An engine was chosen."""
+        """Count a choice of an engine, which took `seconds`."""
         self._decision(reason).inc()
         self.decision_seconds.observe(seconds)
 
     def render(self) -> bytes:
-        """The exposition text."""
+        """Return the exposition text."""
         return generate_latest(self.registry)

@@ -12,19 +12,19 @@ _PREFIX = "mambaserve_prefix_index"
 
 
 class PrefixIndexCollector(Collector):
-    """Of one copy."""
+    """Collects the series of one copy."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """Yield all series."""
         index = self._index
         state = GaugeMetricFamily(
             f"{_PREFIX}_state", "1 for the state that the copy of the prefix index is in.", labels=["state"]
         )
-        for each in get_args(State):
-            state.add_metric([each], float(index.state == each))
+        for name in get_args(State):
+            state.add_metric([name], float(index.state == name))
         yield state
         redis = GaugeMetricFamily(
             f"{_PREFIX}_redis_up",
@@ -33,7 +33,7 @@ class PrefixIndexCollector(Collector):
         if index.redis_up is not None:
             redis.add_metric([], float(index.redis_up))
         yield redis
-        for name, said, value in (
+        for name, text, value in (
             ("entries", "Prefixes that an engine can resume, as far as is known.", index.entries),
             (
                 "pages",
@@ -49,7 +49,7 @@ class PrefixIndexCollector(Collector):
                 len(index.refused_engines),
             ),
         ):
-            yield GaugeMetricFamily(f"{_PREFIX}_{name}", said, value)
+            yield GaugeMetricFamily(f"{_PREFIX}_{name}", text, value)
         refused = CounterMetricFamily(
             f"{_PREFIX}_refused_messages",
             "What Redis had that is larger than any engine writes, or names beyond those looked at.",
@@ -58,10 +58,10 @@ class PrefixIndexCollector(Collector):
         for kind in get_args(RefusedKind):
             refused.add_metric([kind], index.refused_messages[kind])
         yield refused
-        for name, said, value in (
+        for name, text, value in (
             ("gaps", "Times that batches of an engine were missing; a snapshot fills them.", index.gaps),
             ("snapshots", "Snapshots of engines that were read.", index.snapshots),
             ("refused_entries", "Prefixes that there was no room for.", index.refused_entries),
             ("failures", "Times that Redis, or an engine asked directly, was away.", index.failures),
         ):
-            yield CounterMetricFamily(f"{_PREFIX}_{name}", said, value)
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", text, value)

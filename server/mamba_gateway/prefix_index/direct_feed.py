@@ -32,11 +32,11 @@ UNSUPPORTED_SECONDS = 60.0
 
 
 class FeedUnavailable(Exception):
-    """The engine answers, but not this; or the index has no place for it."""
+    """The engine has no prefix changes to read, or the index has no room for the engine."""
 
 
 class DirectFeed:
-    """Follows every target it is given; the name of a target is that of its engine."""
+    """Follows the prefix changes of every target; the name of a target is that of its engine."""
 
     def __init__(
         self, session: aiohttp.ClientSession, index: PrefixIndex, key: Callable[[], bytes] | None = None
@@ -44,25 +44,25 @@ class DirectFeed:
         self._session, self._index, self._key = session, index, key
         self._timeout = aiohttp.ClientTimeout(total=WAIT_SECONDS + MARGIN_SECONDS)
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        """By URL, with the name."""
+        """Name and task of each engine, by URL."""
         self._healthy: dict[str, bool] = {}
         """By URL of each engine with the endpoint: whether its last poll succeeded."""
         self._polled: set[str] = set()
         """URLs that have been polled at least once, successfully or not."""
         self._cancelled: set[asyncio.Task[None]] = set()
-        """Cancelled, and not ended yet."""
+        """Tasks that are cancelled and have not ended yet."""
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Follow exactly these."""
-        wanted = {target.url: target.name or target.url for target in targets}
-        for url in [url for url, (name, _) in self._tasks.items() if wanted.get(url) != name]:
+        """Follow exactly these targets."""
+        names = {target.url: target.name or target.url for target in targets}
+        for url in [url for url, (name, _) in self._tasks.items() if names.get(url) != name]:
             name, task = self._tasks.pop(url)
             task.cancel()
             self._healthy.pop(url, None)
             self._polled.discard(url)
             self._index.drop(name)
-        for url in wanted.keys() - self._tasks.keys():
-            name = wanted[url]
+        for url in names.keys() - self._tasks.keys():
+            name = names[url]
             self._tasks[url] = name, asyncio.create_task(self._follow(url, name), name=f"prefixes {url}")
         self._update_state()
 
@@ -78,15 +78,15 @@ class DirectFeed:
         self._polled.clear()
 
     async def close(self) -> None:
-        """End all of it."""
+        """End all polling."""
         self.pause()
         await asyncio.gather(*self._cancelled, return_exceptions=True)
 
     def _update_state(self) -> None:
-        fresh = all(each.fresh for each in self._index.engines().values())
+        fresh = all(engine.fresh for engine in self._index.engines().values())
         none_polled = bool(self._tasks) and not self._polled
         if self._tasks and not self._healthy and self._polled >= self._tasks.keys():
-            self._index.state = "off"  # nothing is known of anybody, and nobody fails to tell it
+            self._index.state = "off"  # no engine publishes prefixes, and none fails to
         elif none_polled or (self._healthy and not any(self._healthy.values())):
             self._index.state = "unavailable"
         else:
@@ -111,7 +111,7 @@ class DirectFeed:
                     self._index.drop(name)
                 pause = backoff.record_failure()
             except Exception:
-                # A task that dies would leave what it knew for ever.
+                # A task that dies would leave the entries of its engine for ever.
                 log.exception("prefixes not followed", engine=name)
                 self._fail(url, name)
                 self._index.drop(name)
@@ -146,7 +146,7 @@ class DirectFeed:
                 raise ForeignMessage(f"/v1/prefix_changes says {answer.status}")
             message = unpack(await answer.read())
         if not isinstance(message, Feed):
-            raise ForeignMessage("is not what was asked for")
+            raise ForeignMessage("is not a feed of prefix changes")
         return message
 
     def _apply(self, name: str, feed: Feed) -> None:

@@ -1,7 +1,7 @@
-"""The copy of the index from a Redis, and from the engines themselves while it is away.
+"""The copy of the prefix index from a Redis, and from the engines themselves while Redis is away.
 
-Batches have the same numbers whichever way they come, so each takes over where the other was: an engine that
-is asked tells what it has published since, and not all it has.
+Batches have the same numbers whichever way they come, so each source takes over where the other was: a polled
+engine sends what it has published since, and not everything.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PATIENT_FAILURES = 2
 
 
 class RedisSource:
-    """Follows `store` into `index`, and lets `feed` ask the engines while that fails."""
+    """Follows `store` into `index`, and lets `feed` poll the engines while that fails."""
 
     def __init__(
         self,
@@ -37,17 +37,17 @@ class RedisSource:
         self._task = asyncio.create_task(self._follower.run(), name="prefix index")
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """The engines that there are."""
+        """Replace the engines that are polled while Redis is away."""
         self._targets = tuple(targets)
         if self._failures >= PATIENT_FAILURES:
             self._feed.set_targets(self._targets)
 
     def trouble(self) -> str | None:
-        """Why the index is degraded, as a message; None = it is not."""
+        """Return a message that says why the index is degraded; None = it is not."""
         if self._reason is not None:
             return f"a gateway cannot use Redis: {self._reason}"
-        known = self._index.engines().keys() | self._index.refused_engines
-        missing = sorted(each.name for each in self._targets if each.ready and each.name not in known)
+        names = self._index.engines().keys() | self._index.refused_engines
+        missing = sorted(target.name for target in self._targets if target.ready and target.name not in names)
         if not self._index.redis_up or not missing:
             return None
         return f"Redis answers; engines that publish nothing there: {len(missing)}, such as {missing[0]}"
@@ -60,11 +60,11 @@ class RedisSource:
             return
         self._failures += 1
         if self._failures >= PATIENT_FAILURES:
-            # Again each time: the state is the feed's to say now.
+            # The targets are set again each time, since the feed decides the state of the index now.
             self._feed.set_targets(self._targets)
 
     async def close(self) -> None:
-        """End it; waits for no Redis that does not answer."""
+        """End following; a Redis that does not answer is not waited for."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._feed.close()

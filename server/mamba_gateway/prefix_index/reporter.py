@@ -1,5 +1,4 @@
-"""`IndexReporter`: reports to the operator that the Redis of the prefix index is unusable; it sets a
-condition.
+"""`IndexReporter`: reports to the operator, which sets a condition, that the Redis of the index is unusable.
 
 A report is written only after several failed checks in a row, repeated because the operator lets reports
 expire, and removed when the trouble is over.
@@ -25,7 +24,7 @@ CHECKS_PER_WRITE = 6
 
 
 class IndexReporter:
-    """`trouble`: returns what is wrong now, None = nothing."""
+    """Reports the trouble of one index: `trouble` returns what is wrong now, None = nothing."""
 
     def __init__(
         self, note: OperatorNote, trouble: Callable[[], str | None], now: Callable[[], datetime]
@@ -57,6 +56,6 @@ class IndexReporter:
             self._failed_checks >= MIN_FAILED_CHECKS
             and (self._failed_checks - MIN_FAILED_CHECKS) % CHECKS_PER_WRITE == 0
         ):
-            at = self._now().isoformat(timespec="seconds")
+            time = self._now().isoformat(timespec="seconds")
             self._written = True
-            await self._note.write(names.INDEX_TROUBLE_KEY, f"{at} {trouble}")
+            await self._note.write(names.INDEX_TROUBLE_KEY, f"{time} {trouble}")

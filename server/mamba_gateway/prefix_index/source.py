@@ -1,4 +1,4 @@
-"""What keeps the gateway's copy of the prefix index up to date: Redis if there is one, else the engines."""
+"""The source of the gateway's copy of the prefix index: Redis if there is one, else the engines."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -19,12 +19,12 @@ Sink = Callable[[Iterable[Target]], None]
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """What follows, as seen from outside."""
+    """A source that runs, with what other parts need of it."""
 
     set_targets: Sink
-    """Has to be told of the engines."""
+    """Takes the engines whenever they change."""
     trouble: Callable[[], str | None] | None = None
-    """Why the Redis of the index is of no use now, None if it is; absent without a Redis."""
+    """Returns why the Redis of the index is of no use now, None if it is; absent without a Redis."""
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +34,7 @@ async def prefixes_followed(
     index: PrefixIndex,
     keys: KeyFile | None,
 ) -> AsyncIterator[PrefixSource]:
-    """Follow for the length of the block. Raises BadRedisUrl for a file that holds no address."""
+    """Keep `index` up to date for the length of the block. Raises BadRedisUrl for a bad file."""
     url = url_from(settings.redis_url, settings.redis_url_file)
     feed = DirectFeed(session, index, (lambda: keys.first) if keys else None)
     if url is None:

@@ -1,1 +1,1 @@
-"""The gateway's process: its parts put together, where its endpoints come from, the warm-up."""
+"""The gateway's process: its parts put together, the source of its endpoints, start and drain."""

@@ -1,4 +1,4 @@
-"""Where a gateway's list of engines comes from: its command line, or the Kubernetes API."""
+"""The source of a gateway's list of engines: its command line, or the Kubernetes API."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from mamba_gateway.settings import GatewaySettings
 async def endpoints_followed(
     settings: GatewaySettings, probed: Sink, prefixes: PrefixSource, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
-    """Keep the targets up to date for the length of the block; yields a function that requests a wake-up."""
+    """Keep the targets up to date for the length of the block; yield a function that requests a wake-up."""
     sink = _fan_out(probed, prefixes.set_targets)
     if settings.deployment is None:
         sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
@@ -37,7 +37,7 @@ async def endpoints_followed(
         if prefixes.trouble is not None:
             note = OperatorNote(server, namespace, settings.deployment)
             work.append(IndexReporter(note, prefixes.trouble, lambda: datetime.now(UTC)).work())
-        tasks = [asyncio.create_task(each) for each in work]
+        tasks = [asyncio.create_task(coroutine) for coroutine in work]
         try:
             yield waker.request
         finally:
@@ -48,8 +48,8 @@ async def endpoints_followed(
 
 def _fan_out(first: Sink, second: Sink) -> Sink:
     def send(targets: Iterable[Target]) -> None:
-        known = tuple(targets)
-        first(known)
-        second(known)
+        items = tuple(targets)
+        first(items)
+        second(items)
 
     return send

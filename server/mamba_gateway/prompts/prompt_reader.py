@@ -1,8 +1,8 @@
-"""Reads the prompt of a request that waits to be routed: the token ids that the engine will make of it.
+"""Reads the prompt of a request that waits to be routed: the token ids that the engine will compute.
 
-Beside the event loop, within a bound of size and time: a request whose prompt is not known in time is routed
-by load. Without a tokenizer its text has to do: what shares text goes together. What is wrong with a request
-is left to the engine to say.
+Works in threads, within a bound of size and time: a request whose prompt is not known in time is routed by
+load. Without a tokenizer the text stands for the prompt, so that requests which share text go together. The
+engine reports whatever is wrong with a request.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from mamba_text.errors import TemplateRefused
 from mamba_text.prompt import chat_token_ids, completion_token_ids
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-MOST_BODY_BYTES = 512 * 1024
-"""Larger bodies are not read: parsing holds up everything else, and the prompt is worth any engine's time."""
-MOST_PENDING = 16
-"""Prompts that are read at once; while so many are, others are routed without."""
-MOST_SECONDS = 0.25
-"""A request waits no longer than this for its prompt."""
+MAX_BODY_BYTES = 512 * 1024
+"""Largest body that is read: parsing holds up everything else, and the prompt is worth any engine's time."""
+MAX_PENDING = 16
+"""Largest number of prompts that are read at once; meanwhile others are routed without."""
+READ_SECONDS = 0.25
+"""Longest time that a request waits for its prompt to be read."""
 
 
 class _Texts(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class _Texts(msgspec.Struct, frozen=True):
 
 
 class PromptReader:
-    """Of one gateway."""
+    """The prompt reader of one gateway."""
 
     def __init__(self, texts: TextProcessors, metrics: GatewayMetrics) -> None:
         self._texts, self._metrics = texts, metrics
@@ -44,37 +44,37 @@ class PromptReader:
         self._pending = 0
 
     async def read(self, request: UpstreamRequest) -> PromptPrefix | None:
-        """The (first) prompt of the request; None when it cannot be known, or not in time."""
+        """Return the (first) prompt of the request; None when it cannot be known, or not in time."""
         prompt, outcome = await self._read(request)
         self._metrics.prompt(outcome).inc()
         return prompt
 
     async def _read(self, request: UpstreamRequest) -> tuple[PromptPrefix | None, str]:
         text = self._texts.for_model(request.model)
-        if len(request.body) > MOST_BODY_BYTES:
+        if len(request.body) > MAX_BODY_BYTES:
             return None, "too_large"
         if text is None:
             return text_of(request.path, request.body), "no_tokenizer"
-        if self._pending >= MOST_PENDING:
+        if self._pending >= MAX_PENDING:
             return None, "busy"
         path, body = request.path, request.body
         self._pending += 1
         try:
-            async with asyncio.timeout(MOST_SECONDS):
-                made = await self._encoders.run(
+            async with asyncio.timeout(READ_SECONDS):
+                prompt = await self._encoders.run(
                     len(body), lambda given_up: prompt_of(path, body, text, given_up)
                 )
         except TimeoutError:
             return None, "late"
         finally:
             self._pending -= 1
-        return made, "read" if made is not None else "unusable"
+        return prompt, "read" if prompt is not None else "unusable"
 
 
 def prompt_of(
     path: str, body: bytes, text: ModelText, given_up: GivenUp = lambda: False
 ) -> PromptPrefix | None:
-    """The (first) prompt of a body, as an engine with these files makes it; None for what it will refuse."""
+    """Return the (first) prompt of a body, as an engine with these files reads it; None if it refuses it."""
     try:
         fields = from_json(body, allow_inf_nan=False)
         if path == CHAT:
@@ -98,7 +98,7 @@ def prompt_of(
 
 
 def text_of(path: str, body: bytes) -> PromptPrefix | None:
-    """The messages or prompts of a body as they were written; None for what no engine will take.
+    """Return the messages or prompts of a body as they were written; None for a body that no engine takes.
 
     A further turn of a conversation begins with the bytes of the one before.
     """

@@ -28,30 +28,30 @@ RETRY_SECONDS = 30.0
 """Seconds until a failed fetch is retried."""
 ROUND_SECONDS = 1.0
 """Seconds between two rounds."""
-FETCH_SECONDS = 20.0
-"""Longest time one fetch may take."""
+TOKENIZER_SECONDS = 20.0
+"""Longest time that the fetch of one tokenizer may take."""
 MAX_UNUSED = 4
 """Number of tokenizers kept although no ready engine has them: a roll-out may be rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """How one model's text becomes token ids."""
+    """The conversion of one model's text to token ids."""
 
     processor: TextProcessor
     segments: SegmentCache
 
 
 @dataclass(slots=True)
-class _Known:
+class _EngineTokenizer:
     fingerprint: str = ""
-    """Of the tokenizer that the engine has; "" = none that could be used."""
+    """Fingerprint of the engine's tokenizer; "" = it has none that could be used."""
     refresh_at: float = 0.0
     """Time of the gateway's clock, in seconds, at which the engine is queried next."""
 
 
 class TextProcessors:
-    """Of one gateway. `key` gives what is shown to engines that ask for one."""
+    """The tokenizers of one gateway. `key` returns the key that is sent to engines."""
 
     def __init__(
         self,
@@ -61,23 +61,23 @@ class TextProcessors:
         key: Callable[[], bytes] | None = None,
     ) -> None:
         self._session, self._pool, self._clock, self._key = session, pool, clock, key
-        self._known: dict[str, _Known] = {}
+        self._engines: dict[str, _EngineTokenizer] = {}
         self._texts: dict[str, ModelText] = {}
 
     def for_model(self, model: str | None) -> ModelText | None:
-        """The tokenizer that most ready engines with `model` have; None = not known (yet)."""
+        """Return the tokenizer that most ready engines with `model` have; None = not known (yet)."""
         counts = Counter(
-            known.fingerprint
+            engine.fingerprint
             for endpoint in self._pool.snapshot()
-            if endpoint.ready and (model is None or endpoint.models is None or model in endpoint.models)
-            if (known := self._known.get(endpoint.url)) is not None and known.fingerprint
+            if endpoint.ready and endpoint.serves(model)
+            if (engine := self._engines.get(endpoint.url)) is not None and engine.fingerprint
         )
-        return self._texts.get(max(counts, key=lambda each: (counts[each], each))) if counts else None
+        return self._texts.get(max(counts, key=lambda name: (counts[name], name))) if counts else None
 
     @property
     def all_queried(self) -> bool:
         """Whether every ready engine was queried at least once, whatever it answered."""
-        return all(each.url in self._known for each in self._pool.snapshot() if each.ready)
+        return all(endpoint.url in self._engines for endpoint in self._pool.snapshot() if endpoint.ready)
 
     async def work(self) -> None:
         """Refresh whenever the pool changes or a retry is due; ends only by cancellation."""
@@ -86,35 +86,35 @@ class TextProcessors:
             await self.refresh()
             await asyncio.wait((changed,), timeout=RETRY_SECONDS)
             changed.cancel()
-            if self._texts:  # the first one is wanted at once
+            if self._texts:  # the first tokenizer is needed at once
                 await asyncio.sleep(ROUND_SECONDS)
 
     async def refresh(self) -> None:
         """Query each ready engine that is due."""
         snapshot = self._pool.snapshot()
         ready = {endpoint.url for endpoint in snapshot if endpoint.ready}
-        for url in self._known.keys() - ready:
-            del self._known[url]  # it may come back as another one
+        for url in self._engines.keys() - ready:
+            del self._engines[url]  # the address may come back as another engine
         for endpoint in snapshot:
-            known = self._known.get(endpoint.url)
-            if endpoint.ready and (known is None or self._clock() >= known.refresh_at):
-                self._known[endpoint.url] = await self._refresh_endpoint(endpoint)
+            engine = self._engines.get(endpoint.url)
+            if endpoint.ready and (engine is None or self._clock() >= engine.refresh_at):
+                self._engines[endpoint.url] = await self._refresh_endpoint(endpoint)
         self._forget()
 
-    async def _refresh_endpoint(self, endpoint: Endpoint) -> _Known:
+    async def _refresh_endpoint(self, endpoint: Endpoint) -> _EngineTokenizer:
         try:
             fingerprint = await self._fetch(endpoint.url)
         except Exception as error:
-            # Whatever an engine sends: requests are routed without its tokenizer.
+            # Whatever an engine sends, requests are routed without its tokenizer.
             log.warning("no tokenizer", endpoint=endpoint.name, error=str(error) or type(error).__name__)
-            return _Known(refresh_at=self._clock() + RETRY_SECONDS)
-        return _Known(fingerprint, self._clock() + REFRESH_SECONDS)
+            return _EngineTokenizer(refresh_at=self._clock() + RETRY_SECONDS)
+        return _EngineTokenizer(fingerprint, self._clock() + REFRESH_SECONDS)
 
     async def _fetch(self, url: str) -> str:
         headers = {"Authorization": bearer(self._key())} if self._key else {}
         if self._texts:
-            headers["If-None-Match"] = ", ".join(f'"{each}"' for each in self._texts)
-        timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS)
+            headers["If-None-Match"] = ", ".join(f'"{fingerprint}"' for fingerprint in self._texts)
+        timeout = aiohttp.ClientTimeout(total=TOKENIZER_SECONDS)
         async with self._session.get(f"{url}/v1/tokenizer", headers=headers, timeout=timeout) as answer:
             fingerprint = answer.headers.get("ETag", "").strip('"')
             if answer.status == 304 and fingerprint in self._texts:
@@ -135,7 +135,7 @@ class TextProcessors:
         return fingerprint
 
     def _forget(self) -> None:
-        used = {known.fingerprint for known in self._known.values()}
+        used = {engine.fingerprint for engine in self._engines.values()}
         unused = [fingerprint for fingerprint in self._texts if fingerprint not in used]
         for fingerprint in unused[: max(0, len(unused) - MAX_UNUSED)]:
             del self._texts[fingerprint]

@@ -1,7 +1,7 @@
-"""The sending side of one request: what the client has got so far, and signs of life while it waits.
+"""The sending side of one request: the bytes that the client has got so far, and comments while it waits.
 
 A streamed request that waits long gets SSE comments, so that no balancer takes the silence for death. The
-first one sends status and headers; from then on whatever comes is made to fit into that stream. Used by the
+first comment sends status and headers; from then on every answer has to fit into that stream. Used by the
 proxy endpoint; the relay sees a plain ASGI `send`.
 """
 
@@ -20,17 +20,15 @@ from mamba_edge.exchange.asgi_responses import EVENT_STREAM
 from mamba_edge.exchange.engine_limit import is_over_own_limit
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.headers import is_event_stream
-from mamba_gateway.relay.events import DONE
+from mamba_gateway.relay.engine_response import DONE, ERROR_EVENT_SECONDS
 
 COMMENT = b": waiting\n\n"
 MAX_REFUSAL = 64 * 1024
-"""Most bytes of an engine's error that are made an event."""
-ERROR_EVENT_SECONDS = 3.0
-"""How long an error event may wait for the client's socket."""
+"""Largest part of an engine's error that becomes an event, in bytes."""
 
 
 class ClientResponse:
-    """One response, of which comments may be the beginning."""
+    """One response to a client, which may begin with comments."""
 
     __slots__ = (
         "_begin_now", "_one_sender", "_opened", "_refusal", "_send", "_write_now", "answering", "first_byte",
@@ -44,20 +42,20 @@ class ClientResponse:
         begin_now: Begin | None = None,
     ) -> None:
         self.status = 0
-        """Of the answer or of the error that the client got; 0 before either, comments or not."""
+        """Status of the answer or the error that the client got; 0 before either, comments or not."""
         self.first_byte: float | None = None
-        """When the first byte of the answer came, monotonic seconds; comments are none."""
+        """Time of the first byte of the answer, monotonic seconds; comments do not count."""
         self.over_own_limit = False
-        """The answer is an engine's, which says that the client asks too much while there is room."""
+        """Whether an engine answered that the client exceeds a limit of its own while there is room."""
         self.answering = False
-        """The answer has begun, or an error is told: no comment follows."""
+        """Whether the answer or an error event has begun, so that no comment follows."""
         self._send, self._write_now, self._begin_now = send, write_now, begin_now
         self._opened = False
-        """Comments have sent status and headers."""
+        """Whether comments have sent status and headers."""
         self._refusal: bytearray | None = None
-        """An answer that does not fit into the stream that comments have opened."""
+        """Body of an answer that does not fit into the stream that comments have opened."""
         self._one_sender: asyncio.Lock | None = None
-        """None = nobody has needed it."""
+        """Lock for senders of comments and answer; None = not needed so far."""
 
     async def __call__(self, message: Message) -> None:
         """Send one ASGI message of the answer."""
@@ -65,7 +63,7 @@ class ClientResponse:
             self.answering = True
             self.status = message["status"]
             self.over_own_limit = is_over_own_limit(self.status, message["headers"])
-            async with self._turn():  # a comment may be on its way
+            async with self._sender():  # a comment may be on its way
                 if not self._opened:
                     await self._send(message)
                 elif not _is_plain_stream(message):
@@ -82,8 +80,10 @@ class ClientResponse:
             await self._end(_refusal_event(self.status, bytes(self._refusal)))
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
-        """Send the beginning of the answer, or all of it, without a wait; False, with nothing sent, where
-        only messages can."""
+        """Send the beginning of the answer, or all of it, without a wait.
+
+        False: nothing is sent, and only messages can send it.
+        """
         if self._begin_now is None or self._opened or (self._one_sender and self._one_sender.locked()):
             return False
         if not self._begin_now(status, headers, part, more):
@@ -95,9 +95,9 @@ class ClientResponse:
         return True
 
     def write(self, part: bytes) -> bool:
-        """Send a further part of the answer without a wait; False, with nothing sent, where only a message
-        can."""
-        # The first byte is for everybody around us to see; what waits for a slow client goes through them.
+        """Send a further part of the answer without a wait; False: nothing is sent, only a message can."""
+        # The first byte goes through the ASGI applications around this one, and so do parts for a slow
+        # client.
         return (
             self._write_now is not None
             and self.first_byte is not None
@@ -107,7 +107,7 @@ class ClientResponse:
 
     @contextlib.contextmanager
     def kept_alive(self, every: float) -> Iterator[None]:
-        """Inside, send a comment for each `every` seconds without an answer."""
+        """Send a comment for each `every` seconds without an answer in the block."""
         comments: asyncio.Task[None] | None = None
 
         def begin() -> None:
@@ -124,21 +124,23 @@ class ClientResponse:
                 comments.cancel()
 
     async def fail(self, error: ApiError) -> bool:
-        """Tell an error as the last event of a stream that comments opened; False where none has, or where
-        the answer itself has begun."""
+        """Send an error as the last event of a stream that comments opened.
+
+        False: no comment has opened a stream, or the answer itself has begun.
+        """
         if not self._opened or (self.answering and self._refusal is None):
             return False
         self.answering = True
         self.status = error.status
         with contextlib.suppress(TimeoutError):
             # A client that has stopped reading does not get to keep the request.
-            async with asyncio.timeout(ERROR_EVENT_SECONDS), self._turn():
+            async with asyncio.timeout(ERROR_EVENT_SECONDS), self._sender():
                 await self._end(error.event())
         return True
 
     async def _comment(self, every: float) -> None:
         while True:
-            async with self._turn():
+            async with self._sender():
                 if self.answering:
                     return
                 if not self._opened:
@@ -148,7 +150,7 @@ class ClientResponse:
                 await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
             await asyncio.sleep(every)
 
-    def _turn(self) -> asyncio.Lock:
+    def _sender(self) -> asyncio.Lock:
         if self._one_sender is None:
             self._one_sender = asyncio.Lock()
         return self._one_sender
@@ -162,11 +164,11 @@ def _is_plain_stream(start: Message) -> bool:
 
 
 def _refusal_event(status: int, body: bytes) -> bytes:
-    """The engine's own envelope as an event; one of ours where there is none."""
+    """Return the engine's own error envelope as an event, or one of the gateway's where there is none."""
     try:
         error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         error = None
     if not isinstance(error, dict):
-        return UpstreamLost(f"the engine answered {status} and no stream, which was asked for").event()
+        return UpstreamLost(f"the engine answered {status} in place of a stream").event()
     return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"

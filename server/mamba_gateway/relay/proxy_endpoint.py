@@ -1,11 +1,12 @@
 """The proxy endpoint: one relayed request from the client's first header to the last byte of its answer.
 
-Puts the parts together: keys -> admission -> body -> the key's limits -> permit -> relay, beside a watch for
-the client's disconnect. An ASGI application of its own, because a relay must neither buffer nor parse; errors
-before the first byte go up to the request middleware.
+Its steps, in this order: the key of the client, admission, the body, the limits of the key, a permit, the
+relay; a watch for the client's disconnect runs beside them. An ASGI application of its own, because a relay
+must neither buffer nor parse; errors before the first byte go up to the request middleware.
 """
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -15,30 +16,30 @@ from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, DisconnectWatch
 from mamba_edge.exchange.request_body import ClientGone, read_body, require_plain, whole_body
-from mamba_edge.exchange.request_context import CLIENT_HEADER, RequestContext, context_of
+from mamba_edge.exchange.request_context import CLIENT_HEADER
 from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
-from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
+from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.admission.usage_meter import UsageMeter
 from mamba_gateway.errors import CUT_SHORT, GatewayDraining, KeyOverLimit, UpstreamLost
 from mamba_gateway.headers import to_engine
-from mamba_gateway.key_limits import ANYONE, KeyLimits
 from mamba_gateway.metrics.gateway_metrics import KEY_LIMIT, UNKNOWN_MODEL, GatewayMetrics
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompts.prompt_reader import PromptReader
-from mamba_gateway.relay.client_response import ClientResponse
 from mamba_gateway.relay.engine_response import ResponseTruncated
 from mamba_gateway.relay.relay import Relay
-from mamba_gateway.routing.routing_fields import NO_FIELDS, RoutingFields, routing_fields
+from mamba_gateway.relay.relayed_request import RelayedRequest
+from mamba_gateway.routing.routing_fields import routing_fields
 from mamba_gateway.routing.routing_record import REQUEST_HEADER
 from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
 
 DISCARDED_LIMITS = 4
-"""How many times the limit of a body that is too large is read and dropped, at most."""
+"""Largest part of a body over the limit that is read and dropped, as a multiple of the limit."""
 LOGGED_MODEL = 128
-"""Most characters of a model's name in a log line: it is the client's text."""
+"""Largest number of characters of a model's name in a log line: it is the client's text."""
+_NO_COMMENTS = contextlib.nullcontext()
 
 
 class ProxyEndpoint:
@@ -64,38 +65,22 @@ class ProxyEndpoint:
         self._limiter, self._prompts = limiter, prompts
         self._running: set[asyncio.Task[Any]] = set()
         self._cut: set[asyncio.Task[Any]] = set()
-        """Those that `cancel_running` cancelled."""
+        """Tasks that `cancel_running` cancelled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
-        context = context_of(scope)
-        direct = context.direct
-        response = ClientResponse(send, direct.write if direct else None, context.begin)
-        fields, key, reason = NO_FIELDS, ANYONE, ""
+        """Serve as the ASGI application below the request middleware.
+
+        Raises `ApiError` and `ClientGone` for the middleware.
+        """
+        client = RelayedRequest.of(scope, receive, send)
+        response = client.response
         try:
-            if self._keys:
-                key = self._keys.check(context.header_values.get(b"authorization"))
-                context.log_fields["key"] = key
-            if (coding := context.header_values.get(b"content-encoding")) is not None:
-                require_plain(coding.decode("latin-1"))
-            self._admission.enter(key)
+            self._check_client(client)
+            self._admission.enter(client.key)
             try:
-                limits, body = self._limiter.limits_of(key), None
-                if direct is not None:
-                    body = whole_body(self._max_body_bytes, context.body_share, direct)
-                if body is None:
-                    body = await self._body(scope, context, receive, key)
-                fields = routing_fields(body)
-                request = self._request(scope, context, body, fields, limits, key)
-                del body  # the request lets go of it once an engine answers
-                # What waits may be streamed to a client behind a balancer with little patience.
-                if fields.stream and self._comment_interval > 0:
-                    with response.kept_alive(self._comment_interval):
-                        await self._relayed(request, fields, key, limits, context, receive, response)
-                else:
-                    await self._relayed(request, fields, key, limits, context, receive, response)
+                await self._serve(client)
             finally:
-                self._admission.leave(key)
+                self._admission.leave(client.key)
         except ClientGone:
             self._metrics.cancelled.inc()
             response.status = CLIENT_GONE
@@ -104,70 +89,62 @@ class ProxyEndpoint:
             # Elsewhere, returning without the end of the body makes the server close the connection.
             await response.fail(UpstreamLost(CUT_SHORT))
         except ApiError as error:
-            # A stream that has begun has told it already.
+            # The client of a stream that has begun has got the error already.
             if not (await response.fail(error) or response.status):
                 response.status = error.status
-                reason = KEY_LIMIT if isinstance(error, KeyOverLimit) else ""
+                client.refusal_reason = KEY_LIMIT if isinstance(error, KeyOverLimit) else ""
                 raise
         except Exception as error:
             await response.fail(as_api_error(error))
-            response.status = response.status or 500  # what the middleware makes of it
+            response.status = response.status or 500  # the status with which the middleware answers
             raise
         finally:
-            context.log_fields["model"] = fields.model and fields.model[:LOGGED_MODEL]
-            self._record(scope["path"], context, fields, response, reason)
+            self._record(client)
 
     def cancel_running(self) -> int:
-        """End what still runs; streams get an error event. Returns how many were cancelled."""
+        """End the requests that still run; streams get an error event. Returns their number."""
         self._relay.cancelling = True
         self._cut |= self._running
         for task in self._running:
             task.cancel()
         return len(self._running)
 
-    def _request(
-        self,
-        scope: Scope,
-        context: RequestContext,
-        body: bytes,
-        fields: RoutingFields,
-        limits: KeyLimits,
-        key: str,
-    ) -> UpstreamRequest:
-        shown = self._backend_keys.first if self._backend_keys else None
-        headers = to_engine(
-            scope["headers"], context.request_id, traced=context.trace.caller.is_valid, key=shown
-        )
+    def _check_client(self, client: RelayedRequest) -> None:
+        """Learn whose request it is. Raises an `ApiError` for a wrong key or a compressed body."""
         if self._keys:
-            headers.append((CLIENT_HEADER, key.encode()))
-        if limits.tokens_per_minute is not None:
-            headers.append((USAGE_HEADER, b"1"))
-        return UpstreamRequest(
-            path=scope["path"],
-            query=scope.get("query_string", b"").decode("latin-1"),
-            headers=headers,
-            body=body,
-            model=fields.model,
-            body_share=context.body_share,
-            request_id=context.request_id,
-            meter=UsageMeter(),
-            explain=context.header_values.get(REQUEST_HEADER) == b"1",
-            trace=context.trace,
-            has_form=fields.has_form,
-        )
+            client.key = self._keys.check(client.context.header_values.get(b"authorization"))
+            client.context.log_fields["key"] = client.key
+        if (coding := client.context.header_values.get(b"content-encoding")) is not None:
+            require_plain(coding.decode("latin-1"))
 
-    async def _body(self, scope: Scope, context: RequestContext, receive: Receive, key: str) -> bytes:
+    async def _serve(self, client: RelayedRequest) -> None:
+        """Read the body of an admitted request, and relay it."""
+        client.limits, body = self._limiter.limits_of(client.key), None
+        if client.context.direct is not None:
+            body = whole_body(self._max_body_bytes, client.context.body_share, client.context.direct)
+        if body is None:
+            body = await self._read_body(client)
+        client.fields = routing_fields(body)
+        request = self._upstream_request(client, body)
+        del body  # the request lets go of it once an engine answers
+        # A request that waits may be streamed to a client behind a balancer with little patience.
+        streams = client.fields.stream and self._comment_interval > 0
+        with client.response.kept_alive(self._comment_interval) if streams else _NO_COMMENTS:
+            await self._relay_while_connected(client, request)
+
+    async def _read_body(self, client: RelayedRequest) -> bytes:
+        """Wait for the body; admission and the end of a drain may cut it."""
         limit = self._max_body_bytes
-        task = self._started()
-        with self._admission.body_arrives(key, task.cancel) as arriving:
+        task = self._register_task()
+        with self._admission.body_arrives(client.key, task.cancel) as arriving:
             try:
                 return await read_body(
-                    scope["headers"],
-                    receive,
+                    client.headers,
+                    client.receive,
                     limit,
                     self._body_timeout,
                     discard=DISCARDED_LIMITS * limit,
-                    share=context.body_share,
+                    share=client.context.body_share,
                 )
             except asyncio.CancelledError:
                 if arriving.refusal is None and task not in self._cut:
@@ -175,128 +152,133 @@ class ProxyEndpoint:
                 task.uncancel()
                 raise (arriving.refusal or GatewayDraining(DRAINING)) from None
             finally:
-                self._ended(task)
+                self._forget_task(task)
 
-    async def _relayed(
-        self,
-        request: UpstreamRequest,
-        fields: RoutingFields,
-        key: str,
-        limits: KeyLimits,
-        context: RequestContext,
-        receive: Receive,
-        response: ClientResponse,
-    ) -> None:
-        task = self._started()
-        left = False
+    def _upstream_request(self, client: RelayedRequest, body: bytes) -> UpstreamRequest:
+        """Return the request as engines get it."""
+        engine_key = self._backend_keys.first if self._backend_keys else None
+        headers = to_engine(
+            client.headers,
+            client.context.request_id,
+            traced=client.context.trace.caller.is_valid,
+            key=engine_key,
+        )
+        if self._keys:
+            headers.append((CLIENT_HEADER, client.key.encode()))
+        if client.limits.tokens_per_minute is not None:
+            headers.append((USAGE_HEADER, b"1"))
+        return UpstreamRequest(
+            path=client.path,
+            query=client.query,
+            headers=headers,
+            body=body,
+            model=client.fields.model,
+            body_share=client.context.body_share,
+            request_id=client.context.request_id,
+            meter=UsageMeter(),
+            explain=client.context.header_values.get(REQUEST_HEADER) == b"1",
+            trace=client.context.trace,
+            has_form=client.fields.has_form,
+        )
+
+    async def _relay_while_connected(self, client: RelayedRequest, request: UpstreamRequest) -> None:
+        """Relay the request until the client leaves. Raises `ClientGone`; `GatewayDraining` if it is cut."""
+        task = self._register_task()
 
         def leave() -> None:
-            nonlocal left
-            left = True
+            client.client_left = True
             task.cancel()
 
         try:
-            with DisconnectWatch(context.direct, receive, leave):
-                counted = limits.tokens_per_minute is not None
+            with DisconnectWatch(client.context.direct, client.receive, leave):
+                counted = client.limits.tokens_per_minute is not None
                 if self._prompts is not None and (counted or self._relay.has_choice):
                     await self._read_prompt(self._prompts, request)
-                tokens = tokens_of(request.prompt, len(request.body))
-                claim = PermitRequest(key, fields.rank, tokens + fields.answer_tokens, fields.model)
-                if limits.limited:
-                    await self._counted(request, claim, tokens, response, context.answer_headers)
-                else:
-                    waiting = request.trace.begin(names.GATEWAY_QUEUE)
-                    await self._permitted(request, claim, tokens, response, waiting, None)
+                client.prompt_tokens = tokens_of(request.prompt, len(request.body))
+                waiting = request.trace.begin(names.GATEWAY_QUEUE)
+                if not client.limits.limited:
+                    await self._relay_in_turn(client, request, waiting)
+                    return
+                try:
+                    entered = self._limiter.entered(
+                        client.key, client.prompt_tokens, client.context.answer_headers
+                    )
+                    async with entered as client.charge:
+                        await self._relay_in_turn(client, request, waiting)
+                finally:
+                    request.trace.end(waiting)
         except asyncio.CancelledError:
-            if left:
+            if client.client_left:
                 task.uncancel()
                 raise ClientGone from None
             if task not in self._cut:
                 raise
             task.uncancel()
-            # A stream has said so itself by now; an answer without room for an error stays unfinished, and
+            # A stream carries the error by now; an answer without room for an error stays unfinished, and
             # the server closes the connection.
-            if not response.answering:
+            if not client.response.answering:
                 raise GatewayDraining(DRAINING) from None
         finally:
-            self._ended(task)
+            self._forget_task(task)
 
-    def _started(self) -> asyncio.Task[Any]:
-        """The task of this request, which `cancel_running` cancels from now on; `_ended` follows."""
+    def _register_task(self) -> asyncio.Task[Any]:
+        """Return the task of this request, which `cancel_running` cancels until `_forget_task`."""
         task = asyncio.current_task(self._relay.loop)
         assert task is not None
         self._running.add(task)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _forget_task(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         self._cut.discard(task)
 
     async def _read_prompt(self, prompts: PromptReader, request: UpstreamRequest) -> None:
-        with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
+        with request.trace.span(names.GATEWAY_READ_PROMPT) as span:
             request.prompt = await prompts.read(request)
-            reading.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
+            span.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
 
-    async def _counted(
-        self,
-        request: UpstreamRequest,
-        claim: PermitRequest,
-        tokens: float,
-        response: ClientResponse,
-        headers: list[tuple[bytes, bytes]],
+    async def _relay_in_turn(
+        self, client: RelayedRequest, request: UpstreamRequest, waiting: SpanNote
     ) -> None:
-        waiting = request.trace.begin(names.GATEWAY_QUEUE)
-        try:
-            async with self._limiter.entered(claim.key, tokens, headers) as entry:
-                await self._permitted(request, claim, tokens, response, waiting, entry)
-        finally:
-            request.trace.end(waiting)
-
-    async def _permitted(
-        self,
-        request: UpstreamRequest,
-        claim: PermitRequest,
-        tokens: float,
-        response: ClientResponse,
-        waiting: SpanNote,
-        entry: RequestCharge | None,
-    ) -> None:
-        meter = request.meter or UsageMeter()
-        # What a block would do, without the coroutines of one.
-        permit = self._admission.permit(claim)
+        """Relay the request under a permit, and charge its key for the tokens that it used."""
+        fields, tokens, meter = client.fields, client.prompt_tokens, request.meter or UsageMeter()
+        # The permit's own block would do the same with two coroutines more.
+        permit = self._admission.permit(
+            PermitRequest(client.key, fields.rank, tokens + fields.answer_tokens, fields.model)
+        )
         try:
             if not permit.try_acquire():
                 await permit.acquire()
         finally:
             request.trace.end(waiting)
+        abandoned = False
         try:
             self._metrics.queue_wait.observe(permit.waited)
             request.permit = permit
-            given_up = False
             try:
-                await self._relay.run(request, response)
+                await self._relay.run(request, client.response)
             except asyncio.CancelledError:
                 # The engine has begun with the prompt, which is most of the work.
-                given_up = permit.reached_engine
+                abandoned = permit.reached_engine
                 raise
             finally:
-                used = meter.used(tokens) or (tokens if given_up else 0.0)
-                # What an engine rejected is no use of a rate limit, but it had a place: for nothing, a key
-                # whose requests are all rejected would have every next place, too.
+                used = meter.used(tokens) or (tokens if abandoned else 0.0)
+                # A request that an engine rejected is no use of a rate limit, but it had a place: for
+                # nothing, a key whose requests are all rejected would have every next place, too.
                 permit.used(used or (tokens if permit.reached_engine else 0.0))
-                if entry is not None:
-                    entry.used = used
+                if client.charge is not None:
+                    client.charge.used = used
         finally:
             permit.release()
 
-    def _record(
-        self, path: str, context: RequestContext, fields: RoutingFields, response: ClientResponse, reason: str
-    ) -> None:
-        begin, now, metrics = context.arrival, time.monotonic(), self._metrics
-        reason = KEY_LIMIT if response.over_own_limit else reason
-        model = metrics.model_label(fields.model)
-        metrics.request(path, model, str(response.status), reason).inc()
-        trace = context.trace
+    def _record(self, client: RelayedRequest) -> None:
+        """Count the request that has ended, in metrics, log and trace."""
+        now, metrics, response, trace = time.monotonic(), self._metrics, client.response, client.context.trace
+        name = client.fields.model
+        client.context.log_fields["model"] = name and name[:LOGGED_MODEL]
+        model = metrics.model_label(name)
+        reason = KEY_LIMIT if response.over_own_limit else client.refusal_reason
+        metrics.request(client.path, model, str(response.status), reason).inc()
         # Comments that kept the stream alive meanwhile are no answer.
         trace.answered_at = response.first_byte
         if trace.recording:
@@ -304,8 +286,8 @@ class ProxyEndpoint:
                 trace.root.fail(str(response.status))
             if model != UNKNOWN_MODEL:
                 trace.root.set(names.REQUEST_MODEL, model)
-            trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
+            trace.root.set(names.REQUEST_STREAM, bool(client.fields.stream))
         exemplar = trace.exemplar() if trace.recording else None
-        metrics.duration_of(model).observe(now - begin, exemplar)
+        metrics.duration_of(model).observe(now - client.context.arrival, exemplar)
         if response.first_byte is not None:
-            metrics.first_byte_of(model).observe(response.first_byte - begin, exemplar)
+            metrics.first_byte_of(model).observe(response.first_byte - client.context.arrival, exemplar)

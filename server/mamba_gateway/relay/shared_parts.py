@@ -1,4 +1,4 @@
-"""What relay and endpoint picker of one gateway share: each learns from what the other sends."""
+"""The parts that relay and endpoint picker of one gateway share: each learns from the other's requests."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from mamba_gateway.routing.router import Router
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """Of one gateway."""
+    """The shared parts of one gateway."""
 
     pool: Pool
     metrics: GatewayMetrics

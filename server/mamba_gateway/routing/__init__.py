@@ -1,1 +1,1 @@
-"""Which engine gets a request: what each would cost, the choice, and why."""
+"""The choice of an engine for a request: the cost at each engine, the decision, and its reasons."""

@@ -1,9 +1,9 @@
 """Routing: filter -> score -> pick over one frozen snapshot. Pure; the router calls `choose`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -17,11 +17,12 @@ from mamba_gateway.routing.scoring import (
     RoutingWeights,
 )
 
-TIE = 1e-9
-"""Seconds within which two costs are the same."""
-NAMED = 8
-"""Most models that are named to a client who asks for another."""
+TIE_SECONDS = 1e-9
+"""Difference up to which two costs count as equal."""
+MAX_LISTED_MODELS = 8
+"""Largest number of models that a client is told who asks for another one."""
 Reason = Literal["only", "prefix", "home", "load"]
+Endpoints = Sequence[Endpoint]
 
 
 class NoCandidate(Enum):
@@ -47,135 +48,150 @@ class RoutingDecision(msgspec.Struct, frozen=True):
 
     @property
     def endpoint(self) -> Endpoint:
-        """The chosen one."""
+        """The chosen endpoint."""
         return self.comparison.endpoints[self.index]
 
     @property
     def cost(self) -> Cost:
-        """Of the chosen one: worked out when asked for."""
+        """The cost at the chosen endpoint, computed on demand."""
         return self.comparison.cost(self.index)
 
     @property
     def resumable(self) -> int:
-        """Tokens of the prompt that the chosen one need not compute."""
-        return self.comparison.known.get(self.endpoint.name, NOTHING_KNOWN)[0]
+        """Tokens of the prompt that the chosen endpoint need not compute."""
+        return self.comparison.tokens_known.get(self.endpoint.name, NOTHING_KNOWN)[0]
 
     @property
     def candidates(self) -> int:
-        """How many passed the filters."""
+        """Number of endpoints that passed the filters."""
         return len(self.comparison.endpoints)
 
     def costs(self) -> tuple[Cost, ...]:
-        """Of all that passed the filters: worked out when asked for."""
+        """Return the costs at all endpoints that passed the filters."""
         return self.comparison.costs()
 
 
 def no_such_model(name: str | None, served: Sequence[str] = ()) -> str:
-    """What a client is told whose model no engine serves; `served`: names of those that some engine does."""
-    said = f"the model '{(name or '')[:200]}' does not exist here"
+    """Return the message for a client whose model no engine serves; `served`: the names of the others."""
+    message = f"the model '{(name or '')[:200]}' does not exist here"
     if not served:
-        return said
-    named = ", ".join(f"'{each[:200]}'" for each in served[:NAMED])
-    more = f" and {len(served) - NAMED} more" if len(served) > NAMED else ""
-    return f"{said}; {named}{more} {'is' if len(served) == 1 else 'are'} served"
+        return message
+    listed = ", ".join(f"'{model[:200]}'" for model in served[:MAX_LISTED_MODELS])
+    more = f" and {len(served) - MAX_LISTED_MODELS} more" if len(served) > MAX_LISTED_MODELS else ""
+    return f"{message}; {listed}{more} {'is' if len(served) == 1 else 'are'} served"
 
 
-def available(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-    """Filter: ready endpoints that are not draining; if there are none, draining ones that are still
-    ready."""
-    ready = tuple(endpoint for endpoint in endpoints if endpoint.ready)
-    return tuple(endpoint for endpoint in ready if not endpoint.draining) or ready
+def serving(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
+    """Return the endpoints that serve the model; without a model all of them: an engine has a default."""
+    model = request.model
+    if model is None:
+        return endpoints
+    return [endpoint for endpoint in endpoints if endpoint.models is None or model in endpoint.models]
 
 
-def serving(endpoints: Iterable[Endpoint], model: str | None) -> tuple[Endpoint, ...]:
-    """Filter: those that serve `model`; without a model in the request, all: the engine has a default."""
-    return tuple(
-        endpoint
-        for endpoint in endpoints
-        if model is None or endpoint.models is None or model in endpoint.models
-    )
+def available(endpoints: Endpoints, _: RoutingRequest | None = None) -> Endpoints:
+    """Return the ready endpoints that stay; if there are none, those that are ready and draining."""
+    staying = [endpoint for endpoint in endpoints if endpoint.ready and not endpoint.draining]
+    return staying or [endpoint for endpoint in endpoints if endpoint.ready]
 
 
-def allowed(endpoints: Iterable[Endpoint], addresses: frozenset[str] | None) -> tuple[Endpoint, ...]:
-    """Filter: endpoints whose address (host:port) or host is in `addresses`; None = all."""
+def allowed(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
+    """Return the endpoints whose address (host:port) or host the proxy allows."""
+    addresses = request.allowed_addresses
     if addresses is None:
-        return tuple(endpoints)
-    return tuple(
+        return endpoints
+    return [
         endpoint
         for endpoint in endpoints
         if endpoint.address in addresses or _host(endpoint.address) in addresses
-    )
+    ]
 
 
 def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
+def untried(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
+    """Return the endpoints that have not failed the request yet."""
+    tried = request.tried
+    return [endpoint for endpoint in endpoints if endpoint.url not in tried] if tried else endpoints
+
+
+def with_room(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
+    """Return the endpoints that were not full lately; if all were, all of them."""
+    return [endpoint for endpoint in endpoints if not endpoint.avoided] or endpoints
+
+
+class Filter(NamedTuple):
+    """One reason to leave endpoints out."""
+
+    keep: Callable[[Endpoints, RoutingRequest], Endpoints]
+    """Returns the endpoints that pass."""
+    outcome: NoCandidate
+    """The result where no endpoint passes."""
+    reason: str
+    """Why an endpoint did not pass."""
+
+
+FILTERS = (
+    Filter(serving, NoCandidate.MODEL_UNKNOWN, "serves another model"),
+    Filter(available, NoCandidate.NONE_READY, "not ready"),
+    Filter(allowed, NoCandidate.NONE_ASKED_FOR, "the proxy does not ask for it"),
+    Filter(untried, NoCandidate.ALL_TRIED, "tried before"),
+    Filter(with_room, NoCandidate.ALL_TRIED, "full lately"),
+)
+"""Every filter of a decision, in order; each gets the endpoints that the one before it let pass."""
+
+
+def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCandidate:
+    """Return the endpoints that pass all filters, or why there are none."""
+    if not snapshot:
+        return NoCandidate.NONE_KNOWN
+    endpoints = snapshot
+    for keep, outcome, _ in FILTERS:
+        endpoints = keep(endpoints, request)
+        if not endpoints:
+            return outcome
+    return endpoints
+
+
+def drop_reasons(snapshot: Endpoints, request: RoutingRequest) -> dict[str, str]:
+    """Return by name of each endpoint that does not pass the filters why it does not."""
+    reasons: dict[str, str] = {}
+    endpoints = snapshot
+    for keep, _, reason in FILTERS:
+        passing = keep(endpoints, request)
+        urls = {endpoint.url for endpoint in passing}
+        for endpoint in endpoints:
+            if endpoint.url not in urls:
+                leaves = endpoint.draining and keep is available
+                reasons[endpoint.name] = "draining" if leaves else reason
+        endpoints = passing
+    return {endpoint.name: reasons[endpoint.name] for endpoint in snapshot if endpoint.name in reasons}
+
+
 def cheapest(totals: Sequence[float], rng: Random) -> int:
-    """Picker: index of a lowest total, ties broken uniformly at random. Raises ValueError if there are
-    none."""
-    least = min(totals) + TIE
-    best = [at for at, total in enumerate(totals) if total <= least]
+    """Return the index of a lowest total, ties broken uniformly at random.
+
+    Raises ValueError if there are no totals.
+    """
+    least = min(totals) + TIE_SECONDS
+    best = [index for index, total in enumerate(totals) if total <= least]
     return best[0] if len(best) == 1 else rng.choice(best)
 
 
 def choose(
-    snapshot: Iterable[Endpoint], request: RoutingRequest, rng: Random, weights: RoutingWeights = EVEN
+    snapshot: Endpoints, request: RoutingRequest, rng: Random, weights: RoutingWeights = EVEN
 ) -> RoutingDecision | NoCandidate:
-    """The endpoint for this request, or why there is none."""
-    known = tuple(snapshot)
-    model, addresses, tried = request.model, request.allowed_addresses, request.tried
-    candidates = [
-        one
-        for one in known
-        if one.ready
-        and not one.draining
-        and (model is None or one.models is None or model in one.models)
-        and one.url not in tried
-    ]
-    if not candidates:
-        going = available(serving(known, model))
-        candidates = [one for one in going if one.draining and one.url not in tried]
-    # One that said that it is full gets a request only where all have.
-    candidates = [one for one in candidates if not one.avoided] or candidates
-    if addresses is not None:
-        candidates = list(allowed(candidates, addresses))
-    if not candidates:
-        return _why_none(known, request)
+    """Return the endpoint for this request, or why there is none."""
+    candidates = survivors(snapshot, request)
+    if isinstance(candidates, NoCandidate):
+        return candidates
     comparison = CostComparison.of(candidates, request, weights, rng)
     if len(candidates) == 1:
         return RoutingDecision(0, comparison, "only")
     index = cheapest(comparison.totals(), rng)
     return RoutingDecision(index, comparison, _reason(comparison.cost(index), comparison))
-
-
-def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandidate:
-    if not known:
-        return NoCandidate.NONE_KNOWN
-    if not (suitable := serving(known, request.model)):
-        return NoCandidate.MODEL_UNKNOWN
-    if not (ready := available(suitable)):
-        return NoCandidate.NONE_READY
-    if not allowed(ready, request.allowed_addresses):
-        return NoCandidate.NONE_ASKED_FOR
-    return NoCandidate.ALL_TRIED
-
-
-def drop_reasons(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, str]:
-    """By name of each endpoint that did not pass the filters: the reason."""
-    reasons: dict[str, str] = {}
-    known = tuple(snapshot)
-    usable = {endpoint.url for endpoint in available(serving(known, request.model))}
-    for endpoint in known:
-        if not serving((endpoint,), request.model):
-            reasons[endpoint.name] = "serves another model"
-        elif endpoint.url not in usable:
-            reasons[endpoint.name] = "draining" if endpoint.draining else "not ready"
-        elif not allowed((endpoint,), request.allowed_addresses):
-            reasons[endpoint.name] = "the proxy does not ask for it"
-        elif endpoint.url in request.tried:
-            reasons[endpoint.name] = "tried before"
-    return reasons
 
 
 def _reason(chosen: Cost, comparison: CostComparison) -> Reason:

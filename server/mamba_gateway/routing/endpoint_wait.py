@@ -1,4 +1,4 @@
-"""Hold: a request without an engine waits for one; a rollout or a wake from zero takes a moment.
+"""A request without an engine waits for one: a rollout or a wake from zero takes a moment.
 
 Used by the relay and by the endpoint picker; it decides nothing itself.
 """
@@ -18,7 +18,7 @@ Decide = Callable[[], RoutingRecord | NoCandidate]
 
 
 class EndpointWait:
-    """Of one gateway. `wake` is called while a request waits."""
+    """The wait for engines of one gateway. `wake` is called while a request waits."""
 
     def __init__(self, pool: Pool, metrics: GatewayMetrics, wake: Callable[[], None]) -> None:
         self._pool, self._metrics, self._wake = pool, metrics, wake
@@ -26,65 +26,68 @@ class EndpointWait:
     async def until_decided(
         self, decide: Decide, model: str | None, deadline: float, permit: Permit | None = None
     ) -> RoutingRecord:
-        """The first decision for an engine, by `deadline` in the loop's time.
+        """Return the first decision for an engine, by `deadline` in the loop's time.
 
-        Raises ModelNotFound, UpstreamLost when each was tried, NoEndpoint, and TooManyRequests when engines
-        came and none had a place in time.
+        Raises ModelNotFound, UpstreamLost when every engine was tried, NoEndpoint, and TooManyRequests when
+        engines came and none had a place in time.
         """
-        found = decide()
-        return self.decided(found) or await self.wait(found, decide, model, deadline, permit)
+        outcome = decide()
+        return self.decided(outcome) or await self.wait(outcome, decide, model, deadline, permit)
 
-    def decided(self, found: RoutingRecord | NoCandidate) -> RoutingRecord | None:
-        """What was decided, if that was an engine; else somebody has to wait."""
-        if not isinstance(found, RoutingRecord):
+    def decided(self, outcome: RoutingRecord | NoCandidate) -> RoutingRecord | None:
+        """Return the decision if it is for an engine; None = the request has to `wait`."""
+        if not isinstance(outcome, RoutingRecord):
             return None
-        if found.decision.endpoint.draining:
-            self._wake()  # nothing else is left, and nobody else may ask for more
-        return found
+        if outcome.decision.endpoint.draining:
+            self._wake()  # no other engine is left, and perhaps no other request asks for one
+        return outcome
 
     async def wait(
         self,
-        found: RoutingRecord | NoCandidate,
+        outcome: RoutingRecord | NoCandidate,
         decide: Decide,
         model: str | None,
         deadline: float,
         permit: Permit | None = None,
     ) -> RoutingRecord:
-        """What `until_decided` gives, where `found` was no engine. The request has no permit meanwhile: many
-        that waited together go to an engine that comes as fast as it has places, and the keys take turns."""
-        while not isinstance(found, RoutingRecord):
-            found = await self._engine(found, decide, model, deadline, permit)
+        """Wait as `until_decided` does, where the first `outcome` was no engine.
+
+        The request has no permit meanwhile: requests that waited together go to a new engine as fast as it
+        has places, and the keys take turns.
+        """
+        while not isinstance(outcome, RoutingRecord):
+            outcome = await self._engine(outcome, decide, model, deadline, permit)
             if permit is not None:
                 await permit.resume(max(0.0, deadline - asyncio.get_running_loop().time()))
-                found = decide()
-        return found
+                outcome = decide()
+        return outcome
 
     async def _engine(
         self,
-        found: RoutingRecord | NoCandidate,
+        outcome: RoutingRecord | NoCandidate,
         decide: Decide,
         model: str | None,
         deadline: float,
         permit: Permit | None,
     ) -> RoutingRecord | NoCandidate:
         with self._metrics.held.track_inprogress():
-            while not isinstance(found, RoutingRecord):
-                if found is NoCandidate.MODEL_UNKNOWN or not self._pool.may_serve(model):
+            while not isinstance(outcome, RoutingRecord):
+                if outcome is NoCandidate.MODEL_UNKNOWN or not self._pool.may_serve(model):
                     raise ModelNotFound(no_such_model(model, self._pool.model_names()), param="model")
-                self._wake()  # from here on an engine would help: nonsense starts none
-                if found is NoCandidate.ALL_TRIED:
+                self._wake()  # only here, where an engine would help: an unknown model starts none
+                if outcome is NoCandidate.ALL_TRIED:
                     raise UpstreamLost(NO_ANSWER)
-                if found is NoCandidate.NONE_ASKED_FOR:
-                    raise self._none(found)
+                if outcome is NoCandidate.NONE_ASKED_FOR:
+                    raise self._no_endpoint(outcome)
                 changed = self._pool.changed()
                 try:
                     async with asyncio.timeout_at(deadline):
                         await (changed if permit is None else permit.while_held(changed))
                 except TimeoutError:
-                    raise self._none(found) from None
-                found = decide()
-        return found
+                    raise self._no_endpoint(outcome) from None
+                outcome = decide()
+        return outcome
 
-    def _none(self, outcome: NoCandidate) -> NoEndpoint:
+    def _no_endpoint(self, outcome: NoCandidate) -> NoEndpoint:
         listed = "; ".join(f"{name}: {reason}" for name, reason in list(self._pool.reasons().items())[:3])
         return NoEndpoint(f"{outcome.value}; retry later" + (f" ({listed})" if listed else ""), retry_after=2)

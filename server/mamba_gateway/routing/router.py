@@ -1,11 +1,11 @@
-"""`Router`: routes a request by the pool, the prefix index and its own recent decisions, and records
-decisions.
+"""`Router`: routes requests by the pool, the prefix index and its own recent decisions, which it records.
 
 Called by the relay once per attempt, which also reports where the request was sent and how many tokens the
 engine resumed. No I/O and no waiting: a decision takes well below a millisecond.
 """
 
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from random import Random
 
@@ -15,7 +15,6 @@ from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate, choose
-from mamba_gateway.routing.recent_prefixes import RecentPrefixes
 from mamba_gateway.routing.routing_record import RoutingLog, RoutingRecord
 from mamba_gateway.routing.scoring import EVEN, Cost, RoutingRequest, RoutingWeights
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
@@ -24,10 +23,54 @@ SEEN_SECONDS = 600.0
 """Seconds for which an engine is assumed to be able to resume a prompt that it was sent."""
 BESIDE_INDEX_SECONDS = 60.0
 """The same while a prefix index follows the engines and would show the prompt."""
+MAX_PREFIXES = 50_000
+"""Number of prefixes that are remembered; the least recently used go first."""
+MAX_ENGINES_OF_PREFIX = 4
+"""Number of engines that are remembered for one prefix; the oldest goes first."""
+
+
+class RecentPrefixes:
+    """The prompts that one gateway sent lately, and the engines, by the names of their endpoints.
+
+    An engine that got a prompt will soon be able to resume its prefixes: this knowledge comes ahead of what
+    engines publish, and in its place where nothing is published. It is a guess, so it is bounded and expires;
+    the engine looks for itself in any case.
+    """
+
+    def __init__(self, clock: Clock, most: int = MAX_PREFIXES) -> None:
+        self._clock, self._most = clock, most
+        self._engines: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+        """Clock time at which each prefix, by its digest, was sent to an engine."""
+
+    def note(self, prompt: PromptPrefix, engine: str) -> None:
+        """Record that `engine` gets the prompt."""
+        now = self._clock()
+        for _, digest in prompt.digests:
+            engines = self._engines.setdefault(digest, {})
+            engines.pop(engine, None)
+            engines[engine] = now
+            if len(engines) > MAX_ENGINES_OF_PREFIX:
+                del engines[next(iter(engines))]
+            self._engines.move_to_end(digest)
+        while len(self._engines) > self._most:
+            self._engines.popitem(last=False)
+
+    def resumable(self, prompt: PromptPrefix, lifetime: float) -> dict[str, int]:
+        """Return by engine the tokens of the longest prefix that it got within `lifetime` seconds."""
+        since = self._clock() - lifetime
+        depths: dict[str, int] = {}
+        for depth, digest in reversed(prompt.digests):
+            for engine, sent_at in self._engines.get(digest, {}).items():
+                if sent_at > since:
+                    depths.setdefault(engine, depth)
+        return depths
+
+    def __len__(self) -> int:
+        return len(self._engines)
 
 
 class Router:
-    """Of one gateway."""
+    """The router of one gateway."""
 
     def __init__(
         self,
@@ -54,7 +97,10 @@ class Router:
         allowed_addresses: frozenset[str] | None = None,
         request_id: str = "",
     ) -> RoutingRecord | NoCandidate:
-        """Where the request goes, or why nowhere. Without `prompt` its length is guessed and load decides."""
+        """Return where the request goes, or why nowhere.
+
+        Without `prompt` its length is estimated from `body_bytes`, and load decides.
+        """
         begin = time.perf_counter()
         snapshot = self._pool.snapshot()
         published = NOTHING
@@ -64,31 +110,31 @@ class Router:
             )
         else:
             published = self._published(prompt)
-            known = self._known(prompt, published)
+            depths = self._depths(prompt, published)
             request = RoutingRequest(
-                model, tried, prompt.tokens, known.resumable, known.pages, prompt.home,
+                model, tried, prompt.tokens, depths.resumable, depths.pages, prompt.home,
                 self._index.state == "following", allowed_addresses,
             )  # fmt: skip
-        found = choose(snapshot, request, self._rng, self._weights)
-        if isinstance(found, NoCandidate):
-            return found
+        decision = choose(snapshot, request, self._rng, self._weights)
+        if isinstance(decision, NoCandidate):
+            return decision
         record = RoutingRecord(
-            request_id, time.time(), snapshot, request, found, self._index.state,
+            request_id, time.time(), snapshot, request, decision, self._index.state,
             exact=prompt is not None and prompt.exact, published=published,
         )  # fmt: skip
         self.log.add(record)
-        self._metrics.decided(found.reason, time.perf_counter() - begin)
+        self._metrics.decided(decision.reason, time.perf_counter() - begin)
         return record
 
     def sent(self, record: RoutingRecord, prompt: PromptPrefix | None, cost: Cost | None = None) -> int:
-        """The request goes to the chosen engine, or to the one of `cost`; its ticket there."""
+        """Record that the request goes to the chosen engine, or to that of `cost`; return its ticket."""
         request, chosen = record.request, cost or record.decision
-        endpoint, known = chosen.endpoint, chosen.resumable
+        endpoint, resumable = chosen.endpoint, chosen.resumable
         if prompt is not None:
             self._recent.note(prompt, endpoint.name)
-        tokens = float(request.prompt_tokens - known)
+        tokens = float(request.prompt_tokens - resumable)
         if endpoint.speed is not None:
-            tokens = endpoint.speed.work(known, request.prompt_tokens)
+            tokens = endpoint.speed.work(resumable, request.prompt_tokens)
         return self._pool.begin(endpoint.url, tokens)
 
     def answered(
@@ -98,18 +144,18 @@ class Router:
         usage: Usage | None,
         cost: Cost | None = None,
     ) -> None:
-        """What the answer says that was resumed, which may be less than the index said of the engine."""
+        """Correct the index by the number of resumed tokens in the answer, which may be less than it said."""
         if usage is None or usage.cached_tokens is None or prompt is None or record.index == "off":
             return
         if not prompt.exact or usage.prompt_tokens != prompt.tokens:
-            return  # more prompts than the one that is known, or not as the engine reads it
+            return  # more prompts than the one that was read, or not as the engine reads it
         cost, resumed = cost or record.decision.cost, usage.cached_tokens
         engine = cost.endpoint.name
         promised = record.published.resumable.get(engine, 0)
         if resumed > max(promised, cost.resumable):
             self._metrics.promise("more").inc()
         elif resumed < promised:
-            # What was sent there stays known: by now the engine has computed it.
+            # The recent prefixes stay: by now the engine has computed them.
             gone = self._index.withdraw(engine, prompt.token_ids, prompt.salt, resumed, record.published)
             self._metrics.promise("false" if gone else "outdated").inc()
         elif promised:
@@ -118,11 +164,11 @@ class Router:
     def _published(self, prompt: PromptPrefix) -> Depths:
         if not prompt.exact:
             return NOTHING
-        found = self._index.depths(prompt.token_ids, prompt.salt)
-        return Depths({}, found.pages, found.revision) if prompt.computed_whole else found
+        depths = self._index.depths(prompt.token_ids, prompt.salt)
+        return Depths({}, depths.pages, depths.revision) if prompt.computed_whole else depths
 
-    def _known(self, prompt: PromptPrefix, published: Depths) -> Depths:
-        """What the engines have published, and what they were sent since."""
+    def _depths(self, prompt: PromptPrefix, published: Depths) -> Depths:
+        """Return what the engines have published of the prompt, with what they were sent since."""
         following = self._index.state == "following"
         sent = self._recent.resumable(prompt, BESIDE_INDEX_SECONDS if following else SEEN_SECONDS)
         resumable = {} if prompt.computed_whole else _deeper(published.resumable, sent)

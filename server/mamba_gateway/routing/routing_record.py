@@ -21,15 +21,15 @@ from mamba_telemetry.request_trace import SpanNote
 REQUEST_HEADER = b"x-mambaserve-explain"
 RESPONSE_HEADER = b"x-mambaserve-explain"
 MAX_SHOWN = 16
-"""Endpoints that are shown of each kind, the cheapest first."""
+"""Largest number of endpoints of each kind that are listed, the cheapest first."""
 MOST_HEADER_BYTES = 4096
-"""Of the header: proxies refuse larger ones."""
+"""Largest size of the header in bytes: proxies refuse larger ones."""
 MAX_RECORDS = 256
 """Number of recent decisions that are kept."""
 
 
 class RoutingRecord(msgspec.Struct, frozen=True):
-    """One decision and all that it was made from."""
+    """One decision with everything that it was made from."""
 
     request_id: str
     at: float
@@ -38,14 +38,14 @@ class RoutingRecord(msgspec.Struct, frozen=True):
     request: RoutingRequest
     decision: RoutingDecision
     index: str
-    """State of the index of resumable prefixes then."""
+    """State of the index of resumable prefixes at the time."""
     exact: bool
-    """The prompt was tokenized; else its length is a guess from its bytes."""
+    """Whether the prompt was tokenized; else its length is estimated from its bytes."""
     published: Depths = NOTHING
-    """What the prefix index knew of the prompt, without this gateway's own guesses."""
+    """Depths of the prompt in the prefix index, without this gateway's own guesses."""
 
     def explained(self, most: int = MAX_SHOWN) -> dict[str, Any]:
-        """As JSON; seconds are weighted ones."""
+        """Return the explanation as JSON objects; seconds are weighted ones."""
         ordered = sorted(self.decision.costs(), key=lambda cost: cost.total)
         left_out = drop_reasons(self.snapshot, self.request)
         return {
@@ -54,13 +54,13 @@ class RoutingRecord(msgspec.Struct, frozen=True):
             "promptTokens": self.request.prompt_tokens,
             "tokenized": self.exact,
             "index": self.index,
-            "considered": [_shown(cost) for cost in ordered[:most]],
+            "considered": [_cost_fields(cost) for cost in ordered[:most]],
             "notShown": max(0, len(ordered) - most),
             "dropped": dict(list(left_out.items())[:most]),
         }
 
     def header(self) -> bytes:
-        """One line of ASCII of at most `MOST_HEADER_BYTES`: as many endpoints as fit."""
+        """Return the explanation as a line of ASCII of at most `MOST_HEADER_BYTES`, cut to fit."""
         most = MAX_SHOWN
         while len(line := json.dumps(self.explained(most), separators=(",", ":"))) > MOST_HEADER_BYTES:
             most //= 2
@@ -70,7 +70,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         return line.encode("ascii")
 
     def describe(self, span: SpanNote) -> None:
-        """Say it in the span of the choice."""
+        """Record the decision in the span of the choice."""
         decision = self.decision
         span.set(names.ENDPOINT, decision.endpoint.name)
         span.set(names.ROUTE_REASON, decision.reason)
@@ -81,11 +81,10 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 
     def log_entry(self) -> dict[str, Any]:
-        """The explanation with the time, the request id and the model: an entry of
-        `/v1/routing/decisions`."""
-        at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
+        """Return an entry of `/v1/routing/decisions`: the explanation with time, request id and model."""
+        time = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
         return {
-            "at": at,
+            "at": time,
             "requestId": self.request_id,
             "model": self.request.model,
             **self.explained(1 << 16),
@@ -93,22 +92,22 @@ class RoutingRecord(msgspec.Struct, frozen=True):
 
 
 class RoutingLog:
-    """The last decisions of one gateway."""
+    """The recent decisions of one gateway."""
 
     def __init__(self) -> None:
         self._records: deque[RoutingRecord] = deque(maxlen=MAX_RECORDS)
 
     def add(self, record: RoutingRecord) -> None:
-        """Keep it, in place of the oldest."""
+        """Keep a record in place of the oldest."""
         self._records.append(record)
 
     def last(self, most: int = MAX_RECORDS) -> Iterable[RoutingRecord]:
-        """The newest first."""
-        kept = list(self._records)[::-1]
-        return kept[:most]
+        """Return the last `most` records, the newest first."""
+        newest_first = list(self._records)[::-1]
+        return newest_first[:most]
 
 
-def _shown(cost: Cost) -> dict[str, Any]:
+def _cost_fields(cost: Cost) -> dict[str, Any]:
     parts = {
         "compute": cost.compute,
         "queue": cost.queue,

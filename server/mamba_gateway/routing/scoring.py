@@ -5,7 +5,7 @@ wait for memory, and the slowdown by sequences that decode. An engine that repor
 its number of requests.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -39,13 +39,13 @@ class RoutingWeights:
     """Weights of the two parts of a cost; 0 = ignored."""
 
     prefix: float = 1.0
-    """Of the time to compute the prompt."""
+    """Weight of the time to compute the prompt."""
     load: float = 1.0
-    """Of the time until the engine begins with it."""
+    """Weight of the time until the engine begins with the prompt."""
 
 
 class RoutingRequest(msgspec.Struct, frozen=True):
-    """What routing reads of a request."""
+    """The fields of a request that routing reads."""
 
     model: str | None
     tried: tuple[str, ...] = ()
@@ -68,20 +68,20 @@ class RoutingRequest(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct):
-    """Of one request at one endpoint: seconds, weighted, by what they come from."""
+    """The cost of one request at one endpoint: weighted seconds, by cause."""
 
     endpoint: Endpoint
     resumable: int
     seen: int
-    """Tokens of the prompt that it knows, resumable or not."""
+    """Tokens of the prompt that the endpoint knows, resumable or not."""
     compute: float
-    """To compute what cannot be resumed."""
+    """Time to compute the tokens that cannot be resumed."""
     queue: float
-    """To compute the prompts before it."""
+    """Time to compute the prompts before this one."""
     memory: float
-    """Until there is memory for it."""
+    """Time until there is memory for the prompt."""
     decode: float
-    """For the answers that are being written."""
+    """Delay by the answers that are being written."""
     apart: float = 0.0
     """Penalty for computing again what another engine has, or, for a prompt that no engine has, what later
     prompts may share with it at their home engine."""
@@ -96,9 +96,16 @@ NOTHING_KNOWN = (0, 0)
 _EXACT = (1.0,)
 
 
+CostParts = tuple[float, float, float, float, float]
+"""Weighted seconds of one cost: (compute, queue, memory, decode, apart)."""
+
+
 class CostComparison(msgspec.Struct):
-    """One request and its candidate endpoints. A decision needs only the total of each, which `totals`
-    computes fast; `costs` breaks the totals down by cause."""
+    """One request and its candidate endpoints.
+
+    A decision needs only the total cost of each, which `totals` computes fast; `costs` breaks the totals down
+    by cause.
+    """
 
     endpoints: Sequence[Endpoint]
     request: RoutingRequest
@@ -106,7 +113,7 @@ class CostComparison(msgspec.Struct):
     jitters: Sequence[float]
     """float per endpoint: factor for the load caused by other gateways."""
     median_speed: EngineSpeed
-    known: Mapping[str, tuple[int, int]]
+    tokens_known: Mapping[str, tuple[int, int]]
     """By name of each endpoint that has a part of the prompt: (tokens it can resume, tokens it has seen)."""
     most_seen: int
     """Largest number of tokens of the prompt seen by one endpoint, or assumed to be shared by later
@@ -122,96 +129,94 @@ class CostComparison(msgspec.Struct):
     def of(
         cls, endpoints: Sequence[Endpoint], request: RoutingRequest, weights: RoutingWeights, rng: Random
     ) -> "CostComparison":
-        """Of at least one endpoint."""
+        """Compare at least one endpoint."""
+        tokens_known = _tokens_known(endpoints, request)
         if len(endpoints) == 1:
-            # Compared with nothing: nobody else has what it lacks, and no load is to be told apart.
+            # Nobody else has what the only endpoint lacks, and there is no load to tell apart.
             speed = endpoints[0].speed or NOMINAL
-            known = _known(endpoints, request)
-            return cls(endpoints, request, weights, _EXACT, speed, known, 0, 1.0, 0.0, "")
-        draw, known = rng.random, _known(endpoints, request)
+            return cls(endpoints, request, weights, _EXACT, speed, tokens_known, 0, 1.0, 0.0, "")
+        draw = rng.random
         jitters = [1 + JITTER * draw() for _ in endpoints]
-        most, home = max([seen for _, seen in known.values()], default=0), ""
+        most, home = max([seen for _, seen in tokens_known.values()], default=0), ""
         # Gateways that go by guesses of their own guess differently: nothing stays together for all of them.
-        times, each = (
+        factor, per_waiting = (
             (RECOMPUTE_FACTOR, RECOMPUTE_FACTOR_PER_WAITING) if request.authoritative else (1.0, 0.0)
         )
         if most < HOME_TOKENS and request.home is not None:
             home = home_of(endpoints, request.home).name
-            # Nobody has shown yet that anything will be shared.
-            most, times, each = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens)), 1.0, 0.0
-        usual = _usual_speed(endpoints)
-        return cls(endpoints, request, weights, jitters, usual, known, most, times, each, home)
+            # No request has shown yet that anything will be shared.
+            most, factor, per_waiting = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens)), 1.0, 0.0
+        median = _median_speed(endpoints)
+        return cls(
+            endpoints, request, weights, jitters, median, tokens_known, most, factor, per_waiting, home
+        )
 
     def costs(self) -> tuple[Cost, ...]:
-        """One for each endpoint, in their order."""
-        return tuple([self.cost(at) for at in range(len(self.endpoints))])
+        """Return the cost at each endpoint, in their order."""
+        return tuple([self.cost(index) for index in range(len(self.endpoints))])
 
     def cost(self, index: int) -> Cost:
-        """Of the endpoint at this place."""
-        endpoint, request, weights, jitter = (
-            self.endpoints[index],
-            self.request,
-            self.weights,
-            self.jitters[index],
-        )
-        speed = endpoint.speed or self.median_speed
-        known, seen = self.known.get(endpoint.name, NOTHING_KNOWN)
-        apart = 0.0
-        if seen < self.most_seen and endpoint.name != self.home:
-            times = self.recompute_factor + self.recompute_factor_per_waiting * endpoint.waiting
-            apart = times * weights.prefix * speed.seconds(seen, self.most_seen)
-        compute = weights.prefix * speed.seconds(known, request.prompt_tokens)
-        if endpoint.queued_tokens is None:
-            others = endpoint.load - endpoint.in_flight
-            queue = SECONDS_PER_REQUEST * (endpoint.in_flight + jitter * others)
-            return Cost(endpoint, known, seen, compute, weights.load * queue, 0.0, 0.0, apart)
-        queue = jitter * endpoint.queued_tokens / speed.tokens_per_second
-        decode = endpoint.decode_seconds(speed)
-        memory = 0.0
-        if endpoint.room is not None and request.prompt_tokens + endpoint.queued_tokens > endpoint.room:
-            memory = endpoint.memory_seconds
-        load = weights.load
-        return Cost(endpoint, known, seen, compute, load * queue, load * memory, load * decode, apart)
+        """Return the cost at the endpoint with this index."""
+        endpoint = self.endpoints[index]
+        resumable, seen = self.tokens_known.get(endpoint.name, NOTHING_KNOWN)
+        return Cost(endpoint, resumable, seen, *self._parts((index,))[0])
 
     def totals(self) -> list[float]:
-        """The total cost of each endpoint in seconds, float[endpoints]; bit for bit `cost(i).total`, but much
-        faster, since every request waits for it."""
-        tokens, most, home, known = self.request.prompt_tokens, self.most_seen, self.home, self.known
-        prefix, load = self.weights.prefix, self.weights.load
-        times, each, square, most_square = (
-            self.recompute_factor,
-            self.recompute_factor_per_waiting,
-            tokens * tokens,
-            most * most,
+        """Return the total cost at each endpoint in seconds, float[endpoints]: `cost(i).total`, faster."""
+        rows = self._parts(range(len(self.endpoints)))
+        return [compute + queue + memory + decode + apart for compute, queue, memory, decode, apart in rows]
+
+    def _parts(self, indices: Iterable[int]) -> list[CostParts]:
+        """Return the parts of the cost at each of these endpoints: the one formula of a cost.
+
+        Every request waits for it, so the loop calls nothing for an endpoint that reports all it needs.
+        """
+        tokens, tokens_known = self.request.prompt_tokens, self.tokens_known
+        most_seen, home = self.most_seen, self.home
+        prefix, load, jitters, endpoints = (
+            self.weights.prefix,
+            self.weights.load,
+            self.jitters,
+            self.endpoints,
         )
-        found: list[float] = []
-        for at, endpoint in enumerate(self.endpoints):
-            if (terms := endpoint.cost_terms) is None:
-                found.append(self.cost(at).total)
-                continue
-            rate, ratio, queued, decode = terms
-            name, room = endpoint.name, endpoint.room
-            resumed, seen = known.get(name, NOTHING_KNOWN)
-            total = prefix * ((tokens - resumed + ratio * (square - resumed * resumed) / 2) / rate)
-            total += load * (self.jitters[at] * queued / rate)
-            if room is not None and tokens + queued > room:
-                total += load * endpoint.memory_seconds
-            total += load * decode
-            if seen < most and name != home:
-                charge = (times + each * endpoint.waiting) * prefix
-                total += charge * ((most - seen + ratio * (most_square - seen * seen) / 2) / rate)
-            found.append(total)
-        return found
+        factor, factor_per_waiting = self.recompute_factor, self.recompute_factor_per_waiting
+        square, most_square = tokens * tokens, most_seen * most_seen
+        rows: list[CostParts] = []
+        for index in indices:
+            endpoint = endpoints[index]
+            rate, ratio, queued, decode = endpoint.cost_terms or self._assumed_terms(endpoint)
+            resumable, seen = tokens_known.get(endpoint.name, NOTHING_KNOWN)
+            compute = prefix * ((tokens - resumable + ratio * (square - resumable * resumable) / 2) / rate)
+            memory = apart = 0.0
+            if queued is None:
+                others = endpoint.load - endpoint.in_flight
+                queue = load * (SECONDS_PER_REQUEST * (endpoint.in_flight + jitters[index] * others))
+            else:
+                queue = load * (jitters[index] * queued / rate)
+                room = endpoint.room
+                if room is not None and tokens + queued > room:
+                    memory = load * endpoint.memory_seconds
+            if seen < most_seen and endpoint.name != home:
+                charge = (factor + factor_per_waiting * endpoint.waiting) * prefix
+                apart = charge * ((most_seen - seen + ratio * (most_square - seen * seen) / 2) / rate)
+            rows.append((compute, queue, memory, load * decode, apart))
+        return rows
+
+    def _assumed_terms(self, endpoint: Endpoint) -> tuple[float, float, float | None, float]:
+        """Return the terms of an endpoint that does not report all of them; the queue is None if unknown."""
+        speed, queued = endpoint.speed or self.median_speed, endpoint.queued_tokens
+        decode = 0.0 if queued is None else endpoint.decode_seconds(speed)
+        return speed.tokens_per_second, speed.attention_ratio, queued, decode
 
     def cheapest_first(self) -> list[Endpoint]:
-        """The endpoints in the order of their totals."""
+        """Return the endpoints in the order of their totals."""
         totals = self.totals()
-        return [self.endpoints[at] for at in sorted(range(len(totals)), key=totals.__getitem__)]
+        return [self.endpoints[index] for index in sorted(range(len(totals)), key=totals.__getitem__)]
 
     def cost_behind(self, address: str | None) -> Cost | None:
-        """The cost at the endpoint with this address; None = it was no candidate."""
-        found = (at for at, endpoint in enumerate(self.endpoints) if endpoint.address == address)
-        return next(map(self.cost, found), None)
+        """Return the cost at the endpoint with this address; None = it was no candidate."""
+        indices = (index for index, endpoint in enumerate(self.endpoints) if endpoint.address == address)
+        return next(map(self.cost, indices), None)
 
     @property
     def charges(self) -> bool:
@@ -221,44 +226,47 @@ class CostComparison(msgspec.Struct):
         return any(self._charged(endpoint.name) for endpoint in self.endpoints)
 
     def _charged(self, name: str) -> bool:
-        return name != self.home and self.known.get(name, NOTHING_KNOWN)[1] < self.most_seen
+        return name != self.home and self.tokens_known.get(name, NOTHING_KNOWN)[1] < self.most_seen
 
 
-def _known(endpoints: Sequence[Endpoint], request: RoutingRequest) -> dict[str, tuple[int, int]]:
-    resumable, has, tokens = request.resumable, request.seen, request.prompt_tokens
-    if not resumable and not has:
+def _tokens_known(endpoints: Sequence[Endpoint], request: RoutingRequest) -> dict[str, tuple[int, int]]:
+    resumable, seen, tokens = request.resumable, request.seen, request.prompt_tokens
+    if not resumable and not seen:
         return {}
-    found: dict[str, tuple[int, int]] = {}
+    pairs: dict[str, tuple[int, int]] = {}
     for endpoint in endpoints:
         name = endpoint.name
-        if name in has or name in resumable:
+        if name in seen or name in resumable:
             # The last token is always computed: it gives the first of the answer.
-            known = max(0, min(resumable.get(name, 0), tokens - 1))
+            resumed = max(0, min(resumable.get(name, 0), tokens - 1))
             # A state is kept where prompts part once a second one has shown that they do: at the engine that
             # has what the first one left, so that counts as much as one that is there already.
-            found[name] = known, max(known, min(has.get(name, 0), tokens))
-    return found
+            pairs[name] = resumed, max(resumed, min(seen.get(name, 0), tokens))
+    return pairs
 
 
 def home_of(endpoints: Sequence[Endpoint], key: int) -> Endpoint:
-    """Home engine of prompts with the beginning `key`, by rendezvous hashing: the same in every gateway with
-    these endpoints, and unchanged for most keys when an endpoint leaves."""
-    # Of many they are mixed at once, which for few takes longer.
+    """Return the home engine of prompts with the beginning `key`, by rendezvous hashing.
+
+    It is the same in every gateway with these endpoints, and stays for most keys when an endpoint leaves.
+    """
+    # The keys of many endpoints are mixed at once, which for few takes longer.
     keys = [key ^ endpoint.key for endpoint in endpoints]
     many = len(keys) > SMALL_POOL
     values = mixed(np.array(keys, np.uint64)).tolist() if many else list(map(mixed_one, keys))
     best = max(values)
-    return max((one for one, value in zip(endpoints, values, strict=True) if value == best), key=_name)
+    tied = (endpoint for endpoint, value in zip(endpoints, values, strict=True) if value == best)
+    return max(tied, key=_name)
 
 
 def _name(endpoint: Endpoint) -> str:
     return endpoint.name
 
 
-def _usual_speed(endpoints: Sequence[Endpoint]) -> EngineSpeed:
-    """Median of the measured speeds, used for endpoints that have measured none yet."""
-    known = [endpoint.speed for endpoint in endpoints if endpoint.speed is not None]
-    if not known or len(known) == len(endpoints):
+def _median_speed(endpoints: Sequence[Endpoint]) -> EngineSpeed:
+    """Return the median of the measured speeds, for endpoints that have measured none yet."""
+    speeds = [endpoint.speed for endpoint in endpoints if endpoint.speed is not None]
+    if not speeds or len(speeds) == len(endpoints):
         return NOMINAL  # or nobody needs it
-    known.sort(key=lambda speed: speed.tokens_per_second)
-    return known[len(known) // 2]
+    speeds.sort(key=lambda speed: speed.tokens_per_second)
+    return speeds[len(speeds) // 2]

@@ -1,7 +1,7 @@
 """Upstream connection: one TCP connection to an engine, over which requests go one after the other.
 
-Parses with httptools, of which it asks no more than the framing: the bytes of a body pass as they came. Made,
-kept and given out by the upstream connector.
+Parses with httptools, and only the framing: the bytes of a body pass as they came. The upstream connector
+opens connections, keeps them, and assigns them to requests.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_gateway.upstream.response import ConnectionLost, UpstreamResponse
 
 HEAD_BYTES = 64 * 1024
-"""Most bytes of an answer's status line and headers."""
+"""Largest size of an answer's status line and headers."""
 PIECE_BYTES = 64 * 1024
-"""Of a large body that are written at once: other streams get their turn in between."""
+"""Size of the pieces in which a large body is written: other streams get their turn in between."""
 TOO_LARGE = f"the engine's headers have more than {HEAD_BYTES} bytes"
-NO_ANSWER = "what the engine sent is no answer"
+NOT_HTTP = "the engine's answer is not valid HTTP"
 _BODILESS = (204, 304)
 
 
 class EngineUnreachable(Exception):
-    """No connection: the engine saw nothing of the request."""
+    """No connection could be opened, so the engine saw nothing of the request."""
 
 
 class _TooLarge(Exception):
@@ -31,10 +31,13 @@ class _TooLarge(Exception):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """`idle`: how long an engine may say nothing. `free` is called with the connection when an answer is
-    complete and another request may follow."""
+    """One connection to an engine, which carries one request at a time."""
 
     def __init__(self, idle: Deadlines, free: Callable[["UpstreamConnection"], None]) -> None:
+        """`idle`: how long an engine may send nothing.
+
+        `free` is called with the connection when an answer is complete and another request may follow.
+        """
         self._idle, self._free = idle, free
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
@@ -43,19 +46,19 @@ class UpstreamConnection(asyncio.Protocol):
         self._in_head = False
         self._complete = False
         self._until_close = False
-        """The body ends where the connection does."""
+        """Whether the body ends where the connection does."""
         self._reusable = False
-        """Another request may follow the one whose answer is complete."""
+        """Whether another request may follow the one whose answer is complete."""
         self._unsent = False
         self._write_paused = False
 
     @property
     def usable(self) -> bool:
-        """Another request may be sent."""
+        """Whether the connection is open."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def send(self, head: bytes, body: bytes) -> tuple[UpstreamResponse, bytes]:
-        """Send a request; its answer with the first bytes of the body, empty if it has none.
+        """Send a request; return its answer with the first bytes of the body, empty if it has none.
 
         Raises ConnectionLost and IdleTimeout; cancelled it closes the connection.
         """
@@ -83,7 +86,8 @@ class UpstreamConnection(asyncio.Protocol):
     async def _send_in_pieces(
         self, transport: asyncio.Transport, response: UpstreamResponse, head: bytes, body: bytes
     ) -> None:
-        # Who answers before the body's end does not want the rest; then no other request can follow.
+        # An engine that answers before the body's end does not want the rest; then no other request can
+        # follow.
         self._unsent = True
         transport.write(head)
         view, sent = memoryview(body), 0
@@ -97,27 +101,27 @@ class UpstreamConnection(asyncio.Protocol):
         self._unsent = sent < len(body)
 
     def abort(self) -> None:
-        """Close at once; the engine sees it as a cancellation."""
+        """Close the connection at once; the engine sees it as a cancellation."""
         self._response = None
         if self._transport is not None:
             self._transport.abort()
 
     def pause_reading(self) -> None:
-        """The reader is slow."""
+        """Stop reading from the socket, since the reader is slow."""
         if self.usable and self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """It has read what there was."""
+        """Read from the socket again, since the reader has caught up."""
         if self.usable and self._transport is not None:
             self._transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The engine is there."""
-        self._transport = cast("asyncio.Transport", transport)  # that of uvloop is none by its class
+        """Take the transport of the new connection."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not one by its class
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """End the answer where the connection ends, or fail it."""
         self._transport = self._parser = None  # the parser refers to this protocol
         if self._until_close and exc is None:
             self._end()
@@ -125,27 +129,27 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(f"the engine closed the connection{f': {exc}' if exc else ''}")
 
     def pause_writing(self) -> None:
-        """The engine reads slower than we write."""
+        """Stop writing the body, since the engine reads slowly."""
         self._write_paused = True
 
     def resume_writing(self) -> None:
-        """It has read most of that."""
+        """Go on writing the body, since the engine has caught up."""
         self._write_paused = False
         if self._response is not None:
             self._response.wake()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Parse bytes of the engine, and wake the reader of its answer."""
         response, parser = self._response, self._parser
         if response is None or parser is None:
-            self.abort()  # nobody has asked
+            self.abort()  # there is no request
             return
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._reusable = False
             if not self._complete:
-                self._fail(TOO_LARGE if isinstance(error.__context__, _TooLarge) else f"{NO_ANSWER}: {error}")
+                self._fail(TOO_LARGE if isinstance(error.__context__, _TooLarge) else f"{NOT_HTTP}: {error}")
                 return
         if self._complete:
             self._end()
@@ -155,20 +159,20 @@ class UpstreamConnection(asyncio.Protocol):
             response.read_done()
 
     def on_message_begin(self) -> None:
-        """A status line, the first one or that after `100 Continue`."""
+        """Begin the headers at a status line, the first one or that after `100 Continue`."""
         if self._complete:
             self._reusable = False  # bytes behind the answer belong to no request
         elif self._response is not None:
             self._response.headers.clear()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A whole header. Trailers come here, too, and are dropped."""
+        """Store a header. Trailers come here, too, and are dropped."""
         if self._in_head and self._response is not None:
             self._response.headers.append((name.lower(), value))
             self._parsed_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """Store the status, and learn how the body ends."""
         response, parser = self._response, self._parser
         assert parser is not None
         status = parser.get_status_code()
@@ -185,17 +189,17 @@ class UpstreamConnection(asyncio.Protocol):
                 self._until_close = False
 
     def on_body(self, body: bytes) -> None:
-        """Bytes of the body."""
+        """Pass bytes of the body to the answer."""
         if self._response is not None and not self._complete:
             self._response.put(body)
 
     def on_message_complete(self) -> None:
-        """The last byte of an answer, unless it was a provisional one."""
+        """Record the end of an answer, unless it was a provisional one."""
         if not (self._in_head or self._complete) and self._parser is not None:
             self._complete, self._reusable = True, self._parser.should_keep_alive()
 
     def _too_large(self, more: int) -> bool:
-        # Of a header that never ends the parser tells nothing.
+        # The parser does not report a header that never ends.
         self._head_bytes += more
         return self._head_bytes > HEAD_BYTES
 

@@ -1,4 +1,4 @@
-"""Upstream connector: the connections to all engines, kept for the next request, made where none is free."""
+"""Upstream connector: the connections to all engines, kept for the next request, opened on demand."""
 
 import asyncio
 import contextvars
@@ -18,23 +18,23 @@ from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_gateway.upstream.response import Pair, UpstreamResponse
 
 IDLE_SECONDS = 4.0
-"""How long an idle connection is kept. Below the five seconds after which the servers in use close theirs: no
-race for one."""
+"""Time for which an idle connection is kept. Below the five seconds after which the servers in use close
+theirs, so that no request races with a close."""
 MAX_STARTS = 16
-"""Beginnings of requests that are kept for each engine."""
+"""Number of beginnings of requests that are kept for each engine."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(slots=True)
 class Origin:
-    """Where an engine listens, with its idle connections, the one used last at the end."""
+    """The address of one engine, with its idle connections, the one used last at the end."""
 
     base: str
     host: str
     port: int
     tls: bool
     path: str
-    """What stands before the path of every request."""
+    """Prefix of the path of every request."""
     authority: bytes
     """The value of the Host header."""
     credentials: bytes | None
@@ -43,20 +43,20 @@ class Origin:
     _starts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def start(self, start: str) -> bytes:
-        """Request line and Host header for a method and target, without the last line end."""
-        made = self._starts.get(start)
-        if made is None:
+        """Return request line and Host header for a method and target, without the last line end."""
+        head = self._starts.get(start)
+        if head is None:
             method, _, target = start.partition(" ")
             line = b"%b %b%b HTTP/1.1" % (method.encode(), self.path.encode(), target.encode("latin-1"))
-            made = b"%b\r\nhost: %b" % (line, self.authority)
-            # Paths are few; queries, and whatever else a client could make up, are not kept.
+            head = b"%b\r\nhost: %b" % (line, self.authority)
+            # Paths are few; queries, and anything else that a client could make up, are not kept.
             if "?" not in start and len(self._starts) < MAX_STARTS:
-                self._starts[start] = made
-        return made
+                self._starts[start] = head
+        return head
 
     @classmethod
     def of(cls, base: str) -> "Origin":
-        """From a base URL, http or https."""
+        """Parse a base URL, http or https."""
         parts = urlsplit(base)
         host = parts.hostname or ""
         default = _DEFAULT_PORTS[parts.scheme]
@@ -71,30 +71,32 @@ class Origin:
 
 
 class UpstreamConnector:
-    """Of one gateway. Any number of connections: the permits bound the requests."""
+    """The connections of one gateway, of any number: the permits bound the requests."""
 
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
         self._connect_timeout = connect_timeout
         self._origins: dict[str, Origin] = {}
         self.loop = asyncio.get_running_loop()
-        """Kept by all that work on its requests: to ask for the running one is a system call."""
+        """The event loop, kept by all parts that handle requests: finding the running one is a system
+        call."""
         self._idle = Deadlines(self.loop, idle_timeout)
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
     def origin(self, base: str) -> Origin:
-        """What is known of an engine's base URL."""
-        found = self._origins.get(base)
-        if found is None:
-            found = self._origins[base] = Origin.of(base)
-        return found
+        """Return the origin of an engine's base URL."""
+        origin = self._origins.get(base)
+        if origin is None:
+            origin = self._origins[base] = Origin.of(base)
+        return origin
 
     def send(
         self, base: str, start: str, headers: Iterable[Pair], body: bytes
     ) -> Awaitable[tuple[UpstreamResponse, bytes]]:
-        """Send a request to the engine at a base URL; its answer, with the first bytes of the body, empty if
-        it has none. `start` is method and target, without the base's own path.
+        """Send a request to the engine at a base URL; return its answer with the first bytes of the body.
+
+        The bytes are empty if there is no body. `start` is method and target, without the base's own path.
 
         Raises EngineUnreachable, ConnectionLost, IdleTimeout; `ValueError` for a header with a line end.
         Close the answer before its end, and the engine sees the connection close.
@@ -136,7 +138,7 @@ class UpstreamConnector:
             raise EngineUnreachable(f"Connect to {where} failed: {error}") from error
 
     def close(self) -> None:
-        """Close what is idle, and keep nothing any more."""
+        """Close the idle connections, and keep no connection any more."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -147,11 +149,11 @@ class UpstreamConnector:
         self._idle.close()
 
     async def _connect(self, origin: Origin) -> UpstreamConnection:
-        found = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        addresses = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
         refused: OSError | None = None
-        for family, kind, protocol, _, address in found:
+        for family, kind, protocol, _, address in addresses:
             try:
-                made = await self._socket(family, kind, protocol, address)
+                opened = await self._open_socket(family, kind, protocol, address)
             except OSError as error:
                 refused = error
                 continue
@@ -160,25 +162,25 @@ class UpstreamConnector:
                     functools.partial(
                         UpstreamConnection, self._idle, functools.partial(self._return, origin.base)
                     ),
-                    sock=made,
+                    sock=opened,
                     ssl=self._tls_context() if origin.tls else None,
                     server_hostname=origin.host if origin.tls else None,
                 )
             except BaseException:
-                made.close()
+                opened.close()
                 raise
             return connection
         raise refused or OSError("its name has no address")
 
-    async def _socket(self, family: int, kind: int, protocol: int, address: object) -> socket.socket:
-        made = keepalive_socket(family, kind, protocol)
+    async def _open_socket(self, family: int, kind: int, protocol: int, address: object) -> socket.socket:
+        opened = keepalive_socket(family, kind, protocol)
         try:
-            made.setblocking(False)
-            await self.loop.sock_connect(made, address)  # type: ignore[arg-type]
+            opened.setblocking(False)
+            await self.loop.sock_connect(opened, address)  # type: ignore[arg-type]
         except BaseException:
-            made.close()
+            opened.close()
             raise
-        return made
+        return opened
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -209,7 +211,7 @@ class UpstreamConnector:
 
 @asynccontextmanager
 async def upstream_connector(connect_timeout: float, idle_timeout: float) -> AsyncIterator[UpstreamConnector]:
-    """A connector, closed in the end."""
+    """Yield a connector, which is closed at the end of the block."""
     connector = UpstreamConnector(connect_timeout, idle_timeout)
     try:
         yield connector
@@ -231,13 +233,15 @@ def _head(origin: Origin, start: str, headers: Iterable[Pair], body_bytes: int) 
 
 
 def keepalive_socket(family: int, kind: int, protocol: int) -> socket.socket:
-    """A socket that notices a node that vanished, which sends no reset: without that a request to it would
-    wait for the idle limit."""
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    """Return a socket that notices a node that vanished, which sends no reset.
+
+    Without that a request to the node would wait for the idle limit.
+    """
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, seconds in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         if (option := getattr(socket, name, None)) is not None:
-            made.setsockopt(socket.IPPROTO_TCP, option, seconds)
+            opened.setsockopt(socket.IPPROTO_TCP, option, seconds)
     if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
-        made.setsockopt(socket.IPPROTO_TCP, option, 40_000)
-    return made
+        opened.setsockopt(socket.IPPROTO_TCP, option, 40_000)
+    return opened

@@ -1,6 +1,6 @@
-"""Upstream: one attempt at one engine, up to the first byte of its answer.
+"""One request as engines get it, and the aiohttp session for what the gateway asks of engines for itself.
 
-Owns the HTTP client's settings and turns its many exceptions into three outcomes. Used by the relay.
+The relay sends the request with `ask`, once for each attempt; parts that query engines share the session.
 """
 
 from collections.abc import Awaitable
@@ -19,7 +19,7 @@ from mamba_telemetry.request_trace import UNTRACED, RequestTrace, SpanNote
 
 @dataclass(slots=True)
 class UpstreamRequest:
-    """What is sent to an engine, the same for every attempt."""
+    """One request for an engine, the same for every attempt."""
 
     path: str
     query: str
@@ -27,32 +27,32 @@ class UpstreamRequest:
     body: bytes = field(repr=False)
     model: str | None = None
     body_share: BodyShare | None = field(default=None, repr=False)
-    """The body's share of what the gateway may hold."""
+    """Share of the body in the bytes that the gateway may hold."""
     request_id: str = ""
     prompt: PromptPrefix | None = field(default=None, repr=False)
-    """What it asks, where that is known."""
+    """The prompt, where it is known."""
     permit: Permit | None = field(default=None, repr=False)
-    """Told when the request is at an engine."""
+    """Permit of the request, which records when it is at an engine."""
     meter: UsageMeter | None = field(default=None, repr=False)
-    """Fed with the answer."""
+    """Meter that reads the answer."""
     trace: RequestTrace = UNTRACED
     has_form: bool = False
-    """The answer is to have a form that the client wrote."""
+    """Whether the answer has a form that the client wrote."""
     explain: bool = False
-    """The client wants to know why this engine was chosen."""
+    """Whether the answer explains the choice of the engine to the client."""
 
     def release_body(self) -> None:
-        """An engine has begun to answer: no other attempt needs the body."""
+        """Release the body once an engine has begun to answer: no other attempt needs it."""
         self.body = b""
         if self.body_share is not None:
             self.body_share.release()
 
 
 def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientSession:
-    """The client that asks engines what they are and have: no cookies, no limit of its own on connections."""
+    """Return the session of all queries of engines: no cookies, no limit of its own on connections."""
     connector = aiohttp.TCPConnector(
         limit=0,
-        # Below the five seconds after which the servers in use close idle connections: no race for one.
+        # Below the five seconds after which the servers in use close idle connections, so that none races.
         keepalive_timeout=4,
         socket_factory=lambda address: keepalive_socket(*address[:3]),
     )
@@ -68,11 +68,11 @@ def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientS
 def ask(
     connector: UpstreamConnector, base: str, request: UpstreamRequest, span: SpanNote | None = None
 ) -> Awaitable[tuple[UpstreamResponse, bytes]]:
-    """Send the request, as a child of `span`; the response and the first bytes of its body, empty if it has
-    none. Raises Unreachable, ConnectionLost, IdleTimeout.
+    """Send the request, as a child of `span`; return the response and the first bytes of its body.
 
-    Close the response: before the body's end that closes the connection, which the engine sees as a
-    cancellation.
+    The bytes are empty if there is no body. Close the response: before the body's end that closes the
+    connection, which the engine sees as a cancellation. Raises EngineUnreachable, ConnectionLost,
+    IdleTimeout.
     """
     headers = request.headers
     if traceparent := request.trace.traceparent(span):

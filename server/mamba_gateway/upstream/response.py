@@ -1,5 +1,4 @@
-"""`UpstreamResponse`: the response to one request, filled by the upstream connection and read by the
-relay."""
+"""`UpstreamResponse`: the response to one request, filled by its connection and read by the relay."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from typing import Protocol
 from mamba_gateway.upstream.deadlines import Deadlines
 
 BUFFERED_BYTES = 128 * 1024
-"""Bytes of a body that may be buffered; above that reading from the socket is paused."""
+"""Size of a body's buffer; above it reading from the socket is paused."""
 Pair = tuple[bytes, bytes]
 
 
@@ -21,20 +20,20 @@ class IdleTimeout(Exception):
 
 
 class BodySource(Protocol):
-    """What an answer needs of the connection that it comes over."""
+    """The connection of an answer, as far as the answer needs it."""
 
     def pause_reading(self) -> None:
-        """Leave the socket alone."""
+        """Stop reading from the socket."""
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Read from the socket again."""
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
 
 
 class UpstreamResponse:
-    """The answer to one request, as it comes."""
+    """The answer to one request, as it arrives."""
 
     __slots__ = (
         "_connection", "_consumer", "_error", "_forwardable", "_idle", "_limited", "_loop", "_parts", "_size",
@@ -42,11 +41,11 @@ class UpstreamResponse:
     )  # fmt: skip
 
     def __init__(self, connection: BodySource, idle: Deadlines) -> None:
-        """`idle`: how long the engine may say nothing."""
+        """`idle`: how long the engine may send nothing."""
         self.status = 0
-        """0 until its headers are whole."""
+        """HTTP status; 0 until the headers are complete."""
         self.headers: list[Pair] = []
-        """Names in lower case."""
+        """Headers with names in lower case."""
         self._connection: BodySource | None = connection
         self._idle, self._loop = idle, idle.loop
         self._parts: list[bytes] = []
@@ -54,21 +53,21 @@ class UpstreamResponse:
         self._error: Exception | None = None
         self._consumer: Callable[[bytes], bytes] | None = None
         self._forwardable = b""
-        """Bytes that the consumer returned."""
+        """Bytes that the consumer could not pass on itself."""
         self._waiter: asyncio.Future[None] | None = None
         self._waiting_since = 0.0
         self._limited = False
-        """An idle timeout of the engine is running already."""
+        """Whether an idle timeout of the engine is running already."""
         self._timer: asyncio.TimerHandle | None = None
-        """For what is left of it behind the first time."""
+        """Timer for the rest of the idle timeout, where bytes have come since it began."""
 
     @property
     def complete(self) -> bool:
-        """All of it has come, and was read."""
+        """Whether the whole answer has arrived and was read."""
         return self._connection is None and self._error is None and not self._parts
 
     async def read(self) -> bytes:
-        """What has come since, at least one byte; empty at the end.
+        """Wait for bytes and return them, at least one; empty at the end.
 
         Raises ConnectionLost and IdleTimeout, behind the bytes that came before.
         """
@@ -77,8 +76,10 @@ class UpstreamResponse:
         return part
 
     def read_nowait(self) -> bytes | None:
-        """As `read`, without waiting; None = nothing has arrived, await `wait` first. Raises as `read`
-        does."""
+        """Return the bytes that `read` would, without waiting; None = nothing has arrived, `wait` first.
+
+        Raises as `read` does.
+        """
         if self._parts:
             return self._drain()
         if self._error is not None:
@@ -108,8 +109,10 @@ class UpstreamResponse:
             self._consumer = None
 
     def wait(self) -> asyncio.Future[None]:
-        """A future that completes with the next bytes, the end of the body, or room to write. For one
-        reader."""
+        """Return a future that completes with the next bytes, the end of the body, or room to write.
+
+        There may be one reader at a time.
+        """
         self._waiter = self._loop.create_future()
         if self._limited:
             self._waiting_since = self._loop.time()
@@ -119,20 +122,20 @@ class UpstreamResponse:
         return self._waiter
 
     def close(self) -> None:
-        """Nothing more is wanted: what is not complete takes the connection with it."""
+        """Drop the rest of the answer; an incomplete one takes its connection with it."""
         if self._connection is not None:
             self._connection.abort()
             self.end()
 
     def put(self, part: bytes) -> None:
-        """Bytes of the body came."""
+        """Buffer bytes of the body."""
         self._parts.append(part)
         before, self._size = self._size, self._size + len(part)
         if before <= BUFFERED_BYTES < self._size and self._connection is not None:
             self._connection.pause_reading()
 
     def read_done(self) -> None:
-        """One read of the socket has been `put` completely."""
+        """Consume or announce the bytes of one read of the socket, which were `put` before."""
         waits = self._waiter is not None and not self._waiter.done()
         if self._consumer is None or not waits or not self._parts:
             self.wake()
@@ -149,7 +152,7 @@ class UpstreamResponse:
             self.wake()
 
     def end(self, error: Exception | None = None) -> None:
-        """It is complete, or has broken off."""
+        """End the answer, which is complete or has broken off with `error`."""
         self._connection, self._error = None, error
         if self._limited:
             self._idle.end(self)
@@ -159,7 +162,7 @@ class UpstreamResponse:
         self.wake()
 
     def wake(self) -> None:
-        """Something happened."""
+        """Wake the reader that waits."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -173,8 +176,9 @@ class UpstreamResponse:
         return data
 
     def expire(self) -> None:
-        """The engine may have said nothing for too long."""
-        # Only time in which somebody waits for the engine counts, not that in which a client reads slowly.
+        """End the answer if the engine has sent nothing for too long."""
+        # Only the time in which a reader waits for the engine counts, not that in which a client reads
+        # slowly.
         since = self._waiting_since if self._waiter is not None else self._loop.time()
         left = since + self._idle.seconds - self._loop.time()
         if left > 0:

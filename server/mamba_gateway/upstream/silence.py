@@ -1,8 +1,7 @@
-"""Detects a hung engine during an attempt: after a period of silence `/livez` tells a busy one from a hung
-one.
+"""Detects a hung engine during an attempt: after a period of silence `/livez` tells busy from hung.
 
 While bytes arrive it costs one timer. An engine is checked only after the period of silence, and one check
-serves all attempts that are under way at the engine.
+serves all attempts that are under way at the engine. Used by the relay; the prober reports its doubts.
 """
 
 import asyncio
@@ -12,18 +11,19 @@ from typing import Any, Self
 
 from mamba_gateway.upstream.connection import EngineUnreachable
 from mamba_gateway.upstream.connector import UpstreamConnector
-from mamba_gateway.upstream.deadlines import Deadlines
-from mamba_gateway.upstream.interrupt import Interrupt
+from mamba_gateway.upstream.deadlines import Deadlines, Interrupt
 from mamba_gateway.upstream.response import ConnectionLost, IdleTimeout
 
-MOST_ENGINES = 1024
+MAX_ENGINES = 1024
 """Number of engines whose last sign of life is kept; the oldest is dropped first."""
 
 
 class LivenessChecks:
-    """Liveness of all engines. At most one check of an engine runs at a time, for at most `timeout` seconds,
-    and all callers share its result. Any status below 500 counts as alive: other kinds of engines have no
-    `/livez`."""
+    """Liveness of all engines.
+
+    At most one check of an engine runs at a time, for at most `timeout` seconds, and all callers share its
+    result. Any status below 500 counts as alive: other kinds of engines have no `/livez`.
+    """
 
     def __init__(self, connector: UpstreamConnector, timeout: float, seconds: float) -> None:
         """`seconds`: how long an engine may be silent until it is checked."""
@@ -34,20 +34,23 @@ class LivenessChecks:
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._waiting: dict[str, int] = {}
         self.watches: set[SilenceWatch] = set()
-        """Of all attempts that are under way."""
+        """Watches of all attempts that are under way."""
 
     def doubt(self, base: str, since: float) -> None:
-        """The engine has not answered somebody who asked it at `since`, by the loop's clock: attempts that
-        have heard nothing of it since then either check it now and not after the period of silence."""
-        for watch in [one for one in self.watches if one.base == base]:
+        """Check the engine for attempts that have heard nothing of it since `since`, by the loop's clock.
+
+        Called when the engine has not answered a request or a probe of that time: those attempts do not wait
+        for the period of silence.
+        """
+        for watch in [watch for watch in self.watches if watch.base == base]:
             watch.doubt(since)
 
     def last_alive(self, base: str) -> float:
-        """Start of the last successful check of the engine, by the loop's clock; -inf = never."""
+        """Return when the last successful check of the engine began, by the loop's clock; -inf = never."""
         return self._last_alive.get(base, -math.inf)
 
     async def check(self, base: str) -> bool:
-        """Whether the engine is alive. Cancelling the last caller that waits also cancels the check."""
+        """Return whether the engine is alive. Cancelling the last caller that waits cancels the check."""
         if (task := self._tasks.get(base)) is None:
             task = self._tasks[base] = asyncio.create_task(self._probe(base))
         self._waiting[base] = self._waiting.get(base, 0) + 1
@@ -70,34 +73,35 @@ class LivenessChecks:
         if answer.status < 500:
             self._last_alive.pop(base, None)
             self._last_alive[base] = begin
-            if len(self._last_alive) > MOST_ENGINES:
+            if len(self._last_alive) > MAX_ENGINES:
                 del self._last_alive[next(iter(self._last_alive))]
             return True
         return False
 
 
 class SilenceWatch(Interrupt):
-    """Raises TimeoutError in its block, which runs in `task`, once the engine was silent for the period of
-    `checks` and then failed a check; `fired` is set then."""
+    """Raises TimeoutError in its block once the engine was silent for the period and then failed a check.
+
+    The block runs in `task`, the period is that of `checks`; `fired` is set when the watch raises.
+    """
 
     __slots__ = ("_check_task", "_checks", "_last_activity", "_loop", "_timer", "base")
 
     def __init__(self, checks: LivenessChecks, base: str, task: asyncio.Task[Any]) -> None:
-        # Repeats the base class without a call: this runs for every request.
-        self._owner, self._task, self._cancelling, self.fired = task, None, 0, False
+        Interrupt.__init__(self, task)  # by name: `super()` costs every request more than the call
         self._checks, self.base = checks, base
         self._loop = checks.loop
         self._last_activity = 0.0
         self._check_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """For what is left behind the first time."""
+        """Timer for the rest of the period, where bytes have come since the period began."""
 
     def record_activity(self) -> None:
-        """Bytes have arrived from the engine."""
+        """Record that bytes have arrived from the engine."""
         self._last_activity = self._loop.time()
 
     def __enter__(self) -> Self:
-        self._task, self._cancelling = self._owner, self._owner.cancelling()
+        Interrupt.__enter__(self)
         self._last_activity = self._checks.silence.begin(self)
         self._checks.watches.add(self)
         return self
@@ -109,13 +113,10 @@ class SilenceWatch(Interrupt):
         self._end_period()
         if self._check_task is not None:
             self._check_task.cancel()
-        if self.fired:
-            super().__exit__(kind, error, trace)
-        else:
-            self._task = None
+        Interrupt.__exit__(self, kind, error, trace)
 
     def expire(self) -> None:
-        """Its engine may have been silent for too long."""
+        """Check the engine if it has been silent for the whole period."""
         # A check by another attempt may have succeeded in between.
         left = (
             max(self._last_activity, self._checks.last_alive(self.base))

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from mamba_gateway.admission import admitted_requests
-from mamba_gateway.endpoints.engine_capacity import ENGINE_QUEUE
+from mamba_gateway.endpoints.endpoint import ENGINE_QUEUE
 
 BODY = {"model": "m", "prompt": "x"}
 

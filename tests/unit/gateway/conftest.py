@@ -14,6 +14,7 @@ from mamba_gateway.relay.relay import Relay
 from mamba_gateway.routing.router import Router
 from mamba_gateway.upstream.connector import upstream_connector
 from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.silence import LivenessChecks
 from virtual_loop import loop_factories
 
 
@@ -60,7 +61,12 @@ class RelayHarness:
         options = {"hold_timeout": 10.0, "max_attempts": 3, "request_timeout": 300.0, **limits}
         options = {"silence_timeout": 20.0, "probe_timeout": 2.0, **options}
         self.router = Router(self.pool, self.metrics, Random(3), index=options.pop("index", None))
-        self.relay = Relay(connector, self.pool, self.metrics, self.router, wake=self._wake, **options)
+        seconds = options.pop("silence_timeout")
+        self.liveness = LivenessChecks(connector, options.pop("probe_timeout"), seconds)
+        self.relay = Relay(
+            connector, self.pool, self.metrics, self.router,
+            wake=self._wake, liveness=self.liveness, **options,
+        )  # fmt: skip
 
     def _wake(self) -> None:
         self.wakes += 1

@@ -37,7 +37,7 @@ class Local:
     def __init__(self, keys: Path | None = None) -> None:
         self.pool = Pool()
         self.admission = Admission(4, 4, 1.0, time.monotonic)
-        self.metrics = GatewayMetrics(self.pool.snapshot, names=lambda: self.pool.names)
+        self.metrics = GatewayMetrics(self.pool.snapshot, serves=self.pool.serves)
         self.router = Router(self.pool, self.metrics, Random(1))
         routes = LocalRoutes(self.pool, self.admission, self.metrics, self.router.log)
         status = StatusEndpoint(self.pool, self.admission, self.metrics, routes.readiness, no_engine)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.endpoints.engine_capacity import ENGINE_QUEUE, engine_capacity
+from mamba_gateway.endpoints.endpoint import ENGINE_QUEUE, Endpoint, engine_capacity
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 
 Make = Callable[..., Endpoint]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_gateway.endpoints.engine_speed import EngineSpeed
-from mamba_gateway.endpoints.fleet_speed import pooled_speed
+from mamba_gateway.endpoints.engine_speed import EngineSpeed, pooled_speed
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.routing.decision import RoutingDecision, choose
 from mamba_gateway.routing.scoring import RoutingRequest, home_of

@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from eventually import until
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER
-from mamba_gateway.endpoints.engine_capacity import ENGINE_QUEUE
+from mamba_gateway.endpoints.endpoint import ENGINE_QUEUE
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.upstream.request import UpstreamRequest

@@ -9,7 +9,7 @@ from mamba_gateway.endpoints.outlier_ejection import (
     OutlierEjection,
 )
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
-from mamba_gateway.relay.retry_budget import MIN_RETRIES, RETRY_RATIO, WINDOW, RetryBudget
+from mamba_gateway.relay.retry_limits import MIN_RETRIES, RETRY_RATIO, WINDOW_SECONDS, RetryBudget
 
 
 def pool(*names: str) -> Pool:
@@ -121,7 +121,7 @@ async def test_no_more_is_sent_again_than_a_share_and_a_few() -> None:
         assert budget.available
         budget.record_retry()
     assert not budget.available
-    await asyncio.sleep(WINDOW)
+    await asyncio.sleep(WINDOW_SECONDS)
     assert budget.available
 
 

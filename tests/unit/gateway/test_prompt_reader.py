@@ -13,9 +13,9 @@ from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.prompts import prompt_reader
 from mamba_gateway.prompts.prompt_reader import (
-    MOST_BODY_BYTES,
-    MOST_PENDING,
-    MOST_SECONDS,
+    MAX_BODY_BYTES,
+    MAX_PENDING,
+    READ_SECONDS,
     PromptReader,
     prompt_of,
     text_of,
@@ -148,7 +148,7 @@ async def test_each_outcome_is_counted() -> None:
     other = await reading.read(model="another")
     assert other is not None
     assert not other.exact
-    assert await reading.read("x" * MOST_BODY_BYTES) is None
+    assert await reading.read("x" * MAX_BODY_BYTES) is None
     assert await reading.reader.read(UpstreamRequest(CHAT, "", [], b"{}", "m")) is None
     assert reading.outcomes() == {"read": 1, "no_tokenizer": 1, "too_large": 1, "unusable": 1}
 
@@ -163,13 +163,13 @@ async def test_nobody_waits_for_a_prompt_longer_than_the_bound_and_few_at_a_time
     monkeypatch.setattr(prompt_reader, "EncoderPool", Stuck)
     reading, loop = Reading(), asyncio.get_running_loop()
     begin = loop.time()
-    waiting = [asyncio.create_task(reading.read()) for _ in range(MOST_PENDING)]
+    waiting = [asyncio.create_task(reading.read()) for _ in range(MAX_PENDING)]
     await asyncio.sleep(0)
     assert await reading.read() is None
     assert loop.time() == begin
-    assert await asyncio.gather(*waiting) == [None] * MOST_PENDING
-    assert loop.time() - begin == pytest.approx(MOST_SECONDS)
-    assert reading.outcomes() == {"busy": 1, "late": MOST_PENDING}
+    assert await asyncio.gather(*waiting) == [None] * MAX_PENDING
+    assert loop.time() - begin == pytest.approx(READ_SECONDS)
+    assert reading.outcomes() == {"busy": 1, "late": MAX_PENDING}
 
 
 def chat(*contents: str, **more: Any) -> bytes:

@@ -3,7 +3,7 @@
 import pytest
 
 from mamba_gateway.prompt_prefix import DEPTHS, HOME_TOKENS, PromptPrefix
-from mamba_gateway.routing.recent_prefixes import MOST_ENGINES, RecentPrefixes
+from mamba_gateway.routing.router import MAX_ENGINES_OF_PREFIX, RecentPrefixes
 
 
 class Clock:
@@ -56,7 +56,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     for number in range(10):
         recent.note(PromptPrefix.of(STEM), f"e{number}")
     assert list(recent.resumable(PromptPrefix.of(STEM), 60)) == [
-        f"e{n}" for n in range(10 - MOST_ENGINES, 10)
+        f"e{n}" for n in range(10 - MAX_ENGINES_OF_PREFIX, 10)
     ]
 
 

@@ -25,7 +25,7 @@ def test_only_ready_endpoints_that_stay_are_available(endpoint) -> None:
         endpoint("b", draining=True),
         endpoint("c", ready=False, draining=True),
     ]
-    assert available([*others, well]) == (well,)
+    assert available([*others, well]) == [well]
 
 
 def test_an_engine_that_goes_is_chosen_while_nothing_else_is_ready(endpoint) -> None:
@@ -40,14 +40,23 @@ def test_an_engine_that_goes_is_chosen_while_nothing_else_is_ready(endpoint) -> 
 
 def test_an_endpoint_serves_its_models_and_one_of_unknown_models_serves_any(endpoint) -> None:
     one, two, unknown = endpoint("1"), endpoint("2", models=frozenset({"z"})), endpoint("3", models=None)
-    assert serving([one, two, unknown], "z") == (two, unknown)
-    assert serving([one, two, unknown], None) == (one, two, unknown)
+    assert serving([one, two, unknown], RoutingRequest("z")) == [two, unknown]
+    assert serving([one, two, unknown], RoutingRequest(None)) == [one, two, unknown]
 
 
 def test_an_endpoint_that_was_tried_is_left_out(endpoint) -> None:
     one, two = endpoint("1", models=None), endpoint("2", models=None)
     request = RoutingRequest("m", ("http://1", "http://gone"))
     assert choose([one, two], request, Random(0)).endpoint is two
+
+
+def test_an_engine_that_was_full_is_chosen_where_the_proxy_allows_no_other(endpoint) -> None:
+    full, idle = endpoint("full", avoided=True), endpoint("idle")
+    assert choose([full, idle], ASK, Random(0)).endpoint is idle
+    assert drop_reasons([full, idle], ASK) == {"full": "full lately"}
+    restricted = RoutingRequest("m", allowed_addresses=frozenset({"full"}))
+    assert choose([full, idle], restricted, Random(0)).endpoint is full
+    assert drop_reasons([full, idle], restricted) == {"idle": "the proxy does not ask for it"}
 
 
 def test_load_counts_ours_exactly_and_others_as_reported(endpoint) -> None:

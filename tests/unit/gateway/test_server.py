@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from eventually import until
-from mamba_gateway.process.server import listen, serve, url_of
+from mamba_edge.listener import listen, url_of
+from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
 from raw_engine import OK, SSE, RawEngine, says
 

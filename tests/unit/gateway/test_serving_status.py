@@ -9,7 +9,12 @@ from aiohttp import web
 from mamba_api.serving_status import EngineStatus, ServingStatus
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.api.local_routes import LocalRoutes
-from mamba_gateway.api.serving_status import MOST_BYTES, EngineStatusClient, StatusEndpoint, StatusUnavailable
+from mamba_gateway.api.serving_status import (
+    MAX_STATUS_BYTES,
+    EngineStatusClient,
+    StatusEndpoint,
+    StatusUnavailable,
+)
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.routing.routing_record import RoutingLog
@@ -70,7 +75,7 @@ async def test_an_engine_that_does_not_say_is_shown_as_the_pool_knows_it() -> No
         (200, b"[]", "something else"),
         (200, b'{"component": "engine", "version": "1", "status": "ready", "reason": "", "engines": []}',
          "something else"),
-        (200, b" " * (MOST_BYTES + 1), "too much"),
+        (200, b" " * (MAX_STATUS_BYTES + 1), "too much"),
     ],
 )  # fmt: skip
 async def test_whatever_an_engine_answers_only_costs_its_own_numbers(

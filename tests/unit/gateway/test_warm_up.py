@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from mamba_gateway.api.local_routes import WARM_UP_SECONDS, WarmUp
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
-from mamba_gateway.process.warm_up import WARM_UP_SECONDS, WarmUp
 from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_prefix.prefix_index import PrefixIndex, State
 

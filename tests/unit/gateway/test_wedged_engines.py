@@ -14,7 +14,7 @@ from mamba_gateway.endpoints.outlier_ejection import FAILURES
 from mamba_gateway.endpoints.pool import ProbeReport, Target
 from mamba_gateway.endpoints.probe import Prober
 from mamba_gateway.errors import UpstreamIdleTimeout, UpstreamLost
-from mamba_gateway.relay.retry_budget import MIN_RETRIES
+from mamba_gateway.relay.retry_limits import MIN_RETRIES
 from mamba_gateway.upstream.request import UpstreamRequest
 from raw_engine import OK, SSE, RawEngine, Speech, says
 
@@ -148,8 +148,10 @@ class Probed:
 
     def __init__(self, made: Any, session: aiohttp.ClientSession) -> None:
         self.made = made
-        self.prober = Prober(session, made.pool, Random(2), interval=1.0, timeout=2.0)
-        self.prober.on_unanswered = made.relay.doubt
+        self.prober = Prober(
+            session, made.pool, Random(2),
+            interval=1.0, timeout=2.0, on_unanswered=made.liveness.doubt,
+        )  # fmt: skip
 
     async def serve_by(self, *engines: RawEngine) -> None:
         """Make these the engines, and wait until all are ready."""

@@ -1,0 +1,207 @@
+"""Builds the parts of one gateway, in the order in which each needs the others.
+
+Called by `server`, which serves with the parts. Clients that are large (Kubernetes, Redis, gRPC) are imported
+where the settings ask for them.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp
+
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.app.cors import with_cors
+from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.admission.allowance import LEAVE_SECONDS
+from mamba_gateway.admission.rate_limiter import RateLimiter
+from mamba_gateway.api.app import make_app
+from mamba_gateway.api.local_routes import LocalRoutes, WarmUp
+from mamba_gateway.api.serving_status import EngineStatusClient, StatusEndpoint
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.endpoints.probe import Prober
+from mamba_gateway.key_limits import KeyLimitTable
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prefix_index.source import prefixes_followed
+from mamba_gateway.process.endpoint_source import endpoints_followed
+from mamba_gateway.prompts.prompt_reader import PromptReader
+from mamba_gateway.prompts.text_processors import TextProcessors
+from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.relay.relay import Relay
+from mamba_gateway.relay.shared_parts import SharedParts
+from mamba_gateway.routing.endpoint_wait import EndpointWait
+from mamba_gateway.routing.router import Router
+from mamba_gateway.routing.scoring import RoutingWeights
+from mamba_gateway.settings import GatewaySettings
+from mamba_gateway.upstream.connector import upstream_connector
+from mamba_gateway.upstream.request import make_session
+from mamba_gateway.upstream.silence import LivenessChecks
+from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.redis_url import url_from
+from mamba_telemetry.tracing import Tracing
+
+if TYPE_CHECKING:
+    from mamba_gateway.endpoint_picker.server import PickerServer
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFiles:
+    """The key files of one gateway."""
+
+    clients: KeyFile | None
+    """Keys that clients need; None = no key is needed."""
+    engines: KeyFile | None
+    """Keys of which engines get the first; None = engines get none."""
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> "KeyFiles":
+        """Read the files. Raises KeyFileError."""
+        clients, engines = settings.api_key_file, settings.backend_key_file
+        return cls(
+            KeyFile(clients, "--api-key-file") if clients else None,
+            KeyFile(engines, "--backend-key-file") if engines else None,
+        )
+
+    @property
+    def engine_key(self) -> Callable[[], bytes] | None:
+        """A function that returns the key for engines."""
+        engines = self.engines
+        return None if engines is None else lambda: engines.first
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The parts of one gateway that its server works with."""
+
+    app: ASGIApp
+    pool: Pool
+    admission: Admission
+    proxy: ProxyEndpoint
+    picker: "PickerServer | None"
+    """The endpoint picker; None = the settings ask for none."""
+
+
+@contextlib.asynccontextmanager
+async def built(
+    settings: GatewaySettings,
+    keys: KeyFiles,
+    tracing: Tracing,
+    rng: Random,
+    picker_ready: Callable[[int], None],
+) -> AsyncIterator[Gateway]:
+    """Build a gateway; its tasks run and its connections are open for the length of the block.
+
+    Raises what `server.serve` raises for files, the cluster and the endpoint picker.
+    """
+    limits, index, engine_key = settings.key_limits, PrefixIndex(), keys.engine_key
+    bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
+
+    def dispatch() -> None:
+        admission.dispatch()  # pool and admission need each other; the first change comes with the targets
+
+    pool = Pool(expected_model=settings.served_model_name, on_change=dispatch)
+    metrics = GatewayMetrics(pool.snapshot, index, tracing, pool.serves, lambda: bodies.held)
+    admission = Admission(
+        settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
+        capacity=pool.capacity,
+        weight=limits.weight,
+        on_refused=lambda cause, key: metrics.refused.labels(cause, key).inc(),
+    )  # fmt: skip
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        session = await enter(make_session(settings.connect_timeout, settings.idle_timeout))
+        connector = await enter(upstream_connector(settings.connect_timeout, settings.idle_timeout))
+        liveness = LivenessChecks(connector, settings.probe_timeout, settings.silence_timeout)
+        prober = Prober(
+            session, pool, rng,
+            interval=settings.probe_interval, timeout=settings.probe_timeout,
+            key=engine_key, on_unanswered=liveness.doubt,
+        )  # fmt: skip
+        stack.push_async_callback(prober.close)
+        source = await enter(prefixes_followed(settings, session, index, keys.engines))
+        wake = await enter(endpoints_followed(settings, prober.set_targets, source, rng))
+        limiter = await enter(_limiter(settings, limits, metrics))
+        # With a weight of 0 nobody needs to know what an engine can resume.
+        reads_prompts = settings.prefix_weight or limits.count_tokens
+        texts = TextProcessors(session, pool, time.monotonic, engine_key) if reads_prompts else None
+        prompts = PromptReader(texts, metrics) if texts else None
+        weights = RoutingWeights(settings.prefix_weight, settings.load_weight)
+        router = Router(pool, metrics, rng, weights=weights, index=index)
+        relay = Relay(
+            connector, pool, metrics, router,
+            hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
+            request_timeout=settings.request_timeout, liveness=liveness, wake=wake,
+        )  # fmt: skip
+        proxy = ProxyEndpoint(
+            relay, admission, metrics, keys.clients,
+            limiter=limiter, prompts=prompts, backend_keys=keys.engines,
+            max_body_bytes=settings.max_body_bytes,
+            body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
+        )  # fmt: skip
+        warm_up = WarmUp(pool, index, texts, time.monotonic)
+        routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
+        fetch = EngineStatusClient(session, engine_key).fetch
+        status = StatusEndpoint(pool, admission, metrics, routes.readiness, fetch)
+        app = make_app(routes, status, proxy, keys.clients, bodies, tracing)
+        hold = EndpointWait(pool, metrics, wake)
+        parts = SharedParts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
+        if texts is not None:
+            await enter(_running(texts.work(), "tokenizers"))
+        picker = await enter(_picker(settings, parts, keys, tracing, picker_ready))
+        yield Gateway(with_cors(app, settings.cors_origin), pool, admission, proxy, picker)
+
+
+@contextlib.asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Run `work` as a task for the length of the block."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _limiter(
+    settings: GatewaySettings, limits: KeyLimitTable, metrics: GatewayMetrics
+) -> AsyncIterator[RateLimiter]:
+    """Enforce the limits of keys for the length of the block, counted in Redis where there is one."""
+    url = url_from(settings.redis_url, settings.redis_url_file) if limits.limited else None
+    shared = None
+    if url is not None:
+        from mamba_gateway.admission.shared_allowance import SharedAllowances
+        from mamba_prefix.redis_client import make_client
+
+        shared = SharedAllowances(make_client(url, answer_seconds=LEAVE_SECONDS), settings.index_scope)
+    limiter = RateLimiter(limits, metrics, time.monotonic, shared)
+    try:
+        async with _running(limiter.work(), "limits of keys"):
+            yield limiter
+    finally:
+        await limiter.close()
+
+
+@contextlib.asynccontextmanager
+async def _picker(
+    settings: GatewaySettings,
+    parts: SharedParts,
+    keys: KeyFiles,
+    tracing: Tracing,
+    ready: Callable[[int], None],
+) -> AsyncIterator["PickerServer | None"]:
+    """Listen with the endpoint picker for the length of the block, where the settings ask for one."""
+    if settings.endpoint_picker_port is None:
+        yield None
+        return
+    from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
+
+    picker = make_picker(settings, parts, keys.clients, keys.engines, tracing)
+    async with picker_listening(settings, picker, parts.pool) as listening:
+        ready(listening.port)
+        yield listening
