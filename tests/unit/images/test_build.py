@@ -1,6 +1,7 @@
 """Images have the names that charts ask for and the tests' versions, and are made anew when they must be."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,12 @@ def test_an_image_is_made_anew_for_other_sources_modes_and_bases_only(sources: P
     assert changed != first
     (sources / "server/one.py").write_text("changed")
     assert digest(control, None) not in {first, changed}
+
+
+def test_the_builder_sees_every_package_of_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    roots = {package.partition("/")[0] for package in packages}
+    visible = {line[1:] for line in build.IGNORED.read_text().splitlines() if line.startswith("!")}
+    assert roots <= visible
+    assert roots <= set(build.SOURCES)
