@@ -23,25 +23,25 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the numbers are from: `fitted` to measurements, or `assumed` with the assumption."""
     prefill_tokens_per_second: Positive
     attention_ratio: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
-    """What attention adds to a token's work for each token before it."""
+    """Work that attention adds to a token for each token before it, in tokens."""
     step_seconds: Positive
     sequence_seconds: Annotated[float, msgspec.Meta(ge=0.0)]
     resume_seconds: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
-    """What a prompt takes beside its work if it goes on from a checkpoint."""
+    """Seconds that a prompt takes in addition to its work if it resumes from a checkpoint."""
     context_seconds: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     chunk_tokens: Count = 512
-    """Prompt tokens of a step at most."""
+    """Largest number of prompt tokens in a step."""
     max_running: Count
     slabs: Count
-    """State slots of the arena, all memory counted in them."""
+    """Size of the arena, all memory counted in state slots."""
     tokens_per_state: Annotated[int, msgspec.Meta(ge=0)]
     """Tokens whose attention KV takes the bytes of one state; 0: a model without attention."""
     page_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Of a page of attention KV; 0: a block of the trace, or less of it where states are small."""
+    """Tokens of a page of attention KV; 0 means a block of the trace, or less if states are small."""
     track_interval: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Tokens between the checkpoints that a prompt leaves on its way; 0: a block of the trace."""
+    """Tokens between the checkpoints of a prompt; 0 means a block of the trace."""
     strategy: Strategy = "ExtraBuffer"
     overlap: bool = False
-    """Whether step n+1 is planned while step n runs: what a sequence holds depends on it."""
+    """Whether step n+1 is scheduled while step n runs, on which the memory of a sequence depends."""
     fit_error: float | None = None
     """Mean absolute error of the fit, relative; None where nothing was fitted."""

@@ -1,4 +1,4 @@
-"""A request on its way to an engine: what gateway and API do for it takes time, and may share cores."""
+"""A request in transit to an engine: gateway and API take time for it, and may share cores with engines."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,16 @@ from mamba_cli.fleet.request import Request
 
 @dataclass(slots=True, eq=False)
 class RequestTransit:
-    """Over at second `end`, as things are; `version`: of `end`, an event for another one is out of date."""
+    """Transit of one request, which ends at second `end` unless it is stretched.
+
+    An event for another `version` of `end` is out of date.
+    """
 
     request: Request
     end: float
     version: int = 0
 
     def stretch(self, ratio: float, now: float) -> None:
-        """What is left takes `ratio` times as long."""
+        """Make the rest of the transit take `ratio` times as long."""
         self.end = now + (self.end - now) * ratio
         self.version += 1
