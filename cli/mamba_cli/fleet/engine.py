@@ -54,7 +54,7 @@ def _page_of(block: int, tokens_per_state: int) -> int:
 
 @dataclass(slots=True)
 class StepRun:
-    """Run of `steps` steps with the same work, from `begin` to `end`, that computes the prompts of `group`."""
+    """Run of `steps` equal steps from `begin` to `end`, in which the prompts of `group` are computed."""
 
     begin: float
     end: float
