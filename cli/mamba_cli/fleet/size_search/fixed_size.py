@@ -1,10 +1,10 @@
-"""A fleet that stays as it is."""
+"""A scaler that keeps the number of engines constant."""
 
 from mamba_cli.fleet.sample import FleetSample
 
 
 class FixedSize:
-    """Always so many."""
+    """Scaler that always requests the same number of engines."""
 
     period, delay = 60.0, 0.0
 
@@ -12,6 +12,6 @@ class FixedSize:
         self._replicas = replicas
 
     def target(self, sample: FleetSample) -> int:
-        """As at the beginning."""
+        """Return the constant number of engines."""
         del sample
         return self._replicas
