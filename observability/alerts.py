@@ -1,4 +1,4 @@
-"""The alerting rules: each a symptom that somebody should act on, with a runbook that says how."""
+"""The alerting rules. Each is a symptom that somebody should act on, with a runbook that says how."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ ENGINE = ("namespace", "pod", "instance", "model")
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule. `told` is what the notification says; `{{ $value }}` and `{{ $labels.x }}` are filled in."""
+    """One alerting rule. `told` is the text of its notification.
+
+    Prometheus fills in `{{ $value }}` and `{{ $labels.x }}`.
+    """
 
     name: str
     expression: str
@@ -68,8 +71,8 @@ ALERTS = (
     Alert(
         "MambaserveNoEngineReady",
         f"{READY.summed(*GATEWAY)} == 0 and on ({BY_GATEWAY}) ({SERVED_BEFORE} or {LONG_WITHOUT})",
-        "The gateway {{ $labels.pod }} in {{ $labels.namespace }} has engines, and none of them is ready any "
-        "more, or has been for half an hour.",
+        "The gateway {{ $labels.pod }} in {{ $labels.namespace }} has engines, but none of them is ready any "
+        "more, or none has been ready for half an hour.",
         "2m",
         "critical",
     ),
@@ -83,13 +86,13 @@ ALERTS = (
     Alert(
         "MambaserveEngineRestarts",
         f"{total(series('engine_restarts').increase('15m'), *ENGINE)} > 1",
-        "The engine process of {{ $labels.pod }} {{ $labels.instance }} died and was started again "
+        "The engine process of {{ $labels.pod }} {{ $labels.instance }} died and was restarted "
         "{{ $value | humanize }} times within a quarter of an hour.",
     ),
     Alert(
         "MambaserveFailedSteps",
         f"{total(series('failed_steps').increase('10m'), *ENGINE)} > 0",
-        "Steps of the engine {{ $labels.pod }} {{ $labels.instance }} fail and are undone.",
+        "Steps of the engine {{ $labels.pod }} {{ $labels.instance }} failed and were undone.",
     ),
     Alert(
         "MambaserveErrors",
@@ -101,13 +104,13 @@ ALERTS = (
     Alert(
         "MambaserveBrokenStreams",
         f"{total(series('gateway_broken_streams').increase('15m'), *GATEWAY)} > 0",
-        "Engines broke off answers that the gateway {{ $labels.pod }} was passing on.",
+        "Engines broke off answers while the gateway {{ $labels.pod }} was relaying them.",
     ),
     Alert(
         "MambaserveRequestsShed",
         f"{ratio(SHED, REQUESTS, '5m', 'namespace', 'model')} > 0.01",
-        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are refused with 429: "
-        "there is no room for them.",
+        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are refused with 429 "
+        "because there is no room for them.",
         "10m",
     ),
     Alert(
@@ -119,43 +122,43 @@ ALERTS = (
     Alert(
         "MambaserveSlowAdmission",
         f"{series('request_queue_seconds').quantile(0.95, *ENGINE, window='10m')} > 30",
-        "One request in twenty waits {{ $value | humanizeDuration }} before {{ $labels.pod }} "
-        "{{ $labels.instance }} begins with its prompt.",
+        "One request in twenty waits {{ $value | humanizeDuration }} or longer before {{ $labels.pod }} "
+        "{{ $labels.instance }} begins to compute its prompt.",
         "10m",
     ),
     Alert(
         "MambaserveCacheFull",
         f"{each(series('cache_usage'), *ENGINE)} > 0.95",
-        "Running requests hold {{ $value | humanizePercentage }} of the memory of {{ $labels.pod }} "
-        "{{ $labels.instance }}: nothing more can be freed by eviction.",
+        "Running requests hold {{ $value | humanizePercentage }} of the cache of {{ $labels.pod }} "
+        "{{ $labels.instance }}, which eviction cannot free.",
         "15m",
     ),
     Alert(
         "MambaservePreemptions",
         f"{ratio(series('recomputed_tokens'), series('prompt_tokens'), '15m', *ENGINE)} > 0.2",
-        "The engine {{ $labels.pod }} {{ $labels.instance }} computes {{ $value | humanizePercentage }} "
-        "as many tokens again after preemptions as there are prompt tokens.",
+        "The engine {{ $labels.pod }} {{ $labels.instance }} computes tokens again after preemptions: "
+        "{{ $value | humanizePercentage }} of its prompt tokens.",
         "15m",
     ),
     Alert(
         "MambaserveCheckpointsEvicted",
         f"{ratio(MISSES.where(cause='evicted'), MISSES, '30m', *ENGINE)} > 0.5",
-        "{{ $value | humanizePercentage }} of the misses of {{ $labels.pod }} {{ $labels.instance }} are of "
-        "prefixes whose checkpoint was given up for memory.",
+        "{{ $value | humanizePercentage }} of the misses of {{ $labels.pod }} {{ $labels.instance }} concern "
+        "prefixes whose checkpoint was evicted to free memory.",
         "30m",
     ),
     Alert(
         "MambaservePrefixIndexAway",
         f"{each(series('prefix_index_state').like(state='unavailable|stale'), *GATEWAY, 'state')} == 1",
-        "The gateway {{ $labels.pod }} routes without knowing all that engines have cached: its index is "
-        "{{ $labels.state }}.",
+        "The gateway {{ $labels.pod }} does not know everything that engines have cached, because its prefix "
+        "index is {{ $labels.state }}.",
         "10m",
     ),
     Alert(
         "MambaservePrefixIndexFull",
         f"{each(series('prefix_index_refused_engines'), *GATEWAY)} > 0",
-        "The gateway {{ $labels.pod }} does not know what {{ $value }} engines have cached: its index has "
-        "places for 1,024 engines.",
+        "The gateway {{ $labels.pod }} does not know what {{ $value }} engines have cached, because its "
+        "prefix index has room for only 1,024 engines.",
         "15m",
     ),
     Alert(
@@ -167,14 +170,14 @@ ALERTS = (
     Alert(
         "MambaserveOperatorAway",
         f"absent({series('operator_leader').now} == 1)",
-        "No operator holds the lease: MambaDeployments are not looked at. What runs goes on.",
+        "No operator holds the lease, so nobody reconciles MambaDeployments. Running pods continue to serve.",
         "5m",
         "critical",
     ),
     Alert(
         "MambaserveReconcileErrors",
         f"{ratio(PASSES.where(result='error'), PASSES, '15m')} > 0.5",
-        "{{ $value | humanizePercentage }} of the operator's passes fail.",
+        "{{ $value | humanizePercentage }} of the operator's reconciliation passes fail.",
         "15m",
     ),
     Alert(

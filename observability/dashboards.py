@@ -1,4 +1,4 @@
-"""The dashboards that the chart ships. A panel stands for a question that somebody has, and says which."""
+"""The dashboards that the chart ships. Each panel answers one question, which its description states."""
 
 from observability.overview import OVERVIEW
 from observability.reconciling import OPERATOR

@@ -1,4 +1,4 @@
-"""The overview: do users get answers, how fast, and what is in the way."""
+"""The overview dashboard: whether users get answers, how fast, and what delays them."""
 
 from observability.panels import Dashboard, Panel, Query
 from observability.series import series
@@ -7,7 +7,7 @@ from observability.shared_panels import NAMED, QUEUES, RESUMED, quantiles, share
 OVERVIEW = Dashboard(
     "mambaserve-overview",
     "mambaserve / Overview",
-    "Do users get answers, how fast, and what is in the way.",
+    "Whether users get answers, how fast, and what delays them.",
     series("engine_up").name,
     (
         (
@@ -30,16 +30,16 @@ OVERVIEW = Dashboard(
                 kind="stat",
             ),
             Panel(
-                "Resumed",
+                "Prompt tokens resumed",
                 (Query(share(series("cached_tokens"), series("prompt_tokens"))),),
-                "Prompt tokens resumed from a checkpoint.",
+                "Share of prompt tokens that were resumed from a checkpoint.",
                 unit="percentunit",
                 kind="stat",
             ),
             Panel(
                 "Engine restarts, 1 h",
                 (Query(f"sum({series('engine_restarts').increase('1h')})"),),
-                "Engine processes that died and were started again.",
+                "Engine processes that died and were restarted within the last hour.",
                 kind="stat",
             ),
         ),
@@ -47,8 +47,8 @@ OVERVIEW = Dashboard(
             Panel(
                 "Answers by status",
                 (Query(series("gateway_requests").summed("code"), "{{code}}"),),
-                "429: shed, the gateways' queues are full. 499: the client left first. 5xx: look at the "
-                "gateways' and engines' logs.",
+                "429: the gateway refused the request, because its queue is full or a limit is reached. 499: "
+                "the client disconnected first. 5xx: see the logs of gateways and engines.",
                 unit="reqps",
                 stacked=True,
             ),
@@ -56,10 +56,10 @@ OVERVIEW = Dashboard(
                 "Tokens",
                 (
                     Query(series("prompt_tokens").summed(), "prompt"),
-                    Query(series("cached_tokens").summed(), "of them resumed"),
+                    Query(series("cached_tokens").summed(), "prompt, resumed"),
                     Query(series("generated_tokens").summed(), "generated"),
                 ),
-                "Tokens a second over all engines.",
+                "Tokens per second over all engines.",
                 unit="ops",
             ),
         ),
@@ -67,19 +67,20 @@ OVERVIEW = Dashboard(
             Panel(
                 "Time to the first token",
                 quantiles(series("time_to_first_token_seconds"), 0.5, 0.95, 0.99),
-                "From the arrival of a request at an engine.",
+                "Time from the arrival of a request at an engine to its first token.",
                 unit="s",
             ),
             Panel(
                 "Time between tokens",
                 quantiles(series("inter_token_latency_seconds"), 0.5, 0.95, 0.99),
-                "What a reader sees while an answer streams. It rises when long prompts share the steps.",
+                "Time that a reader waits for each token of a stream. It rises when long prompts share the "
+                "steps.",
                 unit="s",
             ),
             Panel(
                 "Whole request",
                 quantiles(series("request_duration_seconds"), 0.5, 0.95, 0.99),
-                "From the arrival of a request to the end of a sequence.",
+                "Time from the arrival of a request to the end of a sequence.",
                 unit="s",
             ),
         ),
@@ -87,7 +88,8 @@ OVERVIEW = Dashboard(
             Panel(
                 "Cache in use",
                 (Query(series("cache_usage").now, NAMED),),
-                "The share that not even eviction could free. Near 1 requests wait, or are preempted.",
+                "Share of the cache that even eviction could not free. Near 1, requests wait or are "
+                "preempted.",
                 unit="percentunit",
                 most=1,
             ),

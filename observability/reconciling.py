@@ -14,7 +14,7 @@ OPERATOR = Dashboard(
             Panel(
                 "Leaders",
                 (Query(series("operator_leader").summed()),),
-                "1. None: nothing is reconciled, while what runs goes on.",
+                "The expected value is 1. With 0, nothing is reconciled, but running pods continue to serve.",
                 kind="stat",
             ),
             Panel(
@@ -28,34 +28,36 @@ OPERATOR = Dashboard(
             Panel(
                 "Passes by result",
                 (Query(series("operator_reconciles").summed("result"), "{{result}}"),),
-                "error: the API server refused something, or a pass took too long; the operator's log "
-                "and the "
-                "object's conditions say which.",
+                "error: the API server refused a request, or a pass took too long. The operator's log and "
+                "the object's conditions say which.",
                 unit="ops",
                 stacked=True,
             ),
             Panel(
-                "Length of a pass", quantiles(series("operator_reconcile_seconds"), 0.5, 0.95), "", unit="s"
+                "Duration of a pass",
+                quantiles(series("operator_reconcile_seconds"), 0.5, 0.95),
+                "Time that the operator takes for one pass over a MambaDeployment.",
+                unit="s",
             ),
         ),
         (
             Panel(
                 "Children changed",
                 (Query(series("operator_child_changes").summed("kind", "change"), "{{change}} {{kind}}"),),
-                "Steadily above zero without an edit: somebody else changes the same objects.",
+                "If this stays above zero without an edit, somebody else changes the same objects.",
                 unit="ops",
             ),
             Panel(
-                "Objects that watches delivered",
+                "Objects delivered by watches",
                 (Query(series("operator_watch_events").summed("kind"), "{{kind}}"),),
-                "What wakes the operator.",
+                "Changes of objects, which start passes of the operator.",
                 unit="ops",
             ),
             Panel(
                 "Requests to the API server",
                 (Query(series("operator_requests").summed("method", "resource"), "{{method}} {{resource}}"),),
-                "At rest these are the lease, and one list per kind at each resync: a pass over an unchanged "
-                "object makes none.",
+                "Without changes, the only requests are those for the lease, and one list per kind at each "
+                "resync: a pass over an unchanged object makes none.",
                 unit="ops",
                 stacked=True,
             ),

@@ -1,4 +1,4 @@
-"""The dashboard of the gateways: where requests go, and what is known of the engines' caches."""
+"""The dashboard of the gateways: where requests go, and what gateways know of the engines' caches."""
 
 from observability.panels import Dashboard, Panel, Query
 from observability.series import series
@@ -14,15 +14,16 @@ ROUTING = Dashboard(
             Panel(
                 "Choices by reason",
                 (Query(series("gateway_decisions").summed("reason"), "{{reason}}"),),
-                "prefix: the engine can resume some of the prompt; home: all prompts of a new beginning go "
-                "there; load: the least work; only: there was no choice.",
+                "prefix: the engine can resume a part of the prompt; home: all prompts with the same new "
+                "beginning go to this engine; load: the engine has the least work; only: there was no "
+                "choice.",
                 unit="ops",
                 stacked=True,
             ),
             Panel(
                 "Load by engine",
                 (Query(f"max by (endpoint) ({series('gateway_endpoint_load').now})", "{{endpoint}}"),),
-                "Requests that each engine has, as the gateways know it.",
+                "Requests at each engine, as far as the gateways know.",
             ),
             Panel(
                 "Engines that may be chosen",
@@ -36,38 +37,38 @@ ROUTING = Dashboard(
             Panel(
                 "Time to the first byte",
                 quantiles(series("gateway_time_to_first_byte_seconds"), 0.5, 0.95, 0.99),
-                "From the arrival of a request at the gateway.",
+                "Time from the arrival of a request at the gateway to the first byte of its answer.",
                 unit="s",
             ),
             Panel(
                 "Time to choose an engine",
                 quantiles(series("gateway_decision_seconds"), 0.5, 0.99),
-                "Below a millisecond, or the gateway has too few cores.",
+                "The expected value is below a millisecond. If it is higher, the gateway has too few cores.",
                 unit="s",
             ),
         ),
         (
             Panel(
-                "Trouble",
+                "Failed attempts and lost answers",
                 (
                     Query(series("gateway_retries").summed("reason"), "repeated: {{reason}}"),
                     Query(series("gateway_broken_streams").summed(), "broken off by an engine"),
-                    Query(series("gateway_cancelled").summed(), "left by the client"),
+                    Query(series("gateway_cancelled").summed(), "cancelled by the client"),
                 ),
-                "Repeated attempts cost time; answers that an engine broke off cost the user an answer.",
+                "A repeated attempt costs time. If an engine breaks off an answer, the user loses it.",
                 unit="ops",
             ),
             Panel(
-                "Prompts read to route by them",
+                "Prompts tokenized for routing",
                 (Query(series("gateway_prompts").summed("outcome"), "{{outcome}}"),),
-                "Anything but read is routed without knowing what could be resumed.",
+                "With any outcome but read, the gateway routes without knowing what can be resumed.",
                 unit="ops",
                 stacked=True,
             ),
             Panel(
-                "Bytes of bodies held",
+                "Request bodies held",
                 (Query(series("gateway_buffered_bytes").summed(), "held"),),
-                "Each body is held until an engine begins to answer.",
+                "Bytes of request bodies. The gateway holds each body until an engine begins to answer.",
                 unit="bytes",
             ),
         ),
@@ -75,37 +76,40 @@ ROUTING = Dashboard(
             Panel(
                 "Prefix index",
                 (Query(f"sum by (state) ({series('prefix_index_state').now})", "{{state}}"),),
-                "Gateways in each state. unavailable: no feed; stale: an engine's part has holes.",
+                "Gateways in each state. unavailable: the gateway has no feed; stale: the part of an engine "
+                "has gaps.",
                 stacked=True,
             ),
             Panel(
-                "What it knows",
+                "Contents of the prefix index",
                 (
                     Query(f"max({series('prefix_index_entries').now})", "prefixes"),
                     Query(f"max({series('prefix_index_engines').now})", "engines"),
                 ),
-                "Of the gateway that knows most.",
+                "Numbers of the gateway with the largest index.",
             ),
             Panel(
-                "Lag",
+                "Lag of the prefix index",
                 (Query(f"max({series('prefix_index_lag_seconds').now})", "slowest gateway"),),
-                "From the making of a batch of changes to its arrival.",
+                "Time from the creation of a batch of changes to its arrival.",
                 unit="s",
             ),
             Panel(
-                "Gaps and failures",
+                "Gaps and failures of the prefix index",
                 (
                     Query(series("prefix_index_gaps").summed(), "gaps"),
-                    Query(series("prefix_index_failures").summed(), "feed away"),
+                    Query(series("prefix_index_failures").summed(), "feed unreachable"),
                     Query(series("prefix_index_publish_failures").summed(), "engine could not publish"),
                 ),
-                "A gap is filled by a snapshot; many of them mean that the feed loses messages.",
+                "A snapshot fills a gap. Many gaps mean that the feed loses messages.",
                 unit="ops",
             ),
             Panel(
-                "What engines resumed beside it",
+                "Predictions of the prefix index",
                 (Query(series("prefix_index_promises").summed("outcome"), "{{outcome}}"),),
-                "false: less than the index said, which it then believes no more; outdated: it knew by then.",
+                "kept and more: the engine resumed at least as much as predicted; false: it resumed less, "
+                "and the gateway drops the entry; outdated: it resumed less, and the index had learned so in "
+                "the meantime.",
                 unit="ops",
                 stacked=True,
             ),

@@ -24,8 +24,7 @@ RESUMED = Panel(
         Query(share(series("cached_tokens"), series("prompt_tokens")), "all"),
         Query(share(series("cached_tokens"), series("prompt_tokens"), *ENGINE), NAMED),
     ),
-    "The share of prompt tokens that nobody had to compute. A fall after a release usually means that "
-    "prompts "
+    "Share of prompt tokens that no engine had to compute. If it falls after a release, prompts usually "
     "begin differently now; see the causes of misses.",
     unit="percentunit",
     most=1,
@@ -35,7 +34,7 @@ QUEUES = Panel(
     (
         Query(series("gateway_in_flight").summed(), "in flight"),
         Query(series("gateway_queued").summed(), "queued"),
-        Query(series("gateway_held").summed(), "held: no engine is ready"),
+        Query(series("gateway_held").summed(), "held (no engine is ready)"),
     ),
-    "Queued requests wait for a place at the gateway; held ones wait for an engine to become ready.",
+    "Queued requests wait for a place at the gateway. Held requests wait for an engine to become ready.",
 )

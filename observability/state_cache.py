@@ -1,4 +1,4 @@
-"""The dashboard of the state cache: what memory is used for, and why prompts resume no more."""
+"""The dashboard of the state cache: the use of its memory, and why prompts do not resume more tokens."""
 
 from observability.panels import Dashboard, Panel, Query
 from observability.series import series
@@ -7,28 +7,28 @@ from observability.shared_panels import RESUMED
 STATE_CACHE = Dashboard(
     "mambaserve-state-cache",
     "mambaserve / State cache",
-    "What the memory of states and attention KV is used for, and why prompts resume no more.",
+    "The use of the memory for states and attention KV, and why prompts do not resume more tokens.",
     series("engine_up").name,
     (
         (
             Panel(
                 "State slots by owner",
                 (Query(series("slots").summed("owner"), "{{owner}}"),),
-                "live: running sequences; tracking: states being written for a checkpoint; cached: "
-                "checkpoints; "
-                "fenced: given back, with a write still under way.",
+                "live: slots of running sequences; tracking: states being written for a checkpoint; cached: "
+                "checkpoints; fenced: slots that were given back while a write is still running.",
                 stacked=True,
             ),
             Panel(
                 "KV pages in use by owner",
                 (Query(series("pages").without(owner="free").summed("owner"), "{{owner}}"),),
-                "sequence: running sequences; tree: cached prefixes.",
+                "sequence: pages of running sequences; tree: pages of cached prefixes.",
                 stacked=True,
             ),
             Panel(
                 "Arena in use by owner",
                 (Query(series("slabs").without(owner="free").summed("owner"), "{{owner}}"),),
-                "Slots and pages trade slabs as the traffic asks; pages stands for all slabs of pages.",
+                "The arena turns slabs of slots into slabs of pages, and back, as the traffic needs them. "
+                "pages: all slabs of pages.",
                 stacked=True,
             ),
         ),
@@ -37,11 +37,10 @@ STATE_CACHE = Dashboard(
             Panel(
                 "Misses by cause",
                 (Query(series("prefix_misses").summed("cause"), "{{cause}}"),),
-                "Prompts that resumed less than they could have. evicted: there was not enough memory to "
-                "keep "
-                "the checkpoint; no_state: the prefix has pages and no checkpoint at that depth; "
+                "Prompts that resumed fewer tokens than possible. evicted: there was not enough memory to "
+                "keep the checkpoint; no_state: the prefix has pages, but no checkpoint at that depth; "
                 "off_grid: the "
-                "prompts part between two checkpoints; new: nobody asked this before.",
+                "prompts part between two checkpoints; new: no earlier prompt had this prefix.",
                 unit="ops",
                 stacked=True,
             ),
@@ -49,23 +48,23 @@ STATE_CACHE = Dashboard(
                 "Checkpoints",
                 (
                     Query(series("checkpoints_made").summed(), "written"),
-                    Query(series("checkpoints_evicted").summed(), "given up for memory"),
-                    Query(series("checkpoints_skipped").summed(), "due and not written"),
+                    Query(series("checkpoints_evicted").summed(), "evicted to free memory"),
+                    Query(series("checkpoints_skipped").summed(), "due but not written"),
                 ),
-                "As many given up as written means that the cache turns over: more memory, or fewer "
-                "checkpoints a path, would keep more of them.",
+                "If as many checkpoints are evicted as written, the cache is too small for the traffic: more "
+                "memory, or fewer checkpoints per path, would keep more of them.",
                 unit="ops",
             ),
         ),
         (
             Panel(
-                "What binds",
+                "Limiting resource",
                 (
                     Query(f"avg({series('arena_usage').now})", "arena, even after eviction"),
                     Query(f"avg({series('state_usage').now})", "slots of running sequences"),
                     Query(f"avg({series('kv_usage').now})", "pages of running sequences"),
                 ),
-                "Mean over the engines.",
+                "Share in use, as mean over the engines. The largest share limits how many sequences run.",
                 unit="percentunit",
                 most=1,
             ),
@@ -75,27 +74,27 @@ STATE_CACHE = Dashboard(
                     Query(series("preemptions").summed(), "sequences preempted"),
                     Query(series("recomputed_tokens").summed(), "tokens computed again"),
                 ),
-                "Memory ran out under running sequences. Rare is fine.",
+                "Sequences that were preempted because memory ran out. A few are harmless.",
                 unit="ops",
             ),
             Panel(
-                "Prompt tokens that wait",
+                "Waiting prompt tokens",
                 (
                     Query(series("prompt_tokens_waiting").summed(), "to be computed"),
-                    Query(series("prompt_room_tokens").summed(), "room for"),
+                    Query(series("prompt_room_tokens").summed(), "that fit now"),
                 ),
-                "More to be computed than there is room for: requests wait for memory.",
+                "If more tokens have to be computed than fit now, requests wait for memory.",
             ),
         ),
         (
             Panel(
                 "Step by part, p95",
                 (Query(series("step_seconds").quantile(0.95, "part"), "{{part}}"),),
-                "schedule and commit run on the CPU, run on the device.",
+                "The parts schedule and commit use the CPU; the part run uses the device.",
                 unit="s",
             ),
             Panel(
-                "Batch",
+                "Batch size",
                 (
                     Query(series("batch_size").mean(), "mean"),
                     Query(series("batch_size").quantile(0.95), "p95"),
@@ -108,7 +107,7 @@ STATE_CACHE = Dashboard(
                     Query(series("steps").summed(), "steps"),
                     Query(series("failed_steps").summed(), "failed and undone"),
                 ),
-                "A failed step is undone and its requests go on; look at the engine's log.",
+                "A failed step is undone, and its requests continue; see the engine's log.",
                 unit="ops",
             ),
         ),

@@ -9,7 +9,7 @@ import pytest
 from engines import greedy, make_engine, run
 from gate_cases import CASES, Case
 from mamba_server.engine.boot import Engine
-from no_sync import no_sync
+from testmodels.no_sync import no_sync
 
 
 def guard(engine: Engine) -> list[int]:

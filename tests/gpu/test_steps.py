@@ -12,8 +12,8 @@ from benchmarks.gpu.step_inputs import Piece, StepShape
 
 from mamba_kernels.dispatch.operators import triton_operators
 from mamba_server.engine.execution.decode_buckets import decode_buckets
-from no_sync import no_sync
 from recorded_work import RecordedGraphs
+from testmodels.no_sync import no_sync
 
 pytestmark = pytest.mark.gpu
 BUCKETS = decode_buckets(64)

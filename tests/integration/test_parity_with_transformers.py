@@ -28,11 +28,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "groups-1": {"hybrid_override_pattern": "M*-M", "n_groups": 1},
     "groups-8": {"hybrid_override_pattern": "M-*", "n_groups": 8},
     "tied": {"hybrid_override_pattern": "MM*-", "tie_word_embeddings": True},
+    # Without attention_bias, which transformers ignores: it would write no biases of the attention.
     "biases": {
         "hybrid_override_pattern": "-M*M",
         "use_bias": True,
         "mlp_bias": True,
-        "attention_bias": True,
         "mamba_proj_bias": True,
     },
     "wide-state": {"hybrid_override_pattern": "M*M", "ssm_state_size": 64, "mamba_num_heads": 4},

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from mamba_kernels.triton_support import KernelCall
-from no_sync import no_sync
+from testmodels.no_sync import no_sync
 
 Result = TypeVar("Result")
 Described = tuple[Any, ...]

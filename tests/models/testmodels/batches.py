@@ -13,7 +13,7 @@ from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
 from mamba_server.model.layers.hybrid import HybridModel
-from no_sync import no_sync
+from testmodels.no_sync import no_sync
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import torch
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.paged_attention import AttentionPlan, paged_attention
 from mamba_kernels.slot_plan import index_tensor
-from no_sync import no_sync
 from testmodels.chunks import CPU, ints, poisoned, strided_cache
+from testmodels.no_sync import no_sync
 
 SCALE = 0.3
 Operator = Callable[[torch.Tensor, torch.Tensor, float, AttentionPlan, torch.Tensor], None]

@@ -18,7 +18,7 @@ from mamba_server.engine.execution.token_scores import score_tokens
 from mamba_server.engine.sequences.output_grammar import TokenMasks
 from mamba_server.grammar_matcher import WORD, mask_words
 from mamba_server.wire import SamplingParams
-from no_sync import no_sync
+from testmodels.no_sync import no_sync
 
 CPU = torch.device("cpu")
 VOCAB = 50

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.slot_plan import SlotPlan
-from no_sync import no_sync
 from testmodels.chunks import CPU, PiecePlan, chunk_plan, ints, strided_cache
+from testmodels.no_sync import no_sync
 
 CHANNELS = 11
 

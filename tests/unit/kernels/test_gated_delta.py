@@ -7,9 +7,9 @@ import torch
 
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update, reference
 from mamba_kernels.slot_plan import SlotPlan
-from no_sync import no_sync
 from testmodels.chunks import CPU, PiecePlan, chunk_plan, ints, poisoned, strided_cache
 from testmodels.delta import Delta
+from testmodels.no_sync import no_sync
 
 H, G, V, K = 4, 2, 6, 5
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mamba_kernels.moe import Activation, Routing, SharedExpert, moe, route
-from no_sync import no_sync
 from testmodels.chunks import poisoned
 from testmodels.experts import ExpertBatch
+from testmodels.no_sync import no_sync
 
 N, D, E, K, F = 23, 32, 16, 4, 24
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from no_sync import HostSync, no_sync
+from testmodels.no_sync import HostSync, no_sync
 
 X = torch.arange(6.0)
 MASK = X > 2

@@ -10,8 +10,8 @@ from mamba_kernels.paged_attention import paged_attention
 from mamba_kernels.paged_attention import reference as path
 from mamba_kernels.paged_attention.plan import padded_length
 from mamba_kernels.slot_plan import NoHostRoutes
-from no_sync import no_sync
 from testmodels.chunks import strided_cache
+from testmodels.no_sync import no_sync
 from testmodels.paged import PagedBatch
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mamba_kernels.ssd_prefill import ssd_prefill, ssd_sequential
-from no_sync import no_sync
 from testmodels.chunks import Mixer, PiecePlan, chunk_plan, poisoned, strided_cache
+from testmodels.no_sync import no_sync
 
 LIMIT = (0.05, 2.0)
 

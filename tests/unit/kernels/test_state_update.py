@@ -8,8 +8,8 @@ from mamba_kernels.ssd_prefill import ssd_prefill, ssd_sequential
 from mamba_kernels.state_update import reference as path
 from mamba_kernels.state_update import state_update
 from mamba_kernels.stochastic_rounding import round_to_float16_
-from no_sync import no_sync
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints, poisoned, strided_cache
+from testmodels.no_sync import no_sync
 
 LIMIT = (0.01, 3.0)
 ROUTES = [(1, 1, -1), (2, 7, 8), (-1, 9, 10), (4, 4, 11), (2, 12, -1)]
