@@ -1,6 +1,6 @@
-"""The reference page of the command line, from the commands themselves; `make docs` writes it.
+"""`reference_page`: the reference page of the command line, generated from the commands by `make docs`.
 
-What it shows stands in the settings models and in the commands, as `--help` does.
+Its texts are those of `--help`, from the settings models and the commands.
 """
 
 from collections.abc import Iterator
@@ -13,21 +13,21 @@ HEAD = """# Command line
 
 <!-- Written by `make docs` from the commands of mamba_cli; edit those. -->
 
-`mambaserve COMMAND --help` shows the same. Every option has an environment variable; the option wins over
-it. What a command would run with, and who set it, is shown by `mambaserve config COMMAND`. With
-`--output json` or `yaml` the document alone goes to standard output.
+`mambaserve COMMAND --help` shows the same texts. Every option has an environment variable, which the option
+overrides. `mambaserve config COMMAND` shows the settings that a command would run with, and their sources.
+With `--output json` or `yaml`, standard output holds the document alone.
 
 | exit code | meaning |
 | --- | --- |
-| 0 | it worked |
-| 1 | it failed while it ran |
+| 0 | success |
+| 1 | a failure while the command ran |
 | 2 | wrong usage or invalid input; the message names the option or the field |
-| 3 | the plan does not fit; the message has the numbers |
+| 3 | the plan does not fit the memory; the message has the numbers |
 """
 
 
 def reference_page() -> str:
-    """Markdown: a section a command, and a table of all environment variables."""
+    """Return the Markdown page: one section per command, and a table of all environment variables."""
     from mamba_cli.main import application
 
     root: Any = typer.main.get_command(application())
@@ -49,14 +49,14 @@ def _commands(root: Any) -> Iterator[tuple[str, Any]]:
         if inner is None:
             yield name, command
         else:
-            yield from ((f"{name} {each}", found) for each, found in sorted(inner.items()))
+            yield from ((f"{name} {each}", child) for each, child in sorted(inner.items()))
 
 
 def _section(name: str, command: Any) -> Iterator[str]:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
-    shown = " ".join(_metavar(each) for each in arguments)
+    synopsis = " ".join(_metavar(each) for each in arguments)
     yield from (f"## {name}", "", _text(command.help), "", "```sh")
-    yield from (" ".join(filter(None, (f"mambaserve {name}", "[OPTIONS]", shown))), "```", "")
+    yield from (" ".join(filter(None, (f"mambaserve {name}", "[OPTIONS]", synopsis))), "```", "")
     if arguments:
         yield from ("| argument | variable | default | meaning |", "| --- | --- | --- | --- |")
         yield from (_row(_metavar(each), each) for each in arguments)

@@ -147,7 +147,7 @@ def test_all_demo_chats_share_one_document_and_ask_for_what_is_in_it() -> None:
     assert len(chats) == 4
     prefixes = {messages[0]["content"] for _, messages in chats}
     assert prefixes == {demo.document()}
-    for key in demo.ASKED:
+    for key in demo.QUESTION_KEYS:
         assert f"\n{key}: " in demo.document()
 
 
