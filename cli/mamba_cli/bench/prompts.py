@@ -6,13 +6,17 @@ exactly the intended prefixes.
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
 LOWEST_ID = 8
 """Lowest token id in use: lower ids are often special tokens."""
+PIECE_TOKENS = 16
+"""Largest number of tokens that are compared at once; the shared length is rounded up to whole pieces."""
+NOTICEABLE = 0.01
+"""Share of the prompt tokens above which tokens cached before the run change its latencies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +98,28 @@ def random_prompts(
         prefix = tokens(f"{seed}/group/{rng.randrange(groups)}", common, vocab_size)
         own = tokens(f"{seed}/own/{number}", length - common, vocab_size)
         yield LoadPrompt(prefix + own, output)
+
+
+def shared_tokens(prompts: Iterable[LoadPrompt]) -> int:
+    """Return the number of prompt tokens that an earlier one of `prompts` also begins with."""
+    seen: set[int] = set()
+    shared = piece = 0
+    for prompt in prompts:
+        ids, chain, common = prompt.token_ids, 0, bool(seen)
+        piece = piece or max(1, min(PIECE_TOKENS, len(ids) // PIECE_TOKENS))
+        for begin in range(0, len(ids), piece):
+            chain = hash((chain, ids[begin : begin + piece]))
+            if common:
+                # The first piece that differs may still share its beginning.
+                shared += min(piece, len(ids) - begin)
+                common = chain in seen
+            seen.add(chain)
+    return shared
+
+
+def cached_before(cached: int, prompt_tokens: int, prompts: Iterable[LoadPrompt]) -> int:
+    """Return the tokens that were in the server's cache before the run; 0 = a negligible number."""
+    if cached <= NOTICEABLE * prompt_tokens:
+        return 0
+    excess = cached - shared_tokens(prompts)
+    return excess if excess > NOTICEABLE * prompt_tokens else 0

@@ -20,8 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.load_loops import closed_loop, open_loop
-from mamba_cli.bench.prompts import LoadPrompt
-from mamba_cli.bench.reuse import cached_before
+from mamba_cli.bench.prompts import LoadPrompt, cached_before
 from mamba_cli.bench.samples import LatencyLimits, Sample, report
 from mamba_cli.endpoint import unreachable
 from mamba_cli.errors import InvalidInput, RunFailed

@@ -10,8 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from mamba_cli.fleet.cache_size import CAP, CacheSize
-from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.engine_profile import CAP, CacheSize, EngineProfile
 from mamba_cli.fleet.request import Request
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.pool import ProbeReport

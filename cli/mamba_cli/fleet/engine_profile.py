@@ -1,16 +1,20 @@
-"""How fast an engine is and how much it holds: the parameters of the cost model.
+"""`EngineProfile`: speed and memory of a simulated engine, the parameters of the cost model.
 
 A step takes `step_seconds`, `sequence_seconds` for each sequence that decodes and `context_seconds` for each
 token of their contexts; a prompt adds its work (as `prefill_work` counts it) by `prefill_tokens_per_second`,
 and `resume_seconds` if it does not begin at the beginning.
 """
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
 from mamba_api.strategy import Strategy
+from mamba_server.cache.arena import Arena
 
+CAP = 4
+"""Default maximum of checkpoints on a path."""
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -45,3 +49,22 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether step n+1 is scheduled while step n runs, on which the memory of a sequence depends."""
     fit_error: float | None = None
     """Mean absolute error of the fit, relative; None where nothing was fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """Size of an arena that holds `slots` states and `kv_tokens` tokens of attention KV.
+
+    `tokens_per_state` is the number of tokens whose KV takes the bytes of one state. It is 0 for a model
+    without attention, whose memory is limited by slots only.
+    """
+
+    slots: int
+    kv_tokens: int = 0
+    tokens_per_state: int = 0
+
+    def arena(self, page_size: int, kind: type[Arena] = Arena) -> Arena:
+        """Return an arena of this size, whose slab 0 is padding."""
+        per_slab = self.tokens_per_state // page_size
+        slabs = self.slots + (-(-self.kv_tokens // (per_slab * page_size)) if per_slab else 0)
+        return kind(slabs + 1, per_slab)

@@ -67,3 +67,20 @@ def requests_of(stream: RequestStream) -> list[Request]:
 
 def _first(tokens: Tokens, length: int) -> Tokens:
     return tokens[:length]
+
+
+@dataclass(slots=True, eq=False)
+class RequestTransit:
+    """Transit of one request, which ends at second `end` unless it is stretched.
+
+    An event for another `version` of `end` is out of date.
+    """
+
+    request: Request
+    end: float
+    version: int = 0
+
+    def stretch(self, ratio: float, now: float) -> None:
+        """Make the rest of the transit take `ratio` times as long."""
+        self.end = now + (self.end - now) * ratio
+        self.version += 1

@@ -14,8 +14,7 @@ from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.pod import Pod
-from mamba_cli.fleet.request import Request, requests_of
-from mamba_cli.fleet.request_transit import RequestTransit
+from mamba_cli.fleet.request import Request, RequestTransit, requests_of
 from mamba_cli.fleet.sample import EngineSample, FleetSample
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream
@@ -37,6 +36,20 @@ class Scaler(Protocol):
     def target(self, sample: FleetSample) -> int:
         """Return the desired number of engines."""
         ...
+
+
+class FixedSize:
+    """Scaler that always requests the same number of engines."""
+
+    period, delay = 60.0, 0.0
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+
+    def target(self, sample: FleetSample) -> int:
+        """Return the constant number of engines."""
+        del sample
+        return self._replicas
 
 
 @dataclass(slots=True)

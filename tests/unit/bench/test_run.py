@@ -118,8 +118,8 @@ async def test_a_run_without_one_success_failed_and_says_why(api: Api) -> None:
     ("answer", "words"),
     [
         ({"text": '{"data": []}', "content_type": "application/json"}, "lists no model yet; wait until"),
-        ({"status": 401, "text": "who are you"}, "answers 401: who are you"),
-        ({"status": 404, "text": "x" * 9999}, "answers 404: x{200}$"),
+        ({"status": 401, "text": "who are you"}, "answered 401: who are you"),
+        ({"status": 404, "text": "x" * 9999}, "answered 404: x{200}$"),
         ({"text": "<html>", "content_type": "text/html"}, "does not answer"),
         ({"text": "<html>", "content_type": "application/json"}, "does not answer like an OpenAI server"),
         ({"text": '{"models": []}', "content_type": "application/json"}, "like an OpenAI server: KeyError"),

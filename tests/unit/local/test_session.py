@@ -354,7 +354,7 @@ def test_an_edit_while_the_engine_loads_is_applied_when_it_is_ready(
     bench.when(lambda: bench.events("serve", "started") == 1, lambda: bench.file.write_text(edited) and None)
     bench.when(lambda: "now runs" in bench.text, interrupt)
     assert bench.up() == 0
-    assert bench.text.count("changed: looked at once all engines are ready") == 1
+    assert bench.text.count("changed: the edit is applied once all engines are ready") == 1
     assert "one: now runs NoBuffer with a checkpoint every 512 tokens" in bench.text
 
 
@@ -424,7 +424,7 @@ def test_an_engine_that_dies_after_it_was_ready_comes_back_behind_the_same_gatew
     bench.when(lambda: bench.events("serve", "started") >= 2, interrupt)
     assert bench.up() == 0
     assert "one-engine ended with code 17: restart in 0.5 s" in bench.text
-    assert f"all of it: {bench.logs / 'one-engine.log'}" in bench.text
+    assert f"full log: {bench.logs / 'one-engine.log'}" in bench.text
     assert bench.events("gateway", "started") == 1
 
 

@@ -163,7 +163,7 @@ def test_an_answer_is_read_with_what_was_resumed() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"choices": []}', '{"usage": {"prompt_tokens": "x"}}'])
 def test_an_answer_of_another_shape_is_an_error_that_shows_it(text: str) -> None:
-    with pytest.raises(RunFailed, match="an answer that cannot be read"):
+    with pytest.raises(RunFailed, match="an answer that is not one of the OpenAI API"):
         demo.read_answer("q", text)
 
 
@@ -471,7 +471,7 @@ def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_deployments([tmp_path / name for name in ("a.yaml", "b.yaml", "c.yaml", "d.yaml")])
     text = str(caught.value)
-    assert "b.yaml: one is already given in" in text
+    assert "b.yaml: one is also defined in" in text
     assert "c.yaml" in text
     assert "d.yaml: no such file" in text
 

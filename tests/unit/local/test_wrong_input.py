@@ -62,13 +62,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_one_file_given_twice_is_refused_instead_of_run_twice(file: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"mamba\.yaml: one is already given in .*mamba\.yaml"):
+    with pytest.raises(InvalidInput, match=r"mamba\.yaml: one is also defined in .*mamba\.yaml"):
         up(file, file)
 
 
 def test_one_name_in_two_namespaces_cannot_run_on_one_machine(file: Path) -> None:
     file.write_text(document() + "---\n" + document(namespace="elsewhere"))
-    with pytest.raises(InvalidInput, match="one is given in several namespaces"):
+    with pytest.raises(InvalidInput, match="one is several namespaces have"):
         up(file)
 
 
@@ -80,7 +80,7 @@ def test_one_name_in_two_namespaces_can_be_planned(file: Path) -> None:
 def test_one_name_in_two_files_is_refused_whatever_the_namespace(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(document(namespace="elsewhere"))
-    with pytest.raises(InvalidInput, match=r"other\.yaml: one is already given in .*mamba\.yaml"):
+    with pytest.raises(InvalidInput, match=r"other\.yaml: one is also defined in .*mamba\.yaml"):
         read_deployments([file, other])
 
 
