@@ -139,7 +139,7 @@ def test_traces_of_any_length_and_order_are_played_to_their_end(
     [
         ("", "line 1: the file is empty"),
         (AZURE.splitlines()[0], "no request that can be played"),
-        ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,5\n", "line 1: neither the header TIMESTAMP,Context"),
+        ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,5\n", "line 1: is neither the header TIMESTAMP,Context"),
         (AZURE + "2023-11-16 18:18:03,5\n", "line 42: 2 columns"),
         (AZURE + "1700158623.97,10,10\n", "line 42: Invalid isoformat"),
         ('{"timestamp": 7, "input_length": 700}', "line 1: Object missing required field"),

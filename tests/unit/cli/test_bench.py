@@ -166,7 +166,7 @@ def test_a_load_that_is_none_is_refused(bench: Bench, arguments: list[str], said
         (None, "t.csv: No such file or directory"),
         (b"", "t.csv: line 1: the file is empty"),
         (b"\xff\xfeT\x00", "t.csv: 'utf-8' codec can't decode"),
-        (b"a,b,c\n1,2,3\n", "t.csv: line 1: neither the header"),
+        (b"a,b,c\n1,2,3\n", "t.csv: line 1: is neither the header"),
         (AZURE.encode() + b"2023-11-16 18:15:47,x,1\n", "t.csv: line 3: invalid literal for int()"),
     ],
 )

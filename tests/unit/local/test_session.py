@@ -331,7 +331,7 @@ def test_a_taken_port_is_named_before_anything_starts(bench: Bench) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RunFailed, match=rf"port {port} of 127.0.0.1 is taken"):
+        with pytest.raises(RunFailed, match=rf"port {port} of 127.0.0.1 is in use"):
             bench.up(port=port)
     assert bench.journal == []
     assert bench.text == ""
@@ -386,7 +386,7 @@ def test_an_edit_that_needs_a_new_start_and_a_broken_one_are_said(bench: Bench) 
         lambda: "next start" in bench.text,
         lambda: bench.file.write_text(deployment(engine={"pageSise": 32})) and None,
     )
-    bench.when(lambda: "stays as it is" in bench.text, interrupt)
+    bench.when(lambda: "nothing that runs is changed" in bench.text, interrupt)
     assert bench.up() == 0
     assert "one: spec.engine.pageSize: takes effect at the next start" in bench.text
     assert "spec.engine.pageSise: unknown field; did you mean pageSize?" in bench.text
@@ -533,7 +533,7 @@ def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves(bench: Bench) -> N
 def test_what_local_mode_does_not_give_is_said(bench: Bench) -> None:
     bench.file.write_text(deployment(replicas=2))
     assert bench.up(once=True) == 0
-    assert "spec.replicas: one engine runs here" in bench.text
+    assert "spec.replicas: ignored, because one engine runs here" in bench.text
 
 
 def test_children_end_when_their_parent_is_killed(bench: Bench, tmp_path: Path) -> None:
