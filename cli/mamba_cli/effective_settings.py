@@ -83,7 +83,7 @@ def masked(value: Any) -> Any:
     if isinstance(value, str):
         return _PASSWORD.sub(r"\1:***@", value)
     if isinstance(value, list | tuple):
-        return [masked(each) for each in value]
+        return [masked(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return masked(str(getattr(value, "value", value)))

@@ -73,9 +73,9 @@ async def first_model(session: aiohttp.ClientSession, url: str, api_key: str | N
     if status != 200:
         raise refusal(url, status, body)
     data = body.get("data") if isinstance(body, dict) else None
-    names = [each["id"] for each in data if isinstance(each, dict) and isinstance(each.get("id"), str)] if (
-        isinstance(data, list)
-    ) else []  # fmt: skip
+    entries = data if isinstance(data, list) else []
+    names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
+    names = [name for name in names if isinstance(name, str)]
     if not names:
         raise RunFailed(f"{url} serves no model at the moment: mambaserve status {url} shows why")
     return str(names[0])

@@ -81,8 +81,8 @@ def _collect() -> None:
     for name in COMMANDS:
         module = importlib.import_module(f"mamba_cli.commands.{name}")
         if isinstance(target := module.command, typer.Typer):
-            for each in target.registered_commands:
-                each.short_help = _summary(each.callback)
+            for command in target.registered_commands:
+                command.short_help = _summary(command.callback)
             app.add_typer(target)
         else:
             app.command(

@@ -16,9 +16,9 @@ class CommandWithPanels(TyperCommand):
     def format_options(self, context: Any, formatter: Any) -> None:
         """Write the options by panel; descriptions begin on the line after a long option."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for each in self.get_params(context):
-            if (row := each.get_help_record(context)) is not None:
-                sections.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(row)
+        for parameter in self.get_params(context):
+            if (row := parameter.get_help_record(context)) is not None:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(row)
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=_INDENT)

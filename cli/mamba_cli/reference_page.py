@@ -34,10 +34,10 @@ def reference_page() -> str:
     lines, variables = [HEAD], dict[str, list[str]]()
     for name, command in _commands(root):
         lines += [*_section(name, command)]
-        for each in command.params:
-            if each.envvar:
-                word = _name(each) if each.param_type_name == "option" else _metavar(each)
-                variables.setdefault(str(each.envvar), []).append(f"`mambaserve {name} {word}`")
+        for parameter in command.params:
+            if parameter.envvar:
+                word = _name(parameter) if parameter.param_type_name == "option" else _metavar(parameter)
+                variables.setdefault(str(parameter.envvar), []).append(f"`mambaserve {name} {word}`")
     lines += ["## Environment variables", "", "| variable | the same as |", "| --- | --- |"]
     lines += [f"| `{variable}` | {', '.join(of)} |" for variable, of in sorted(variables.items())]
     return "\n".join([*lines, ""])
@@ -49,26 +49,30 @@ def _commands(root: Any) -> Iterator[tuple[str, Any]]:
         if inner is None:
             yield name, command
         else:
-            yield from ((f"{name} {each}", child) for each, child in sorted(inner.items()))
+            yield from ((f"{name} {child_name}", child) for child_name, child in sorted(inner.items()))
 
 
 def _section(name: str, command: Any) -> Iterator[str]:
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    synopsis = " ".join(_metavar(each) for each in arguments)
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    synopsis = " ".join(_metavar(argument) for argument in arguments)
     yield from (f"## {name}", "", _text(command.help), "", "```sh")
     yield from (" ".join(filter(None, (f"mambaserve {name}", "[OPTIONS]", synopsis))), "```", "")
     if arguments:
         yield from ("| argument | variable | default | meaning |", "| --- | --- | --- | --- |")
-        yield from (_row(_metavar(each), each) for each in arguments)
+        yield from (_row(_metavar(argument), argument) for argument in arguments)
         yield ""
     if options := list(_options(command)):
         yield from ("| option | variable | default | meaning |", "| --- | --- | --- | --- |")
-        yield from (_row(", ".join([*each.opts, *each.secondary_opts]), each) for each in options)
+        yield from (_row(", ".join([*option.opts, *option.secondary_opts]), option) for option in options)
         yield ""
 
 
 def _options(command: Any) -> Iterator[Any]:
-    return (each for each in command.params if each.param_type_name == "option" and each.name != "help")
+    return (
+        parameter
+        for parameter in command.params
+        if parameter.param_type_name == "option" and parameter.name != "help"
+    )
 
 
 def _name(option: Any) -> str:

@@ -157,7 +157,7 @@ def _in_order(model: Any) -> list[str]:
 
 def _group(model: Any, name: str) -> Any:
     """Return the first class that defines `name`: a field that a subclass redefines stays in its group."""
-    return next(each for each in reversed(model.__mro__) if name in vars(each).get("__annotations__", {}))
+    return next(base for base in reversed(model.__mro__) if name in vars(base).get("__annotations__", {}))
 
 
 def _title(group: Any) -> str:
@@ -195,7 +195,7 @@ def _parameter(model: Any, name: str, panel: str | None) -> tuple[str, Any, Any]
 
 def _kind(annotation: Any) -> Any:
     """Return the type of an option; the model checks bounds and spellings of sizes."""
-    choices = [each for each in get_args(annotation) if each is not type(None)]
+    choices = [choice for choice in get_args(annotation) if choice is not type(None)]
     if get_origin(annotation) is Literal:
         return annotation
     if choices and get_origin(annotation) is not tuple:

@@ -107,15 +107,15 @@ def _azure(number: int, line: str) -> Arrival:
 def _all_mooncake(numbered: list[tuple[int, str]], units: TraceUnits) -> list[Arrival]:
     arrivals = [_mooncake(number, line, units) for number, line in numbered]
     mismatches = [
-        (number, units.mismatch(each.input_tokens, len(each.block_ids)))
-        for (number, _), each in zip(numbered, arrivals, strict=True)
-        if each.block_ids
+        (number, units.mismatch(arrival.input_tokens, len(arrival.block_ids)))
+        for (number, _), arrival in zip(numbered, arrivals, strict=True)
+        if arrival.block_ids
     ]
     # A single line may be cut, so only a majority of lines shows that the units are wrong.
     wrong = [(number, problem) for number, problem in mismatches if problem is not None]
     if len(wrong) > len(mismatches) / 2:
         raise TraceError(f"line {wrong[0][0]}: {wrong[0][1]}")
-    if problem := units.implausible(sorted(each.at for each in arrivals)):
+    if problem := units.implausible(sorted(arrival.at for arrival in arrivals)):
         raise TraceError(problem)
     return arrivals
 

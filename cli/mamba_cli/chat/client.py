@@ -60,7 +60,7 @@ class ChatClient:
     async def _answer(self, messages: list[Message], show: Show, show_reasoning: Show) -> ChatAnswer:
         conversation: dict[str, Any] = {"messages": messages}
         if self.plain:
-            conversation = {"prompt": "\n".join(each["content"] for each in messages)}
+            conversation = {"prompt": "\n".join(message["content"] for message in messages)}
         body = {
             "model": self.model, **conversation, **self.sampling,
             "stream": True, "stream_options": {"include_usage": True},

@@ -176,7 +176,7 @@ def serve(
             return unscheduled
         rng = Random(f"{seed}/arrivals")
         times = poisson(rate, requests, rng) if arrival == "poisson" else constant(rate, requests)
-        return (replace(prompt, at=at) for prompt, at in zip(unscheduled, times, strict=True))
+        return (replace(prompt, at=time) for prompt, time in zip(unscheduled, times, strict=True))
 
     if rate is None:
         options["concurrency"] = concurrency or 8

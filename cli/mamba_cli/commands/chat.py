@@ -81,7 +81,7 @@ def command(
         )
     if "://" not in target:
         # The name of a deployment that runs on this machine stands for its URL.
-        target = next((each.url for each in running() if each.name == target), target)
+        target = next((deployment.url for deployment in running() if deployment.name == target), target)
     target = base_url(target)
     talk = not arguments and sys.stdin.isatty()
     message = arguments[0] if arguments else "" if talk else sys.stdin.read()

@@ -34,12 +34,12 @@ def command(
     settings = effective_settings(app, name, context.args, os.environ)
     if output is not OutputFormat.table:
         document: Any = {
-            each.option.removeprefix("--"): {
-                "value": each.value,
-                "source": each.source,
-                "variable": each.variable,
+            setting.option.removeprefix("--"): {
+                "value": setting.value,
+                "source": setting.source,
+                "variable": setting.variable,
             }
-            for each in settings
+            for setting in settings
         }
         print_document(document, output)
         return
@@ -49,8 +49,13 @@ def command(
     for column in ("option", "value", "from", "environment variable"):
         table.add_column(column, overflow="fold", no_wrap=column != "value", min_width=10)
     rows = [
-        (each.option, "-" if each.value is None else str(each.value), each.source, each.variable)
-        for each in settings
+        (
+            setting.option,
+            "-" if setting.value is None else str(setting.value),
+            setting.source,
+            setting.variable,
+        )
+        for setting in settings
     ]
     for option, value, source, variable in rows:
         table.add_row(option, Text(value), source, variable, style=colour[source])

@@ -256,9 +256,9 @@ def _plan_engines(source: str, flags: "PlanFlags", output: OutputFormat, *, verb
         # The table already has the numbers; after JSON, standard error gets the whole reason.
         raise NoFittingPlan(
             "; ".join(
-                f"the plan of {each.name} does not fit"
+                f"the plan of {outcome.name} does not fit"
                 if output is OutputFormat.table
-                else f"{each.name}: {each.misfit}"
-                for each in misfits
+                else f"{outcome.name}: {outcome.misfit}"
+                for outcome in misfits
             )
         )

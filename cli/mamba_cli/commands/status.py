@@ -77,7 +77,9 @@ def command(
         answers = [
             _checked_model(answer, model, target) for answer, model in zip(answers, models, strict=True)
         ]
-    _show_endpoints([each for each in answers if not isinstance(each, BaseException)], len(urls), output)
+    _show_endpoints(
+        [answer for answer in answers if not isinstance(answer, BaseException)], len(urls), output
+    )
     _raise_failures(answers)
 
 
@@ -97,18 +99,20 @@ def _endpoints(context: typer.Context, target: str, host: str, port: int) -> tup
     if "://" in target:
         return [base_url(target)], []
     if not os.path.exists(target):
-        if urls := [each.url for each in running() if each.name == target]:
+        if urls := [deployment.url for deployment in running() if deployment.name == target]:
             return urls[:1], []
         if (no_url := without_scheme(target)) is not None:
             raise no_url
     active = [
-        each.deployment for each in read_deployments([Path(target)]) if each.deployment.spec.mode == "Active"
+        loaded.deployment
+        for loaded in read_deployments([Path(target)])
+        if loaded.deployment.spec.mode == "Active"
     ]
     if not active:
         raise RunFailed(f"{target}: nothing in it runs, because spec.mode is Plan")
-    urls = _urls_of_file(context, Path(target), [each.name for each in active])
+    urls = _urls_of_file(context, Path(target), [deployment.name for deployment in active])
     urls = urls or [base_url(url_at(host, port + index)) for index in range(len(active))]
-    return urls, [each.served_name for each in active]
+    return urls, [deployment.served_name for deployment in active]
 
 
 async def _ask(urls: list[str], timeout: float) -> "list[Answer]":
@@ -143,7 +147,7 @@ def _show_endpoints(statuses: "list[EndpointStatus]", endpoints: int, output: Ou
 
 def _raise_failures(answers: "list[Answer]") -> None:
     """Raise `RunFailed` with the messages of all endpoints that failed, if any did."""
-    failed = [each for each in answers if isinstance(each, BaseException)]
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
     for error in failed:
         if not isinstance(error, CliError):
             raise error

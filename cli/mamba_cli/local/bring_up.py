@@ -55,18 +55,22 @@ def bring_up(
     loaded = read()
     _check_names(loaded)
     # Ports are checked before the plans are shown, because a port in use prevents the start anyway.
-    fronts = front_ports(host, port, sum(each.deployment.spec.mode == "Active" for each in loaded))
-    gpu = gpu_memory() if any(each.deployment.spec.resources.gpus for each in loaded) else None
+    fronts = front_ports(host, port, sum(document.deployment.spec.mode == "Active" for document in loaded))
+    gpu = gpu_memory() if any(document.deployment.spec.resources.gpus for document in loaded) else None
     # The free memory is read once: later it no longer includes what the engines use.
     machine = functools.cache(cpu_device)
-    outcomes = [_plan(each, gpu, machine) for each in loaded]
+    outcomes = [_plan(document, gpu, machine) for document in loaded]
     planned = list(zip(loaded, outcomes, strict=True))
     _show(planned, gpu, console)
     if misfits := [outcome.name for outcome in outcomes if outcome.plan is None]:
         raise NoFittingPlan(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
-    active = [(each, outcome) for each, outcome in planned if each.deployment.spec.mode == "Active"]
+    active = [
+        (document, outcome) for document, outcome in planned if document.deployment.spec.mode == "Active"
+    ]
     if refused := [
-        f"{each.path}: {outcome.name}: {outcome.not_served}" for each, outcome in active if outcome.not_served
+        f"{document.path}: {outcome.name}: {outcome.not_served}"
+        for document, outcome in active
+        if outcome.not_served
     ]:
         raise InvalidInput("\n".join(refused))
     if not active:
@@ -74,23 +78,23 @@ def bring_up(
         return 0
     _check_room([outcome for _, outcome in active])
     need(*SERVER)
-    for each, _ in active:
-        _check_download(each)
+    for document, _ in active:
+        _check_download(document)
     from mamba_cli.local.edits import FileEdits
 
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
-    edits = FileEdits(units, loaded, read, lambda each: _plan(each, gpu, machine))
+    edits = FileEdits(units, loaded, read, lambda document: _plan(document, gpu, machine))
     with noted(units, port or fronts[0]):
         return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
 
 
 def _show(planned: list[tuple[LoadedDeployment, PlanOutcome]], gpu: int | None, console: Console) -> None:
-    for each, outcome in planned:
+    for document, outcome in planned:
         console.print(plan_view(outcome))
-        for note in _notes(each, gpu):
+        for note in _notes(document, gpu):
             console.print(
-                f"note: {each.deployment.name}: {note}", style="yellow", highlight=False, markup=False
+                f"note: {document.deployment.name}: {note}", style="yellow", highlight=False, markup=False
             )
 
 
@@ -105,11 +109,11 @@ async def _run(
 
 
 def _check_names(loaded: list[LoadedDeployment]) -> None:
-    names = [each.deployment.name for each in loaded]
-    for each in loaded:
-        if names.count(name := each.deployment.name) > 1:
+    names = [document.deployment.name for document in loaded]
+    for document in loaded:
+        if names.count(name := document.deployment.name) > 1:
             raise InvalidInput(
-                f"{each.path}: several namespaces have a deployment named {name}, but one machine has no "
+                f"{document.path}: several namespaces have a deployment named {name}, but one machine has no "
                 "namespaces: rename all but one"
             )
 
@@ -127,12 +131,16 @@ def _plan(loaded: LoadedDeployment, gpu: int | None, machine: Callable[[], Devic
 
 def _check_room(outcomes: list[PlanOutcome]) -> None:
     """Raise `NoFittingPlan` if the engines on the CPU, each planned as if alone, exceed the free memory."""
-    here = [each for each in outcomes if each.device.kind == "cpu" and each.plan is not None]
-    needed = sum(each.plan.budget_bytes - each.plan.unused_bytes for each in here if each.plan is not None)
-    if here and needed > here[0].device.memory:
+    on_cpu = [outcome for outcome in outcomes if outcome.device.kind == "cpu" and outcome.plan is not None]
+    needed = sum(
+        outcome.plan.budget_bytes - outcome.plan.unused_bytes
+        for outcome in on_cpu
+        if outcome.plan is not None
+    )
+    if on_cpu and needed > on_cpu[0].device.memory:
         raise NoFittingPlan(
-            f"{', '.join(each.name for each in here)} together need {binary_size(needed)} of main "
-            f"memory, but {binary_size(here[0].device.memory)} are free: give each a smaller "
+            f"{', '.join(outcome.name for outcome in on_cpu)} together need {binary_size(needed)} of main "
+            f"memory, but {binary_size(on_cpu[0].device.memory)} are free: give each a smaller "
             "spec.memory.arena"
         )
 
@@ -146,7 +154,7 @@ def _check_download(loaded: LoadedDeployment) -> None:
     from mamba_server.model.checkpoint.source import check_download
 
     spec = loaded.deployment.spec
-    if any(each.name.startswith(HUB_VARIABLES) for each in spec.engine.env):
+    if any(variable.name.startswith(HUB_VARIABLES) for variable in spec.engine.env):
         return  # the engine uses another Hub or another account
     try:
         check_download(local_uri(spec.model.uri, loaded.path))

@@ -67,7 +67,7 @@ async def ask(
     """
     conversation: dict[str, Any] = {"messages": messages}
     if not chat:
-        conversation = {"prompt": "\n".join([*(each["content"] for each in messages), "Answer:"])}
+        conversation = {"prompt": "\n".join([*(message["content"] for message in messages), "Answer:"])}
     body = {"model": model, **conversation, "max_tokens": MAX_ANSWER_TOKENS, "temperature": 0}
     try:
         async with session.post(

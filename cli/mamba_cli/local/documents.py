@@ -38,7 +38,7 @@ def read_deployments(paths: list[Path], profiles: Profiles | None = None) -> lis
         try:
             text = _standard_input() if path == STDIN else path.read_text(encoding="utf-8")
             name = "standard input" if path == STDIN else str(path)
-            deployments += [LoadedDeployment(path, each) for each in load_documents(text, name)]
+            deployments += [LoadedDeployment(path, deployment) for deployment in load_documents(text, name)]
         except FileNotFoundError:
             problems.append(_model_hint(path) or f"{path}: no such file")
         except IsADirectoryError:
@@ -72,13 +72,13 @@ def _with_profiles(
 ) -> tuple[list[LoadedDeployment], list[str]]:
     """Return the objects with their profiles applied, and the problems of the others."""
     complete, problems = [], []
-    for each in deployments:
+    for loaded in deployments:
         try:
-            complete.append(LoadedDeployment(each.path, with_profile(each.deployment, profiles)))
+            complete.append(LoadedDeployment(loaded.path, with_profile(loaded.deployment, profiles)))
         except UnknownProfile as error:
-            problems.append(f"{each.path}: {each.deployment.name}: {error}; {_CLUSTER_PROFILES}")
+            problems.append(f"{loaded.path}: {loaded.deployment.name}: {error}; {_CLUSTER_PROFILES}")
         except ContractError as error:
-            problems.append(f"{each.path}: {each.deployment.name}: {error}")
+            problems.append(f"{loaded.path}: {loaded.deployment.name}: {error}")
     return complete, problems
 
 
@@ -91,11 +91,11 @@ def _standard_input() -> str:
 def _duplicates(deployments: list[LoadedDeployment]) -> list[str]:
     seen: dict[str, LoadedDeployment] = {}
     problems = []
-    for each in deployments:
-        first = seen.setdefault(each.deployment.name, each)
-        if first is each:
+    for loaded in deployments:
+        first = seen.setdefault(loaded.deployment.name, loaded)
+        if first is loaded:
             continue
         # One file may hold a name in two namespaces; `load_documents` refuses true duplicates in a file.
-        if first.path != each.path or first.deployment.namespace == each.deployment.namespace:
-            problems.append(f"{each.path}: {each.deployment.name} is also defined in {first.path}")
+        if first.path != loaded.path or first.deployment.namespace == loaded.deployment.namespace:
+            problems.append(f"{loaded.path}: {loaded.deployment.name} is also defined in {first.path}")
     return problems

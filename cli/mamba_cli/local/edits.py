@@ -39,7 +39,7 @@ class FileEdits:
     ) -> None:
         self._units = {unit.name: unit for unit in units}
         self._running = {unit.name: unit.loaded.deployment for unit in units}
-        self._current = {each.deployment.name: each.deployment for each in loaded}
+        self._current = {document.deployment.name: document.deployment for document in loaded}
         self._reload = reload
         self._replan = replan
 
@@ -57,10 +57,10 @@ class FileEdits:
         except CliError as error:
             return [*str(error).splitlines(), "nothing that runs is changed"]
         lines: list[str] = []
-        new = {each.deployment.name: each for each in loaded}
+        new = {document.deployment.name: document for document in loaded}
         for name in dict.fromkeys((*self._current, *new)):
             lines += await self._apply_object(http, name, self._current.get(name), new.get(name))
-        self._current = {name: each.deployment for name, each in new.items()}
+        self._current = {name: document.deployment for name, document in new.items()}
         return lines or ["nothing that runs is affected"]
 
     async def _apply_object(
@@ -147,12 +147,12 @@ def different(old: MambaDeployment, new: MambaDeployment) -> tuple[str, ...]:
 def _different(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> list[str]:
     fields: list[str] = []
     for key in dict.fromkeys((*old, *new)):
-        here = f"{path}.{key}" if path else key
+        field = f"{path}.{key}" if path else key
         left, right = old.get(key), new.get(key)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            fields += _different(left, right, here)
+            fields += _different(left, right, field)
         elif left != right:
-            fields.append(here)
+            fields.append(field)
     return fields
 
 

@@ -50,7 +50,7 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
         raise InvalidInput(
             f"{source}: no such file; for the model with that name on the Hub write hf://{source}"
         )
-    return [plan_deployment(each, flags) for each in read_deployments([path], flags.profiles)]
+    return [plan_deployment(loaded, flags) for loaded in read_deployments([path], flags.profiles)]
 
 
 def published_config(name: str) -> Path:

@@ -125,8 +125,8 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
             f"{plan.checkpoints:,} reusable checkpoints; {plan.expected_saved:.0%} of prompt tokens resumed "
             "if the traffic is as assumed"
             if plan.checkpoints
-            else f"no room while all {plan.planned_running:,} sequences run; fewer leave room for "
-            "checkpoints; --verbose shows why, and how many",
+            else f"nothing is resumed while all {plan.planned_running:,} sequences run; fewer leave room "
+            "for checkpoints; --verbose shows how many, and why",
         )
     facts.add_row("longest", f"{plan.max_model_len:,} tokens")
     parts: list[RenderableType] = [facts, *_memory(outcome, plan, verbose)]
@@ -186,8 +186,10 @@ def _rejected(plan: MemoryPlan) -> RenderableType:
     """Return one line for each rejected choice; long reasons wrap, names are never cut."""
     return Group(
         *(
-            Padding(Text(f"{each.strategy}, {each.state_dtype}: {each.reason}", style="dim"), (0, 0, 0, 1))
-            for each in plan.rejected
+            Padding(
+                Text(f"{choice.strategy}, {choice.state_dtype}: {choice.reason}", style="dim"), (0, 0, 0, 1)
+            )
+            for choice in plan.rejected
         )
     )
 

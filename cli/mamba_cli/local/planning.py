@@ -174,8 +174,8 @@ def _device(memory: int | None, gpus: int | None, flags: PlanFlags) -> tuple[Dev
         return Device("cuda", ASSUMED_MEMORY), ()
     if gpus == 0:
         return cpu_device(), ()
-    if (here := gpu_memory()) is not None:
-        return Device("cuda", here), (f"planned for the GPU of this machine, {binary_size(here)}",)
+    if (present := gpu_memory()) is not None:
+        return Device("cuda", present), (f"planned for the GPU of this machine, {binary_size(present)}",)
     if gpus is None:
         return cpu_device(), (NO_GPU_HERE,)
     if flags.gpus:

@@ -70,10 +70,10 @@ def running() -> list[RunningDeployment]:
             if born != _start_ticks(int(file.stem)):
                 file.unlink()
                 continue
-            deployments += [(born, RunningDeployment(**each)) for each in document["deployments"]]
+            deployments += [(born, RunningDeployment(**deployment)) for deployment in document["deployments"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the process begins or ends at this moment, or another version wrote the file
-    return [each for _, each in sorted(deployments, key=lambda pair: -pair[0])]
+    return [deployment for _, deployment in sorted(deployments, key=lambda pair: -pair[0])]
 
 
 def urls_of_file(file: Path, names: Sequence[str], port: int | None) -> list[str]:
@@ -82,8 +82,12 @@ def urls_of_file(file: Path, names: Sequence[str], port: int | None) -> list[str
     `port` chooses among several processes that serve the file; None = the newest one. The list is empty where
     no process serves the file.
     """
-    chosen = [each for each in running() if each.file == str(file.resolve()) and port in (None, each.port)]
-    urls = {each.name: each.url for each in chosen if each.port == chosen[0].port}
+    chosen = [
+        deployment
+        for deployment in running()
+        if deployment.file == str(file.resolve()) and port in (None, deployment.port)
+    ]
+    urls = {deployment.name: deployment.url for deployment in chosen if deployment.port == chosen[0].port}
     return [urls[name] for name in names if name in urls]
 
 

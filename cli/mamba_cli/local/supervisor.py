@@ -171,7 +171,7 @@ def _timed(child: Child) -> bool:
 def _exited(
     state: SupervisorState, event: ChildExited, restart_policy: RestartPolicy, actions: list[Action]
 ) -> SupervisorState:
-    child = next(each for each in state.children if each.name == event.name)
+    child = next(child for child in state.children if child.name == event.name)
     if state.draining:
         if child.phase == "running" and event.code:
             actions.append(

@@ -75,7 +75,12 @@ class Unit:
         return {
             self.engine: Command(
                 (*self.launcher, "serve", "--config", str(self.settings_file), *engine.extra_args),
-                {**shared, **{each.name: each.value for each in engine.env if each.value is not None}},
+                {
+                    **shared,
+                    **{
+                        variable.name: variable.value for variable in engine.env if variable.value is not None
+                    },
+                },
                 self.settings_file,
                 json.dumps(self.settings.document(), indent=2) + "\n",
             ),

@@ -50,7 +50,7 @@ async def deployment_statuses(
 ) -> list[DeploymentStatus]:
     """Return the statuses in a namespace, or that of `name`, sorted by name. Raises like `deployments_of`."""
     objects = await deployments_of(namespace, name, kubeconfig, timeout)
-    return sorted(map(_status, objects), key=lambda each: each.name)
+    return sorted(map(_status, objects), key=lambda status: status.name)
 
 
 async def deployments_of(
@@ -96,7 +96,7 @@ async def deployments_of(
 
 def _status(manifest: dict[str, Any]) -> DeploymentStatus:
     meta, spec, status = (manifest.get(part) or {} for part in ("metadata", "spec", "status"))
-    conditions = {str(each.get("type")): each for each in status.get("conditions") or ()}
+    conditions = {str(condition.get("type")): condition for condition in status.get("conditions") or ()}
     ready, plan = conditions.get("Ready") or {}, status.get("plan") or {}
     replicas = (status.get("scaling") or {}).get("desired", spec.get("replicas"))
     return DeploymentStatus(

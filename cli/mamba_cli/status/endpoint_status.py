@@ -62,7 +62,7 @@ class EndpointStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `status --output json` prints."""
-        return {**asdict(self), "engines": [asdict(each) for each in self.engines], "ready": self.ready}
+        return {**asdict(self), "engines": [asdict(engine) for engine in self.engines], "ready": self.ready}
 
 
 async def endpoint_status(session: aiohttp.ClientSession, url: str) -> EndpointStatus:

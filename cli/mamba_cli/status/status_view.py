@@ -34,20 +34,20 @@ def status_view(status: EndpointStatus) -> RenderableType:
 def deployments_view(statuses: Sequence[DeploymentStatus]) -> RenderableType:
     """Return a view with a paragraph for each MambaDeployment."""
     lines: list[RenderableType] = []
-    for index, each in enumerate(statuses):
-        word = {"True": "ready", "False": "not ready"}.get(each.ready, "unknown")
-        head = Text.assemble((each.name, "bold"), "  ", (word, _colour(each.ready == "True")))
-        head.append(f"  {each.ready_replicas} of {each.replicas} engines ready")
-        plan = [each.strategy, each.slots is not None and f"{each.slots:,} slots",
-                each.max_running_requests is not None and f"{each.max_running_requests:,} at once",
-                each.headroom and f"{each.headroom} headroom"]  # fmt: skip
+    for index, status in enumerate(statuses):
+        word = {"True": "ready", "False": "not ready"}.get(status.ready, "unknown")
+        head = Text.assemble((status.name, "bold"), "  ", (word, _colour(status.ready == "True")))
+        head.append(f"  {status.ready_replicas} of {status.replicas} engines ready")
+        plan = [status.strategy, status.slots is not None and f"{status.slots:,} slots",
+                status.max_running_requests is not None and f"{status.max_running_requests:,} at once",
+                status.headroom and f"{status.headroom} headroom"]  # fmt: skip
         rows = {
-            "because": "" if each.ready == "True" else f"{each.reason}: {each.message}".strip(": "),
-            **{kind.lower(): message for kind, message in each.troubles.items()},
-            "note": "" if each.current else "the operator has not seen the newest spec yet",
-            "model": each.model,
+            "because": "" if status.ready == "True" else f"{status.reason}: {status.message}".strip(": "),
+            **{kind.lower(): message for kind, message in status.troubles.items()},
+            "note": "" if status.current else "the operator has not seen the newest spec yet",
+            "model": status.model,
             "plan": ", ".join(part for part in plan if part),
-            "url": each.url,
+            "url": status.url,
         }
         lines += [*([Text()] if index else []), head, _rows(rows)]
     return Group(*lines)

@@ -68,7 +68,7 @@ def test_one_file_given_twice_is_refused_instead_of_run_twice(file: Path) -> Non
 
 def test_one_name_in_two_namespaces_cannot_run_on_one_machine(file: Path) -> None:
     file.write_text(document() + "---\n" + document(namespace="elsewhere"))
-    with pytest.raises(InvalidInput, match="one is several namespaces have"):
+    with pytest.raises(InvalidInput, match="several namespaces have a deployment named one"):
         up(file)
 
 

@@ -124,9 +124,9 @@ def _outcome(source: str, plan: PlanFlags) -> PlanOutcome:
 def _progress_display() -> Iterator[Callable[[str, float], None]]:
     """Yield a function that shows progress on standard error: a bar on a terminal, lines elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda what, share: print(f"{share:4.0%} {what}", file=sys.stderr, flush=True)  # noqa: T201
+        yield lambda step, share: print(f"{share:4.0%} {step}", file=sys.stderr, flush=True)  # noqa: T201
         return
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda what, share: bar.update(task, description=what, completed=share)
+        yield lambda step, share: bar.update(task, description=step, completed=share)
