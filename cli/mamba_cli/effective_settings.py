@@ -42,7 +42,7 @@ def effective_settings(
     group: Any = typer.main.get_command(app)
     command = group.commands.get(name)
     if command is None:
-        raise InvalidInput(f"{name!r} is no command; the commands are {', '.join(group.commands)}")
+        raise InvalidInput(f"{name!r} is not a command; the commands are {', '.join(group.commands)}")
     if inner := getattr(command, "commands", None):
         chosen = arguments[0] if arguments else ""
         if chosen not in inner:

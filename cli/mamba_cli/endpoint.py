@@ -14,14 +14,14 @@ _NO_HTTP = 0
 
 
 def base_url(text: str) -> str:
-    """Return the URL without /v1 and slashes at its end. Raises `InvalidInput` for a text that is no URL."""
+    """Return the URL without /v1 and slashes at its end. Raises `InvalidInput` for any other text."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         usable = False
     if not usable:
-        raise InvalidInput(f"{text!r} is no URL: write a URL such as {DEFAULT_URL}")
+        raise InvalidInput(f"{text!r} is not a URL: write a URL such as {DEFAULT_URL}")
     return text.rstrip("/").removesuffix("/v1")
 
 
@@ -29,7 +29,7 @@ def without_scheme(text: str) -> InvalidInput | None:
     """Return the error for an address such as localhost:8000 without http://; None = it is no address."""
     if _ADDRESS.fullmatch(text) is None:
         return None
-    return InvalidInput(f"{text} is no URL: write http://{text}")
+    return InvalidInput(f"{text} is not a URL: write http://{text}")
 
 
 def headers(api_key: str | None) -> dict[str, str]:
@@ -57,7 +57,7 @@ def refusal(url: str, status: int, body: Any) -> CliError:
             f"{url} requires an API key: give --api-key or MAMBASERVE_API_KEY ({message or status})"
         )
     if not message:
-        return RunFailed(f"{url} answered {status} and is no OpenAI-compatible server")
+        return RunFailed(f"{url} answered {status} and is not an OpenAI-compatible server")
     return RunFailed(f"{url} answered {status}: {message}")
 
 

@@ -18,7 +18,7 @@ class RunFailed(CliError):
 
 
 class InvalidInput(CliError):
-    """Wrong usage or invalid input."""
+    """Wrong usage, or an option, file or field with an invalid value."""
 
     exit_code = 2
 

@@ -22,14 +22,14 @@ EXTRAS_OF_COMMAND = {
 }
 """Extra that belongs to a command; for any other command, the first extra with the module is named."""
 SERVER = ("torch", "fastapi", "uvicorn", "zmq", "llguidance", "safetensors", "tokenizers", "huggingface_hub")
-"""Modules that an engine and the process in front of it import."""
+"""Modules that an engine and its API server import."""
 _DISTRIBUTION_OF = {
     "google": "grpcio-health-checking",  # protobuf comes with it
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "zmq": "pyzmq",
 }
-"""Distributions by import name, where the two differ by more than a hyphen."""
+"""Import name -> distribution, where the two differ by more than a hyphen."""
 _NAME = re.compile(r"[\w.-]+")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
 

@@ -238,7 +238,7 @@ def read_document(path: Path, names: set[str]) -> dict[str, Any]:
     except OSError as error:
         raise InvalidInput(f"--config: {path}: {error.strerror}") from error
     except ValueError as error:
-        raise InvalidInput(f"--config: {path}: is no JSON: {error}") from error
+        raise InvalidInput(f"--config: {path}: is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise InvalidInput(f"--config: {path}: must hold a JSON object")
     if unknown := sorted(set(document) - names):

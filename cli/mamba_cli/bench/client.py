@@ -121,7 +121,7 @@ class LoadClient:
         except (aiohttp.ClientError, ConnectionError) as broken:
             error = f"connection: {type(broken).__name__}"
         except msgspec.MsgspecError:
-            error = "no JSON in an event"
+            error = "an event without valid JSON"
         end, usage = time.monotonic(), reading.usage or _Usage()
         details = usage.prompt_tokens_details
         return Sample(

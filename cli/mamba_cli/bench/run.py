@@ -51,8 +51,8 @@ class LoadPlan:
 async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
     """Run the plan and return the report; SIGINT ends the run early, with `interrupted` true in the report.
 
-    Raises `RunFailed` if the server does not answer at all or no request ended well, `InvalidInput` for an
-    unknown model or a text that is no URL.
+    Raises `RunFailed` if the server does not answer at all or no request succeeded, `InvalidInput` for an
+    unknown model or a text that is not a URL.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -76,7 +76,7 @@ async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
     tokens, sent = result["tokens"], islice(plan.prompts(), len(samples))
     tokens["cached_before"] = cached_before(tokens["cached"], tokens["prompt"], sent)
     if samples and not result["requests"]["ok"]:
-        raise RunFailed(f"no request ended well: {result['requests']['errors']}")
+        raise RunFailed(f"no request succeeded: {result['requests']['errors']}")
     about = {
         "mambaserve": version("mambaserve"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -105,7 +105,7 @@ async def _model(session: aiohttp.ClientSession, plan: LoadPlan) -> str:
                 raise RunFailed(f"{url} answered {response.status}: {(await response.text())[:200]}")
             names = [str(entry["id"]) for entry in (await response.json())["data"]]
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-        raise InvalidInput(f"URL: {plan.url!r} is no http:// or https:// URL") from error
+        raise InvalidInput(f"URL: {plan.url!r} is not an http:// or https:// URL") from error
     except aiohttp.ClientConnectorError as error:
         raise unreachable(plan.url, error) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -103,7 +103,7 @@ def _write(show: Show, piece: str) -> None:
     try:
         show(piece)
     except OSError as error:
-        # A full disk must be told from the OSErrors of the connection.
+        # A full disk must be distinguished from the OSErrors of the connection.
         raise OutputError(error) from error
 
 

@@ -24,7 +24,7 @@ from mamba_settings.live_settings import LIVE
 Reload = Callable[[], list[LoadedDeployment]]
 Replan = Callable[[LoadedDeployment], PlanOutcome]
 _LIVE = tuple(f"spec.stateCache.{field}" for field in LIVE.values())
-"""Fields that the running engine can take over."""
+"""Fields that a running engine can change."""
 _NEXT = "takes effect at the next start"
 
 

@@ -46,7 +46,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 def _foreign(host: str, error: OSError) -> InvalidInput | None:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return InvalidInput(f"--host: {host} is no address of this machine")
+        return InvalidInput(f"--host: {host} is not an address of this machine")
     return None
 
 

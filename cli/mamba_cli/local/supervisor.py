@@ -9,7 +9,7 @@ from typing import Literal
 
 Phase = Literal["waiting", "running", "stopping", "ended"]
 
-NOT_WORTH_REPEATING = (2, 3)
+FINAL_EXIT_CODES = (2, 3)
 """Exit codes of invalid input and of a plan that does not fit: another start would end the same way."""
 
 
@@ -178,7 +178,7 @@ def _exited(
                 ShowMessage(f"{child.name} {_cause(event)} before it was asked to end", child.name, bad=True)
             )
         return _with(state, child.name, phase="ended")
-    if event.code in NOT_WORTH_REPEATING:
+    if event.code in FINAL_EXIT_CODES:
         actions.append(
             ShowMessage(f"{child.name} {_cause(event)}: a restart would not help", child.name, bad=True)
         )

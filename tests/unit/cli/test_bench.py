@@ -196,4 +196,4 @@ def test_a_speed_that_is_none_is_refused_before_the_file_is_read(bench: Bench, s
 def test_a_url_without_a_scheme_is_wrong_usage(bench: Bench) -> None:
     code, out, err = bench("serve", "localhost:8000", "--requests", "1")
     assert (code, out) == (2, "")
-    assert err == "error: URL: 'localhost:8000' is no http:// or https:// URL\n"
+    assert err == "error: URL: 'localhost:8000' is not an http:// or https:// URL\n"

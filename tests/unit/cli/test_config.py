@@ -69,7 +69,7 @@ def test_a_wrong_option_is_refused(app: typer.Typer, arguments: list[str], words
 
 
 def test_an_unknown_command_is_refused_with_the_known_ones(app: typer.Typer) -> None:
-    with pytest.raises(InvalidInput, match=r"'nope' is no command; the commands are .*plan"):
+    with pytest.raises(InvalidInput, match=r"'nope' is not a command; the commands are .*plan"):
         effective_settings(app, "nope", [], {})
 
 

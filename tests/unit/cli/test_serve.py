@@ -123,7 +123,7 @@ def test_a_file_stands_below_the_environment_and_above_the_defaults(
     [
         ('{"model": "m", "pagesize": 1}', "unknown settings pagesize"),
         ("[]", "must hold a JSON object"),
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         (None, "No such file or directory"),
     ],
 )

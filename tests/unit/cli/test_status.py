@@ -266,7 +266,7 @@ def test_nobody_there_something_else_and_no_file_are_refused(status: Run, site: 
 
 def test_an_address_without_its_scheme_is_told_how_it_is_written(status: Run) -> None:
     code, _, err = status("localhost:8000")
-    assert (code, err) == (2, "error: localhost:8000 is no URL: write http://localhost:8000\n")
+    assert (code, err) == (2, "error: localhost:8000 is not a URL: write http://localhost:8000\n")
 
 
 def test_a_file_is_asked_where_its_endpoints_answer(status: Run, tmp_path: Path) -> None:

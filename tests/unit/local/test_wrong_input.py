@@ -167,7 +167,7 @@ def test_a_file_without_permission_is_named(file: Path) -> None:
 @pytest.mark.parametrize("host", ["2001:db8::1", "192.0.2.1", "no.such.host.invalid"])
 @pytest.mark.parametrize("port", [0, 8123])
 def test_a_host_that_is_not_ours_is_wrong_usage_whatever_the_port(host: str, port: int) -> None:
-    with pytest.raises(InvalidInput, match=rf"^--host: {host} is no address of this machine$"):
+    with pytest.raises(InvalidInput, match=rf"^--host: {host} is not an address of this machine$"):
         front_ports(host, port, 1)
 
 
