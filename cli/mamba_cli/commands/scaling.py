@@ -8,7 +8,7 @@ from mamba_cli.errors import CliError, InvalidInput, RunFailed
 from mamba_cli.output import OutputFormat, print_document
 from mamba_cli.plain_help import CommandWithPanels
 
-command = typer.Typer(name="scaling", help="Decisions of the operator's autoscaler.", no_args_is_help=True)
+command = typer.Typer(name="scaling", help="Replay decisions of the autoscaler.", no_args_is_help=True)
 
 
 @command.command("replay", cls=CommandWithPanels)
