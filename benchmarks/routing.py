@@ -21,7 +21,7 @@ from benchmarks.simulated_fleet import SimulatedFleet
 
 from mamba_cli.bench.traces import Arrival, parse
 from mamba_cli.fleet.cache_index import Knowledge
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK, usable
 from mamba_cli.fleet.workload import TraceWorkload
 

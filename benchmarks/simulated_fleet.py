@@ -22,7 +22,7 @@ from benchmarks.queue_balance import (
 )
 
 from mamba_cli.fleet.cache_index import CacheIndex, Knowledge
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
 from mamba_cli.fleet.workload import TraceWorkload
 from mamba_gateway.endpoints.engine_speed import EngineSpeed

@@ -8,7 +8,7 @@ drives the whole engine.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mamba_cli.fleet.cache_size import CAP, CacheSize
+from mamba_cli.fleet.engine_profile import CAP, CacheSize
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
 from mamba_cli.fleet.workload import TraceWorkload
 from mamba_planner.strategy import reservation

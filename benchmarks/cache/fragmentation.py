@@ -17,7 +17,7 @@ from benchmarks.cache.hit_rate import STATE_TOKENS
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.replay import CachePolicy, build
 
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_server.cache import ledger
 from mamba_server.cache.arena import Allocation, AllocationSite, Arena
 from mamba_server.cache.eviction import Policy

@@ -15,7 +15,7 @@ from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.replay import CachePolicy, replay
 
 from mamba_cli.bench.traces import Arrival, parse
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK, usable
 
 KV_BESIDE = 2_050_000

@@ -21,7 +21,7 @@ from benchmarks.cache.space_time import space_time_bound
 from benchmarks.cache.workloads import GENERATED
 
 from mamba_cli.bench.traces import parse
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK, usable
 from mamba_cli.fleet.workload import TraceWorkload
 

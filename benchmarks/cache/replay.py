@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mamba_cli.bench.traces import Arrival
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK, prompt
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mamba_cli.bench.samples import Sample
 from mamba_cli.fleet.engine_profile import EngineProfile
-from mamba_cli.fleet.machine import Machine
+from mamba_cli.fleet.environment import Machine
 from mamba_planner.arithmetic import prefill_work
 from mamba_planner.constraints import Constraints
 

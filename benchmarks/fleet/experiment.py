@@ -15,8 +15,7 @@ from benchmarks.fleet.score import Score, score
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.request import Request, requests_of
-from mamba_cli.fleet.simulation import Scaler, Simulation
-from mamba_cli.fleet.size_search.fixed_size import FixedSize
+from mamba_cli.fleet.simulation import FixedSize, Scaler, Simulation
 from mamba_cli.fleet.slo import GOAL, Slo
 from mamba_cli.fleet.workload import RequestStream
 

@@ -1,6 +1,7 @@
-"""Which value each option of a command has, and who set it: a flag, the environment, a file, or nobody.
+"""`effective_settings`: the value and the source of each option of a command, for `mambaserve config`.
 
-`mambaserve config` shows it. Parses, never runs the command; passwords in URLs are masked.
+A source is a flag, the environment, a file or the default. The command is parsed and never run; passwords in
+URLs are masked.
 """
 
 import re
@@ -21,7 +22,7 @@ _PASSWORD = re.compile(r"(?<=://)([^/@\s]*):([^/@\s]+)@")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One option. `value` None = unset, so the command decides."""
+    """One option with its value and source. `value` None = unset, so the command decides."""
 
     option: str
     value: Any
@@ -32,35 +33,37 @@ class Setting:
 def effective_settings(
     app: Typer, name: str, arguments: list[str], environment: Mapping[str, str]
 ) -> list[Setting]:
-    """Settings of `name ARGUMENTS…`.
+    """Return the settings of `name ARGUMENTS…`.
 
-    The first argument of a command that has commands of its own, such as bench, is one of them.
+    The first argument of a command with sub-commands, such as bench, is one of them.
 
     Raises `InvalidInput` for an unknown command or option.
     """
     group: Any = typer.main.get_command(app)
     command = group.commands.get(name)
     if command is None:
-        raise InvalidInput(f"{name!r} is no command; there are: {', '.join(group.commands)}")
+        raise InvalidInput(f"{name!r} is not a command; the commands are {', '.join(group.commands)}")
     if inner := getattr(command, "commands", None):
         chosen = arguments[0] if arguments else ""
         if chosen not in inner:
-            raise InvalidInput(f"{name} needs one of its commands, as in: config {name} {next(iter(inner))}")
+            raise InvalidInput(
+                f"{name} needs one of its sub-commands, as in: config {name} {next(iter(inner))}"
+            )
         command, name, arguments = inner[chosen], f"{name} {chosen}", arguments[1:]
     context = _parse(command, name, arguments)
-    found = []
+    settings = []
     for parameter in command.params:
         if parameter.param_type_name != "option" or parameter.name == "help":
             continue
-        value, kind = context.params.get(parameter.name), source_of(context, parameter.name)
+        value, source = context.params.get(parameter.name), source_of(context, parameter.name)
         variable = _variable(parameter)
-        if kind in ("default", "file") and variable in environment:
-            kind, value = "environment", environment[variable]
-        if (bare := context.params.get(f"{parameter.name}_argument")) is not None:
-            value, kind = bare, "flag"
-        shown = HIDDEN if value and parameter.name in _SECRET else masked(value)
-        found.append(Setting(_longest(parameter.opts), shown, kind, variable))
-    return found
+        if source in ("default", "file") and variable in environment:
+            source, value = "environment", environment[variable]
+        if (positional := context.params.get(f"{parameter.name}_argument")) is not None:
+            value, source = positional, "flag"
+        visible = HIDDEN if value and parameter.name in _SECRET else masked(value)
+        settings.append(Setting(_longest(parameter.opts), visible, source, variable))
+    return settings
 
 
 def _parse(command: Any, name: str, arguments: list[str]) -> Any:
@@ -68,7 +71,7 @@ def _parse(command: Any, name: str, arguments: list[str]) -> Any:
         return command.make_context(name, list(arguments))
     except Exception as error:
         if type(error).__name__ == "MissingParameter":
-            # Only the options matter here: a file or model to work on may be absent.
+            # Only the options matter here, so required arguments may be absent.
             return command.make_context(name, list(arguments), resilient_parsing=True)
         if hasattr(error, "format_message"):
             raise InvalidInput(f"{name}: {error.format_message()}") from error
@@ -76,11 +79,11 @@ def _parse(command: Any, name: str, arguments: list[str]) -> Any:
 
 
 def masked(value: Any) -> Any:
-    """The value as it may be shown: plain data, without passwords."""
+    """Return the value as plain data without passwords."""
     if isinstance(value, str):
         return _PASSWORD.sub(r"\1:***@", value)
     if isinstance(value, list | tuple):
-        return [masked(each) for each in value]
+        return [masked(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return masked(str(getattr(value, "value", value)))

@@ -1,6 +1,6 @@
-"""`missing_extra`: the sentence for a module that only an extra of this distribution brings.
+"""`missing_extra`: the error for a module that only an extra of this distribution installs.
 
-The extras and what they bring are read from the metadata of the installed distribution. `main` calls it once,
+The extras and their requirements are read from the metadata of the installed distribution. Called by `main`
 for every command.
 """
 
@@ -20,40 +20,40 @@ EXTRAS_OF_COMMAND = {
     "status": "operator",
     "up": "server",
 }
-"""The extra that a command prefers; any other command takes the first one that has the module."""
+"""Extra that belongs to a command; for any other command, the first extra with the module is named."""
 SERVER = ("torch", "fastapi", "uvicorn", "zmq", "llguidance", "safetensors", "tokenizers", "huggingface_hub")
-"""Modules that an engine and the process in front of it import."""
+"""Modules that an engine and its API server import."""
 _DISTRIBUTION_OF = {
     "google": "grpcio-health-checking",  # protobuf comes with it
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "zmq": "pyzmq",
 }
-"""Distributions by import name, where the two differ by more than a hyphen."""
+"""Import name -> distribution, where the two differ by more than a hyphen."""
 _NAME = re.compile(r"[\w.-]+")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
 
 
 def missing_extra(error: ModuleNotFoundError, command: str) -> InvalidInput | None:
-    """Return what to say of `error`, raised by `command`; None = no extra brings the module: a defect."""
+    """Return the error for the import error of `command`; None = no extra installs the module."""
     module = error.name or ""
-    extras = [extra for extra, brought in _brought() if brought in _distributions(module)]
+    extras = [extra for extra, distribution in _requirements() if distribution in _distributions(module)]
     if not extras:
         return None
     own = EXTRAS_OF_COMMAND.get(command, "")
     extra = own if own in extras else extras[0]
-    # An endpoint picker is an addition to a gateway, which alone can run it.
-    wanted = f"{own},{extra}" if own and own != extra else extra
+    # An endpoint picker runs only in a gateway, so both extras are needed.
+    names = f"{own},{extra}" if own and own != extra else extra
     return InvalidInput(
-        f"{command or 'this command'} needs the extra '{extra}', which brings {module.partition('.')[0]}: "
-        f"pip install '{OWN}[{wanted}]'"
+        f"{command or 'this command'} needs the extra '{extra}', which installs {module.partition('.')[0]}: "
+        f"pip install '{OWN}[{names}]'"
     )
 
 
 def need(*modules: str) -> None:
-    """Raise `ModuleNotFoundError` for the first of `modules` that is not installed, without an import of any.
+    """Raise `ModuleNotFoundError` for the first of `modules` that is not installed, without importing any.
 
-    A command that leaves the import to a child process calls it, so that the child is not started in vain.
+    Commands whose child processes import the modules call it before they start a child.
     """
     for module in modules:
         if find_spec(module) is None:
@@ -61,21 +61,21 @@ def need(*modules: str) -> None:
 
 
 def _distributions(module: str) -> set[str]:
-    """Return the distributions that may bring `module`, by their normalised names."""
+    """Return the normalised names of the distributions that can contain `module`."""
     top = module.partition(".")[0]
     name = _DISTRIBUTION_OF.get(top, top)
-    # Of a namespace package the distribution is named after a part of it: opentelemetry.sdk.
+    # A distribution in a namespace package is named after its part, such as opentelemetry.sdk.
     return {_normal(name), _normal("-".join(module.split(".")[:2]))}
 
 
-def _brought() -> Iterator[tuple[str, str]]:
+def _requirements() -> Iterator[tuple[str, str]]:
     """Yield (extra, distribution) for every requirement of an extra."""
-    # Only a command that fails needs it, and it is slow to import.
+    # This module is slow to import, and only a failing command needs it.
     from importlib.metadata import requires
 
     for text in requires(OWN) or ():
-        wish, _, marker = text.partition(";")
-        extra, name = _EXTRA.search(marker), _NAME.match(wish)
+        requirement, _, marker = text.partition(";")
+        extra, name = _EXTRA.search(marker), _NAME.match(requirement)
         if extra and name:
             yield extra[1], _normal(name[0])
 

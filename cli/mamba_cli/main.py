@@ -1,8 +1,8 @@
-"""The command line: collects the sub-commands, gives them one error style and one set of exit codes.
+"""The command line: collects the sub-commands and gives them one style of errors and exit codes.
 
-Each sub-command is one module of `mamba_cli.commands` with a function `command` (and a `CLASS` where its
-options come from a settings model); those modules import
-typer and rich at most, and everything heavy inside the function, so that `--help` stays quick.
+Each sub-command is a module of `mamba_cli.commands` with a function `command`, and with `CLASS` where a
+settings model defines the options. Those modules import slow packages inside functions, so that `--help`
+stays quick.
 """
 
 import errno
@@ -12,7 +12,9 @@ import io
 import os
 import re
 import shutil
+import signal
 import sys
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +23,6 @@ from rich.markup import escape
 
 from mamba_cli.errors import CliError
 from mamba_cli.extras import missing_extra
-from mamba_cli.init_process import end_on_sigterm
 from mamba_cli.plain_help import NARROW, CommandWithPanels
 
 COMMANDS: tuple[str, ...] = (
@@ -50,8 +51,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"mambaserve {version('mambaserve')}")
@@ -64,12 +65,12 @@ def _root(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    # Without a callback, an application with one command would not expect that command's name.
+    # Without a callback, typer would not expect the command's name if there were only one command.
     pass
 
 
 def application() -> typer.Typer:
-    """The application with all its commands."""
+    """Return the application with all its commands."""
     _collect()
     return app
 
@@ -80,8 +81,8 @@ def _collect() -> None:
     for name in COMMANDS:
         module = importlib.import_module(f"mamba_cli.commands.{name}")
         if isinstance(target := module.command, typer.Typer):
-            for each in target.registered_commands:
-                each.short_help = _summary(each.callback)
+            for command in target.registered_commands:
+                command.short_help = _summary(command.callback)
             app.add_typer(target)
         else:
             app.command(
@@ -93,12 +94,30 @@ def _collect() -> None:
 
 
 def _summary(command: Any) -> str:
-    """What a list of commands says of it: the first clause, whole, where a longer text would be cut."""
+    """Return the first clause of a command's description, which fits a list of commands uncut."""
     return re.split(r"[.:;](?:\s|$)", inspect.getdoc(command) or "", maxsplit=1)[0].replace("\n", " ") + "."
 
 
+def end_on_sigterm(pid: int | None = None) -> None:
+    """Make SIGTERM end process 1 as it ends any other process; servers replace the handler with their drain.
+
+    The kernel ignores SIGTERM for process 1 of a container while it has no handler, and servers install a
+    handler only after seconds of imports. In the project's pods process 1 is another program; this function
+    is for containers that are started by hand.
+
+    Args:
+        pid: number of this process; None = ask the system.
+    """
+    if (os.getpid() if pid is None else pid) == 1:
+        signal.signal(signal.SIGTERM, _exit_on_signal)
+
+
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
 def run() -> None:
-    """Entry point of `mambaserve`; exits with the codes of `mamba_cli.errors`."""
+    """Run `mambaserve` and exit with the codes of `mamba_cli.errors`."""
     end_on_sigterm()
     try:
         _run()
@@ -106,9 +125,12 @@ def run() -> None:
         sys.exit(130)
 
 
-def _open_what_is_closed() -> None:
-    """Standard streams that the caller closed lead nowhere: else they are None here, and the next file or
-    socket that is opened gets a number that children write their output to."""
+def _open_closed_streams() -> None:
+    """Open standard streams that the caller closed, as the null device.
+
+    Otherwise the streams are None here, and the next file or socket gets the number of a standard stream, to
+    which children write their output.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -119,44 +141,44 @@ def _open_what_is_closed() -> None:
 
 
 def _run() -> None:
-    _open_what_is_closed()
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Where the locale has no block characters a plan is shown with question marks in their place.
+        # In a locale without block characters, a plan shows question marks in their place.
         sys.stdout.reconfigure(errors="replace")
     _collect()
     if shutil.get_terminal_size().columns < NARROW:
-        # The tables of the rich help would cut names there; the plain one wraps.
+        # On a narrow terminal the tables of the rich help cut names, while plain help wraps.
         app.rich_markup_mode = None
     try:
         try:
             app()
         finally:
-            # Now, not while the interpreter ends, when nobody can be told any more.
+            # A failing flush can be reported here, but not while the interpreter ends.
             sys.stdout.flush()
     except CliError as error:
-        _complain(str(error))
+        _print_error(str(error))
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         if (missing := missing_extra(error, command)) is None:
             raise
-        _complain(str(missing))
+        _print_error(str(missing))
         sys.exit(missing.exit_code)
     except OSError as error:
         if error.errno not in (*_FULL, errno.EPIPE):
             raise
-        # What is still in the buffer would be tried once more, and fail once more, at the end.
+        # Otherwise the interpreter would flush the buffer at its end and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if error.errno == errno.EPIPE:  # whoever read it has had enough
+        if error.errno == errno.EPIPE:  # the reader of the output has ended
             sys.exit(1)
-        _complain(f"{error.filename or 'standard output'}: {error.strerror}")
+        _print_error(f"{error.filename or 'standard output'}: {error.strerror}")
         sys.exit(1)
 
 
-def _complain(message: str) -> None:
-    # Never wrapped: a path in the message stays one word for whoever reads it in a log.
-    said = f"[bold red]error:[/] {escape(message)}"
-    Console(stderr=True).print(said, highlight=False, soft_wrap=True)
+def _print_error(message: str) -> None:
+    # Messages are never wrapped, so that a path in a log stays one word.
+    line = f"[bold red]error:[/] {escape(message)}"
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The forms in which commands show what they found: a table for people, one document for programs."""
+"""Output formats of the commands: a table for people, or one document for programs."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class OutputFormat(StrEnum):
-    """What `--output` may be."""
+    """The values of `--output`."""
 
     table = "table"
     json = "json"
@@ -14,7 +14,7 @@ class OutputFormat(StrEnum):
 
 
 def print_document(document: Mapping[str, Any] | Sequence[Any], output: OutputFormat) -> None:
-    """`document` alone on standard output, as JSON or YAML; keys keep their order."""
+    """Print `document` as JSON or YAML on standard output; keys keep their order."""
     import typer
 
     if output is OutputFormat.json:

@@ -1,23 +1,24 @@
-"""The help of a command on a narrow terminal: panels as headings, names and variables never cut."""
+"""Help of a command on a narrow terminal: panels become headings, and names are never cut."""
 
 from typing import Any
 
 from typer.core import TyperCommand
 
 NARROW = 130
-"""Columns that the widest table of the rich help takes without cutting a name."""
+"""Width in columns of the widest table of the rich help that cuts no name."""
 _INDENT = 14
+"""Indent of the descriptions, in columns."""
 
 
 class CommandWithPanels(TyperCommand):
-    """A command whose plain help has the groups of the rich one."""
+    """A command whose plain help groups the options as the rich help does."""
 
     def format_options(self, context: Any, formatter: Any) -> None:
-        """Long options have lines of their own, so that what they do has the width."""
+        """Write the options by panel; descriptions begin on the line after a long option."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for each in self.get_params(context):
-            if (row := each.get_help_record(context)) is not None:
-                sections.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(row)
+        for parameter in self.get_params(context):
+            if (row := parameter.get_help_record(context)) is not None:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(row)
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=_INDENT)

@@ -1,4 +1,4 @@
-"""The option of `plan` and `up` that names a file with a cluster's own resource profiles."""
+"""The option of `plan` and `up` for a file with the resource profiles of a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +10,6 @@ ProfilesOption = Annotated[
     typer.Option(
         "--resource-profiles",
         envvar="MAMBASERVE_RESOURCE_PROFILES",
-        help="YAML with resourceProfiles, such as the chart's values: a cluster's own profiles.",
+        help="YAML file with the resourceProfiles of a cluster, such as the chart's values.",
     ),
 ]

@@ -1,6 +1,6 @@
-"""The reference page of the command line, from the commands themselves; `make docs` writes it.
+"""`reference_page`: the reference page of the command line, generated from the commands by `make docs`.
 
-What it shows stands in the settings models and in the commands, as `--help` does.
+Its texts are those of `--help`, from the settings models and the commands.
 """
 
 from collections.abc import Iterator
@@ -13,31 +13,31 @@ HEAD = """# Command line
 
 <!-- Written by `make docs` from the commands of mamba_cli; edit those. -->
 
-`mambaserve COMMAND --help` shows the same. Every option has an environment variable; the option wins over
-it. What a command would run with, and who set it, is shown by `mambaserve config COMMAND`. With
-`--output json` or `yaml` the document alone goes to standard output.
+`mambaserve COMMAND --help` shows the same texts. Every option has an environment variable, which the option
+overrides. `mambaserve config COMMAND` shows the settings that a command would run with, and their sources.
+With `--output json` or `yaml`, standard output holds the document alone.
 
 | exit code | meaning |
 | --- | --- |
-| 0 | it worked |
-| 1 | it failed while it ran |
+| 0 | success |
+| 1 | a failure while the command ran |
 | 2 | wrong usage or invalid input; the message names the option or the field |
-| 3 | the plan does not fit; the message has the numbers |
+| 3 | the plan does not fit the memory; the message has the numbers |
 """
 
 
 def reference_page() -> str:
-    """Markdown: a section a command, and a table of all environment variables."""
+    """Return the Markdown page: one section per command, and a table of all environment variables."""
     from mamba_cli.main import application
 
     root: Any = typer.main.get_command(application())
     lines, variables = [HEAD], dict[str, list[str]]()
     for name, command in _commands(root):
         lines += [*_section(name, command)]
-        for each in command.params:
-            if each.envvar:
-                word = _name(each) if each.param_type_name == "option" else _metavar(each)
-                variables.setdefault(str(each.envvar), []).append(f"`mambaserve {name} {word}`")
+        for parameter in command.params:
+            if parameter.envvar:
+                word = _name(parameter) if parameter.param_type_name == "option" else _metavar(parameter)
+                variables.setdefault(str(parameter.envvar), []).append(f"`mambaserve {name} {word}`")
     lines += ["## Environment variables", "", "| variable | the same as |", "| --- | --- |"]
     lines += [f"| `{variable}` | {', '.join(of)} |" for variable, of in sorted(variables.items())]
     return "\n".join([*lines, ""])
@@ -49,26 +49,30 @@ def _commands(root: Any) -> Iterator[tuple[str, Any]]:
         if inner is None:
             yield name, command
         else:
-            yield from ((f"{name} {each}", found) for each, found in sorted(inner.items()))
+            yield from ((f"{name} {child_name}", child) for child_name, child in sorted(inner.items()))
 
 
 def _section(name: str, command: Any) -> Iterator[str]:
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    shown = " ".join(_metavar(each) for each in arguments)
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    synopsis = " ".join(_metavar(argument) for argument in arguments)
     yield from (f"## {name}", "", _text(command.help), "", "```sh")
-    yield from (" ".join(filter(None, (f"mambaserve {name}", "[OPTIONS]", shown))), "```", "")
+    yield from (" ".join(filter(None, (f"mambaserve {name}", "[OPTIONS]", synopsis))), "```", "")
     if arguments:
         yield from ("| argument | variable | default | meaning |", "| --- | --- | --- | --- |")
-        yield from (_row(_metavar(each), each) for each in arguments)
+        yield from (_row(_metavar(argument), argument) for argument in arguments)
         yield ""
     if options := list(_options(command)):
         yield from ("| option | variable | default | meaning |", "| --- | --- | --- | --- |")
-        yield from (_row(", ".join([*each.opts, *each.secondary_opts]), each) for each in options)
+        yield from (_row(", ".join([*option.opts, *option.secondary_opts]), option) for option in options)
         yield ""
 
 
 def _options(command: Any) -> Iterator[Any]:
-    return (each for each in command.params if each.param_type_name == "option" and each.name != "help")
+    return (
+        parameter
+        for parameter in command.params
+        if parameter.param_type_name == "option" and parameter.name != "help"
+    )
 
 
 def _name(option: Any) -> str:

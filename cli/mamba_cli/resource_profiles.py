@@ -1,4 +1,4 @@
-"""The resource profiles that a command knows: those that ship, and a cluster's own out of a file."""
+"""The resource profiles that a command accepts: the shipped ones, and those of a cluster from a file."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from mamba_planner.shipped_profiles import SHIPPED
 
 
 def known_profiles(path: Path | None) -> Profiles:
-    """Shipped ones, and those of the file at `path`, which come before shipped ones of the same name.
+    """Return the shipped profiles and those of the file at `path`, which replace shipped ones of their names.
 
-    Raises `InvalidInput` with all that is wrong with the file.
+    Raises `InvalidInput` with all problems of the file.
     """
     if path is None:
         return SHIPPED
@@ -27,6 +27,5 @@ def known_profiles(path: Path | None) -> Profiles:
 
 
 def of_this_machine(profiles: Profiles) -> Profiles:
-    """What of them has a meaning without a cluster: whether an engine runs on a GPU. Its memory is that of
-    the GPU that is here."""
-    return {name: ResourceProfile(gpus=one.gpus) for name, one in profiles.items()}
+    """Return the profiles reduced to the number of GPUs, the only field that acts without a cluster."""
+    return {name: ResourceProfile(gpus=profile.gpus) for name, profile in profiles.items()}

@@ -1,7 +1,8 @@
-"""Options of a command made from a settings model: name, type, help, default and variable stand there alone.
+"""`settings_command`: a command whose options are the fields of a settings model.
 
-A field's attribute docstring is its help, the class that defines it its panel. Made when the command is first
-looked at, so `mambaserve --help` does not wait for pydantic. Precedence: flag, environment, file, default.
+The model alone defines name, type, help, default and variable: the attribute docstring of a field is the help
+of its option, and the class that defines the field gives the panel. Options are built at their first use, so
+that `mambaserve --help` does not import pydantic. Precedence: flag, environment, file, default.
 """
 
 import importlib
@@ -19,12 +20,12 @@ from mamba_cli.errors import InvalidInput
 from mamba_cli.plain_help import CommandWithPanels
 
 PREFIX = "MAMBASERVE_"
-SHOWN_PASSWORD = re.compile(r"^[a-z+]+://[^/@\s]*:[^/@\s]+@|[?&]password=")
-"""An address with a password in it."""
+URL_PASSWORD = re.compile(r"^[a-z+]+://[^/@\s]*:[^/@\s]+@|[?&]password=")
+"""Pattern of a URL that contains a password."""
 CONFIG = "config"
 Source = Literal["flag", "environment", "file", "default"]
 Run = Callable[[dict[str, Any]], int]
-"""Runs the command with the settings that somebody gave; returns the exit code."""
+"""Runs the command with the settings that are not defaults; returns the exit code."""
 
 
 def settings_command(
@@ -35,76 +36,80 @@ def settings_command(
     positional: str = "",
     file: bool = False,
 ) -> type[CommandWithPanels]:
-    """A class of command with one option a field of the model at `where` ("module:Class").
+    """Return a command class with one option for each field of a settings model.
 
-    `panels`: names of fields by panel, for a model that is one class.
-    `positional`: a field that may also be given without its option's name; `file`: there is a --config FILE.
+    Args:
+        where: the model, as "module:Class".
+        run: function that runs the command.
+        panels: panel -> names of its fields, for a model that is one class.
+        positional: field that may also be given as an argument.
+        file: whether the command has the option --config FILE.
     """
 
     class SettingsCommand(CommandWithPanels):
-        """Makes its parameters when they are first asked for."""
+        """A command that builds its parameters at their first use."""
 
         def __init__(self, *args: Any, **more: Any) -> None:
-            self._made: Any = None
+            self._built: Any = None
             super().__init__(*args, **more)
 
         @property
         def params(self) -> list[Any]:
-            if self._made is None:
+            if self._built is None:
                 module, _, name = where.partition(":")
                 model = getattr(importlib.import_module(module), name)
-                self._made = _command(model, panels or {}, positional, file)
-            params: list[Any] = self._made.params
+                self._built = _command(model, panels or {}, positional, file)
+            params: list[Any] = self._built.params
             return params
 
         @params.setter
         def params(self, _: list[Any]) -> None:
-            """What Typer finds in the signature of the function is nothing."""
+            """Ignore the parameters that Typer reads from the signature of the function."""
 
         def invoke(self, context: Any) -> Any:
-            raise typer.Exit(run(given(context, positional)))
+            raise typer.Exit(run(chosen_settings(context, positional)))
 
     return SettingsCommand
 
 
-def given(context: Any, positional: str = "") -> dict[str, Any]:
-    """The settings that a flag, the environment or the file gave; defaults are the model's business.
+def chosen_settings(context: Any, positional: str = "") -> dict[str, Any]:
+    """Return the settings from flags, environment and file, without defaults, which the model adds.
 
-    Raises `InvalidInput` when one is given twice in different ways.
+    Raises `InvalidInput` when the positional argument and its option differ.
     """
-    found = {
+    settings = {
         name: value
         for name, value in context.params.items()
         if name != CONFIG and source_of(context, name) != "default"
     }
-    _refuse_shown_passwords(context, found)
-    bare = found.pop(f"{positional}_argument", None)
-    if bare is not None:
-        if source_of(context, positional) == "flag" and found[positional] != bare:
-            raise InvalidInput(f"--{positional}: is given twice, as {bare} and as {found[positional]}")
-        found[positional] = bare
-    return found
+    _refuse_url_passwords(context, settings)
+    argument = settings.pop(f"{positional}_argument", None)
+    if argument is not None:
+        if source_of(context, positional) == "flag" and settings[positional] != argument:
+            raise InvalidInput(f"--{positional}: is given twice, as {argument} and as {settings[positional]}")
+        settings[positional] = argument
+    return settings
 
 
-def _refuse_shown_passwords(context: Any, found: Mapping[str, Any]) -> None:
-    """Everyone on the machine can read a command line. Raises `InvalidInput`."""
-    for name, value in found.items():
-        if isinstance(value, str) and SHOWN_PASSWORD.search(value) and source_of(context, name) == "flag":
+def _refuse_url_passwords(context: Any, settings: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` for a password on the command line, which every user of the machine can read."""
+    for name, value in settings.items():
+        if isinstance(value, str) and URL_PASSWORD.search(value) and source_of(context, name) == "flag":
             option = f"--{name.replace('_', '-')}"
             raise InvalidInput(
-                f"{option}: a password on a command line can be read by everyone on the machine: set "
+                f"{option}: every user of the machine can read a password on the command line: set "
                 f"{PREFIX}{name.upper()} instead, or write the address to a file for {option}-file"
             )
 
 
 def source_of(context: Any, name: str) -> Source:
-    """Who set the option `name`."""
-    known: dict[str, Source] = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
-    return known.get(getattr(context.get_parameter_source(name), "name", ""), "default")
+    """Return the source of the option `name`."""
+    sources: dict[str, Source] = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
+    return sources.get(getattr(context.get_parameter_source(name), "name", ""), "default")
 
 
 def complaint(errors: Any) -> str:
-    """What pydantic says of settings, one line an option that is wrong."""
+    """Return the validation errors of settings as text, with one line for each wrong option."""
     lines = []
     for item in errors:
         text = "is required" if item["type"] == "missing" else item["msg"].removeprefix("Value error, ")
@@ -117,10 +122,10 @@ def complaint(errors: Any) -> str:
 
 
 def _command(model: Any, panels: Mapping[str, tuple[str, ...]], positional: str, file: bool) -> Any:
-    """A command that has the options alone."""
+    """Return a command with the options of the model, which is never run."""
 
     def nothing() -> None:
-        """Never called: only its parameters are wanted."""
+        """Carry the signature from which Typer builds the parameters; never called."""
 
     placed = {name: panel for panel, names in panels.items() for name in names}
     order = [name for name in dict.fromkeys([*placed, *_in_order(model)]) if name in model.model_fields]
@@ -140,7 +145,7 @@ def _command(model: Any, panels: Mapping[str, tuple[str, ...]], positional: str,
 
 
 def _in_order(model: Any) -> list[str]:
-    """Fields by the groups they are defined in, in the order of the bases."""
+    """Return the fields by the classes that define them, in the order of the bases."""
     names: list[str] = []
     for group in model.__mro__:
         names += [
@@ -151,12 +156,12 @@ def _in_order(model: Any) -> list[str]:
 
 
 def _group(model: Any, name: str) -> Any:
-    """The class that defines `name` first: what a subclass says anew stays in its group."""
-    return next(each for each in reversed(model.__mro__) if name in vars(each).get("__annotations__", {}))
+    """Return the first class that defines `name`: a field that a subclass redefines stays in its group."""
+    return next(base for base in reversed(model.__mro__) if name in vars(base).get("__annotations__", {}))
 
 
 def _title(group: Any) -> str:
-    """The first sentence of what a class says of itself, however its lines are broken."""
+    """Return the first sentence of the docstring of a class, as one line."""
     return " ".join((group.__doc__ or "Options").split()).partition(". ")[0].rstrip(".")
 
 
@@ -189,8 +194,8 @@ def _parameter(model: Any, name: str, panel: str | None) -> tuple[str, Any, Any]
 
 
 def _kind(annotation: Any) -> Any:
-    """The type of an option: bounds and spellings of sizes are the model's to check."""
-    choices = [each for each in get_args(annotation) if each is not type(None)]
+    """Return the type of an option; the model checks bounds and spellings of sizes."""
+    choices = [choice for choice in get_args(annotation) if choice is not type(None)]
     if get_origin(annotation) is Literal:
         return annotation
     if choices and get_origin(annotation) is not tuple:
@@ -199,21 +204,21 @@ def _kind(annotation: Any) -> Any:
 
 
 def _positional(model: Any, name: str) -> tuple[str, Any, Any]:
-    said = f"The same as --{name}, without the option's name."
-    argument = typer.Argument(metavar=name.upper(), help=said, show_default=False)
+    help_text = f"The same as --{name}."
+    argument = typer.Argument(metavar=name.upper(), help=help_text, show_default=False)
     return f"{name}_argument", Annotated[str | None, argument], None
 
 
-def _config(known: set[str]) -> tuple[str, Any, Any]:
+def _config(names: set[str]) -> tuple[str, Any, Any]:
     def load(context: typer.Context, path: str | None) -> str | None:
         if path is not None:
-            # Below the environment, above the defaults.
-            context.default_map = {**(context.default_map or {}), **read_document(Path(path), known)}
+            # The default map ranks below the environment and above the defaults.
+            context.default_map = {**(context.default_map or {}), **read_document(Path(path), names)}
         return path
 
     option = typer.Option(
         "--config",
-        help="JSON file with settings by their names, such as page_size; flags and environment win over it.",
+        help="JSON file of settings by name, such as page_size; flags and environment override it.",
         envvar=f"{PREFIX}CONFIG",
         metavar="FILE",
         is_eager=True,
@@ -223,18 +228,21 @@ def _config(known: set[str]) -> tuple[str, Any, Any]:
     return CONFIG, Annotated[str | None, option], None
 
 
-def read_document(path: Path, known: set[str]) -> dict[str, Any]:
-    """The settings document at `path`. Raises `InvalidInput` that names the file and what is wrong in it."""
+def read_document(path: Path, names: set[str]) -> dict[str, Any]:
+    """Read the settings document at `path`, whose keys must be in `names`.
+
+    Raises `InvalidInput` that names the file and its problem.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(f"--config: {path}: {error.strerror}") from error
     except ValueError as error:
-        raise InvalidInput(f"--config: {path}: is no JSON: {error}") from error
+        raise InvalidInput(f"--config: {path}: is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise InvalidInput(f"--config: {path}: must hold a JSON object")
-    if unknown := sorted(set(document) - known):
+    if unknown := sorted(set(document) - names):
         raise InvalidInput(
-            f"--config: {path}: unknown settings {', '.join(unknown)}; a newer version may have written it"
+            f"--config: {path}: unknown settings {', '.join(unknown)}; perhaps a newer version wrote the file"
         )
     return {name: value for name, value in document.items() if value is not None}

@@ -1,6 +1,6 @@
-"""The models that ship with the package, as far as they are known without loading one.
+"""`shipped_config`: the configurations of the models that ship with the package.
 
-`mambaserve operator` hands this to the operator, which knows nothing of the server's files.
+`mambaserve operator` passes the function to the operator, which does not import the server.
 """
 
 import json
@@ -14,10 +14,10 @@ from mamba_server.model.checkpoint.source import resolve
 
 @lru_cache(maxsize=16)
 def shipped_config(uri: str) -> Mapping[str, Any] | None:
-    """config.json of the model at `builtin://NAME`; None when this version ships none of that name."""
+    """Return config.json of the model at `builtin://NAME`; None when this version ships no such model."""
     try:
         data = json.loads((resolve(uri) / "config.json").read_text())
     except (ModelError, OSError, ValueError):
-        # The engine's image may ship a model that this one does not: its engine will tell.
+        # The image of the engine can ship other models than this version; then the engine decides.
         return None
     return data if isinstance(data, dict) else None

@@ -1,1 +1,1 @@
-"""The load generator of `mambaserve bench`: schedules, prompts, the client that measures, the report."""
+"""The load generator of `mambaserve bench`: schedules, prompts, client and report."""

@@ -1,6 +1,6 @@
-"""Arrivals: when each request of an open-loop run is sent, in seconds from the start. Pure.
+"""Arrival times of the requests of an open-loop run, in seconds from its start. Pure.
 
-A closed loop has no schedule: there the next request is sent when one ends.
+A closed loop needs no schedule, because it sends the next request when one ends.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from random import Random
 
 
 def poisson(rate: float, count: int, rng: Random) -> Iterator[float]:
-    """`count` times of a Poisson process with `rate` requests a second, the first at 0.
+    """Return `count` times of a Poisson process with `rate` requests per second, the first at 0.
 
     Raises ValueError unless the rate is positive.
     """
@@ -21,7 +21,7 @@ def poisson(rate: float, count: int, rng: Random) -> Iterator[float]:
 
 
 def constant(rate: float, count: int) -> Iterator[float]:
-    """`count` times, `1 / rate` seconds apart, the first at 0. Raises ValueError like `poisson`."""
+    """Return `count` times, `1 / rate` seconds apart, the first at 0. Raises ValueError like `poisson`."""
     _check(rate)
     return (number / rate for number in range(count))
 

@@ -1,6 +1,6 @@
-"""The client that measures: sends one completion request, reads its events, returns a sample.
+"""`LoadClient`: sends completion requests and measures each as a sample.
 
-Never raises for what a server or network does: every failure is a sample with the error's kind.
+A failure of the server or the network never raises: it gives a sample with the kind of the error.
 """
 
 import time
@@ -41,7 +41,7 @@ _decoder = msgspec.json.Decoder(_Event)
 
 @dataclass(slots=True)
 class _StreamReader:
-    # What has been seen of one answer.
+    # The events of one answer that have arrived, with their times.
     first: float | None = None
     last: float = 0.0
     gaps: tuple[float, ...] = ()
@@ -65,7 +65,7 @@ class _StreamReader:
 
     def _choices(self, choices: list[_EventChoice], now: float) -> None:
         self.finished = self.finished or any(choice.finish_reason for choice in choices)
-        # Text may lag behind tokens (half a character), so the ids count where the server sends them.
+        # Text can lag behind tokens, as for half a character, so token ids count where the server sends them.
         if not any(choice.token_ids or choice.text for choice in choices):
             return
         if self.first is None:
@@ -77,7 +77,7 @@ class _StreamReader:
 
 
 class LoadClient:
-    """Sends prompts to one server."""
+    """A client of one model at one server."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class LoadClient:
         self._extra = extra or {}
 
     async def send(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Sample:
-        """Send one request; times count from `start` (monotonic)."""
+        """Send one request; the times of the sample count from `start`, a monotonic time."""
         body = msgspec.json.encode(
             {
                 "model": self._model,
@@ -121,7 +121,7 @@ class LoadClient:
         except (aiohttp.ClientError, ConnectionError) as broken:
             error = f"connection: {type(broken).__name__}"
         except msgspec.MsgspecError:
-            error = "no JSON in an event"
+            error = "an event without valid JSON"
         end, usage = time.monotonic(), reading.usage or _Usage()
         details = usage.prompt_tokens_details
         return Sample(

@@ -1,6 +1,6 @@
-"""Drive: sends prompts by a schedule (open loop) or as answers come (closed loop), collects the samples.
+"""Load loops: send prompts by a schedule (open loop) or as answers arrive (closed loop), and collect samples.
 
-An open loop never waits for answers, so a slow server sees the load it would see in production.
+An open loop never waits for answers, so that a slow server gets the same load as in production.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from mamba_cli.bench.samples import Sample
 
 
 class Sender(Protocol):
-    """Sends one prompt and returns what it saw; never raises for what the server does."""
+    """A function that sends one prompt and returns its sample; failures of the server never raise."""
 
     def __call__(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Awaitable[Sample]: ...
 
@@ -22,58 +22,62 @@ OnSample = Callable[[Sample], None]
 
 
 async def closed_loop(
-    prompts: Iterable[LoadPrompt], send: Sender, concurrency: int, stop: asyncio.Event, told: OnSample
+    prompts: Iterable[LoadPrompt], send: Sender, concurrency: int, stop: asyncio.Event, on_sample: OnSample
 ) -> list[Sample]:
-    """Keep `concurrency` requests out until the prompts are used up or `stop` is set."""
-    start, samples, left = time.monotonic(), [], iter(prompts)
+    """Keep `concurrency` requests in flight until the prompts are used up or `stop` is set."""
+    start, samples, remaining = time.monotonic(), [], iter(prompts)
 
     async def worker() -> None:
-        for prompt in left:
+        for prompt in remaining:
             if stop.is_set():
                 return
             sample = await send(prompt, start)
             samples.append(sample)
-            told(sample)
+            on_sample(sample)
 
     await _all_or_stop({asyncio.create_task(worker()) for _ in range(concurrency)}, stop)
     return samples
 
 
 async def open_loop(
-    prompts: Iterable[LoadPrompt], send: Sender, stop: asyncio.Event, told: OnSample, limit: int | None = None
+    prompts: Iterable[LoadPrompt],
+    send: Sender,
+    stop: asyncio.Event,
+    on_sample: OnSample,
+    limit: int | None = None,
 ) -> list[Sample]:
-    """Send each prompt at its time `at`, until `stop` is set; with `limit`, at most so many out at once.
+    """Send each prompt at its time `at` until `stop` is set, with at most `limit` requests in flight.
 
-    A limit makes late senders: `Sample.late` says by how much.
+    A limit delays requests; `Sample.late` has the delay of each.
     """
-    start, samples, out = time.monotonic(), [], set[asyncio.Task[None]]()
-    places = asyncio.Semaphore(limit) if limit else None
+    start, samples, tasks = time.monotonic(), [], set[asyncio.Task[None]]()
+    permits = asyncio.Semaphore(limit) if limit else None
 
-    async def one(prompt: LoadPrompt) -> None:
+    async def send_at_time(prompt: LoadPrompt) -> None:
         try:
             late = max(0.0, time.monotonic() - start - prompt.at)
             sample = await send(prompt, start, late)
             samples.append(sample)
-            told(sample)
+            on_sample(sample)
         finally:
-            if places:
-                places.release()
+            if permits:
+                permits.release()
 
     for prompt in prompts:
         if await _stopped(stop, start + prompt.at - time.monotonic()):
             break
-        if places:
-            await places.acquire()
-        task = asyncio.create_task(one(prompt))
-        out.add(task)
-        task.add_done_callback(out.discard)
-    await _all_or_stop(set(out), stop)
+        if permits:
+            await permits.acquire()
+        task = asyncio.create_task(send_at_time(prompt))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await _all_or_stop(set(tasks), stop)
     return samples
 
 
 async def _stopped(stop: asyncio.Event, seconds: float) -> bool:
     if seconds <= 0:
-        # A turn of the loop for the answers, even when the schedule is behind.
+        # The event loop gets a turn for the answers, even when the schedule is behind.
         await asyncio.sleep(0)
         return stop.is_set()
     try:

@@ -1,23 +1,27 @@
-"""Prompts of given lengths out of token ids that depend on nothing but names and the seed. Pure.
+"""Prompts of given lengths, whose token ids depend only on names and the seed. Pure.
 
-The same stream or block name gives the same tokens in every run and process, so that prefixes are shared
-exactly where they should be, and nowhere by accident.
+The same name of a stream or block gives the same tokens in every run and process, so that prompts share
+exactly the intended prefixes.
 """
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
 LOWEST_ID = 8
-"""Ids below are left out: special tokens usually live there."""
+"""Lowest token id in use: lower ids are often special tokens."""
+PIECE_TOKENS = 16
+"""Largest number of tokens that are compared at once; the shared length is rounded up to whole pieces."""
+NOTICEABLE = 0.01
+"""Share of the prompt tokens above which tokens cached before the run change its latencies."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPrompt:
-    """What one request asks for. `at` is its time in an open-loop run."""
+    """The prompt and output length of one request; `at` is its time in seconds in an open-loop run."""
 
     token_ids: tuple[int, ...]
     output_tokens: int
@@ -26,21 +30,21 @@ class LoadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LengthRange:
-    """Uniform integers within `spread` (0 to 1, relative) of `mean`, at least 1."""
+    """A uniform distribution of lengths within the share `spread` (0 to 1) of `mean`, at least 1."""
 
     mean: int
     spread: float = 0.0
 
     def draw(self, rng: Random) -> int:
-        """One length."""
+        """Draw one length."""
         reach = int(self.mean * self.spread)
         return max(1, rng.randint(self.mean - reach, self.mean + reach))
 
 
 def tokens(name: str, count: int, vocab_size: int) -> tuple[int, ...]:
-    """The first `count` tokens of the endless stream called `name`, in [LOWEST_ID, vocab_size).
+    """Return the first `count` tokens of the endless stream `name`, in [LOWEST_ID, vocab_size).
 
-    A longer draw begins with the shorter one (SHAKE-256 is an extendable-output function).
+    A longer result begins with the shorter one, because SHAKE-256 is an extendable-output function.
     Raises ValueError if the vocabulary has no id to draw.
     """
     if vocab_size <= LOWEST_ID:
@@ -53,21 +57,21 @@ def tokens(name: str, count: int, vocab_size: int) -> tuple[int, ...]:
 def blocks(
     ids: tuple[int, ...], length: int, vocab_size: int, *, block_size: int = 512, seed: int = 0
 ) -> tuple[int, ...]:
-    """`length` tokens made of named blocks; what the ids do not cover is the prompt's own.
+    """Return `length` tokens from named blocks, followed by tokens unique to the prompt where ids are short.
 
-    Equal ids give equal tokens wherever they stand, the last block is cut to the length.
+    Equal ids give equal tokens at every place; the last block is cut to the length.
     """
-    made: list[int] = []
+    prompt: list[int] = []
     for number in ids:
-        if len(made) >= length:
+        if len(prompt) >= length:
             break
-        made += _block(f"{seed}/block/{number}", block_size, vocab_size)
-    if len(made) < length:
-        made += tokens(f"{seed}/tail/{ids}/{length}", length - len(made), vocab_size)
-    return tuple(made[:length])
+        prompt += _block(f"{seed}/block/{number}", block_size, vocab_size)
+    if len(prompt) < length:
+        prompt += tokens(f"{seed}/tail/{ids}/{length}", length - len(prompt), vocab_size)
+    return tuple(prompt[:length])
 
 
-# A trace names its popular blocks thousands of times.
+# A trace repeats its popular blocks thousands of times.
 _block = lru_cache(maxsize=4096)(tokens)
 
 
@@ -81,12 +85,12 @@ def random_prompts(
     groups: int = 1,
     seed: int = 0,
 ) -> Iterator[LoadPrompt]:
-    """`count` prompts; the first `shared` (0 to 1) of each is common to its group, the rest its own.
+    """Yield `count` prompts, each with the share `shared` (0 to 1) of its beginning common to its group.
 
     Raises ValueError for a share outside of 0 to 1 or no group.
     """
     if not 0 <= shared <= 1 or groups < 1:
-        raise ValueError("the shared part is from 0 to 1, and there is at least one group")
+        raise ValueError("the shared part must be from 0 to 1, and there must be at least one group")
     rng = Random(seed)
     for number in range(count):
         length, output = inputs.draw(rng), outputs.draw(rng)
@@ -94,3 +98,28 @@ def random_prompts(
         prefix = tokens(f"{seed}/group/{rng.randrange(groups)}", common, vocab_size)
         own = tokens(f"{seed}/own/{number}", length - common, vocab_size)
         yield LoadPrompt(prefix + own, output)
+
+
+def shared_tokens(prompts: Iterable[LoadPrompt]) -> int:
+    """Return the number of prompt tokens that an earlier one of `prompts` also begins with."""
+    seen: set[int] = set()
+    shared = piece = 0
+    for prompt in prompts:
+        ids, chain, common = prompt.token_ids, 0, bool(seen)
+        piece = piece or max(1, min(PIECE_TOKENS, len(ids) // PIECE_TOKENS))
+        for begin in range(0, len(ids), piece):
+            chain = hash((chain, ids[begin : begin + piece]))
+            if common:
+                # The first piece that differs may still share its beginning.
+                shared += min(piece, len(ids) - begin)
+                common = chain in seen
+            seen.add(chain)
+    return shared
+
+
+def cached_before(cached: int, prompt_tokens: int, prompts: Iterable[LoadPrompt]) -> int:
+    """Return the tokens that were in the server's cache before the run; 0 = a negligible number."""
+    if cached <= NOTICEABLE * prompt_tokens:
+        return 0
+    excess = cached - shared_tokens(prompts)
+    return excess if excess > NOTICEABLE * prompt_tokens else 0

@@ -1,6 +1,6 @@
-"""One run against a URL: finds the model, warms up, drives the load, makes the report, writes it.
+"""One run against a URL: finds the model, warms up, sends the load, and builds and writes the report.
 
-Called by the commands `bench serve` and `bench trace`; the benchmarks of this project use the same parts.
+Called by the commands `bench serve` and `bench trace`; the project's benchmarks use the same functions.
 """
 
 import asyncio
@@ -20,8 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.load_loops import closed_loop, open_loop
-from mamba_cli.bench.prompts import LoadPrompt
-from mamba_cli.bench.reuse import cached_before
+from mamba_cli.bench.prompts import LoadPrompt, cached_before
 from mamba_cli.bench.samples import LatencyLimits, Sample, report
 from mamba_cli.endpoint import unreachable
 from mamba_cli.errors import InvalidInput, RunFailed
@@ -29,31 +28,31 @@ from mamba_cli.errors import InvalidInput, RunFailed
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is run: the prompts, how they are sent, what is noted about it."""
+    """One run: the prompts, the way they are sent, and the options for the report."""
 
     url: str
     prompts: Callable[[], Iterator[LoadPrompt]]
-    """Makes the prompts from the first on, each as it is sent: those of a trace fill gigabytes."""
+    """Returns all prompts from the first, built as they are sent, because those of a trace fill gigabytes."""
     total: int
-    """How many there are."""
+    """Number of prompts."""
     concurrency: int | None
-    """Closed loop with so many at once; None = open loop by the prompts' times."""
+    """Requests in flight of a closed loop; None = open loop by the times of the prompts."""
     limit: int | None
-    """Open loop: most at once; None = no limit."""
+    """Most requests in flight of an open loop; None = no limit."""
     warmup: int
     model: str | None
     api_key: str | None
     timeout: float
     slo: LatencyLimits
     load: dict[str, Any]
-    """The options, for the report."""
+    """Options of the run, for the report."""
 
 
 async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
-    """Run the plan; SIGINT ends it early with what there is (`interrupted` is true then).
+    """Run the plan and return the report; SIGINT ends the run early, with `interrupted` true in the report.
 
-    Raises `RunFailed` if the server does not answer at all or no request ended well, `InvalidInput` for an
-    unknown model or what is no URL.
+    Raises `RunFailed` if the server does not answer at all or no request succeeded, `InvalidInput` for an
+    unknown model or a text that is not a URL.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -63,19 +62,21 @@ async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
             model = await _model(session, plan)
             client = LoadClient(session, plan.url, model, api_key=plan.api_key, timeout=plan.timeout)
             await _warm_up(plan, client, stop)
-            with _progress(console, plan.total) as told:
+            with _progress(console, plan.total) as on_sample:
                 if plan.concurrency:
-                    samples = await closed_loop(plan.prompts(), client.send, plan.concurrency, stop, told)
+                    samples = await closed_loop(
+                        plan.prompts(), client.send, plan.concurrency, stop, on_sample
+                    )
                 else:
-                    samples = await open_loop(plan.prompts(), client.send, stop, told, plan.limit)
+                    samples = await open_loop(plan.prompts(), client.send, stop, on_sample, plan.limit)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    found = report(samples, plan.slo)
-    # After the run: what it costs must not slow the load.
-    tokens, sent = found["tokens"], islice(plan.prompts(), len(samples))
+    result = report(samples, plan.slo)
+    # The comparison of prompts takes time, so it follows the run.
+    tokens, sent = result["tokens"], islice(plan.prompts(), len(samples))
     tokens["cached_before"] = cached_before(tokens["cached"], tokens["prompt"], sent)
-    if samples and not found["requests"]["ok"]:
-        raise RunFailed(f"no request ended well: {found['requests']['errors']}")
+    if samples and not result["requests"]["ok"]:
+        raise RunFailed(f"no request succeeded: {result['requests']['errors']}")
     about = {
         "mambaserve": version("mambaserve"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -84,13 +85,13 @@ async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
         "load": plan.load,
         "interrupted": stop.is_set(),
     }
-    return {**about, **found}
+    return {**about, **result}
 
 
-def write(found: dict[str, Any], path: Path) -> None:
+def write(result: dict[str, Any], path: Path) -> None:
     """Write the report. Raises `RunFailed` when the file cannot be written."""
     try:
-        path.write_text(json.dumps(found, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n")
     except OSError as error:
         raise RunFailed(f"cannot write the report: {error}") from error
 
@@ -101,30 +102,30 @@ async def _model(session: aiohttp.ClientSession, plan: LoadPlan) -> str:
     try:
         async with session.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=10)) as response:
             if response.status != 200:
-                raise RunFailed(f"{url} answers {response.status}: {(await response.text())[:200]}")
-            known = [str(entry["id"]) for entry in (await response.json())["data"]]
+                raise RunFailed(f"{url} answered {response.status}: {(await response.text())[:200]}")
+            names = [str(entry["id"]) for entry in (await response.json())["data"]]
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-        raise InvalidInput(f"URL: {plan.url!r} is no http:// or https:// URL") from error
+        raise InvalidInput(f"URL: {plan.url!r} is not an http:// or https:// URL") from error
     except aiohttp.ClientConnectorError as error:
         raise unreachable(plan.url, error) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise RunFailed(f"{url} does not answer: {error or type(error).__name__}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise RunFailed(f"{url} does not answer like an OpenAI server: {error!r}") from error
-    if plan.model is None and not known:
+    if plan.model is None and not names:
         raise RunFailed(f"{url} lists no model yet; wait until the server is ready")
-    if plan.model is not None and known and plan.model not in known:
-        raise InvalidInput(f"--model: {plan.model!r} is not served there; there is {', '.join(known)}")
-    return plan.model or known[0]
+    if plan.model is not None and names and plan.model not in names:
+        raise InvalidInput(f"--model: {plan.model!r} is not served there; the server has {', '.join(names)}")
+    return plan.model or names[0]
 
 
 async def _warm_up(plan: LoadPlan, client: LoadClient, stop: asyncio.Event) -> None:
-    # Prompts of the same length but other tokens: nothing of the run itself is cached by them.
+    # Reversed prompts have the same lengths, but leave no prefix of the run in the cache.
     chosen = [LoadPrompt(p.token_ids[::-1], p.output_tokens) for p in islice(plan.prompts(), plan.warmup)]
     await closed_loop(chosen, client.send, plan.concurrency or 8, stop, lambda _: None)
 
 
-class _progress:  # noqa: N801 - reads as the function it is used as
+class _progress:  # noqa: N801 - used like a function
     def __init__(self, console: Console, total: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -133,12 +134,12 @@ class _progress:  # noqa: N801 - reads as the function it is used as
 
     def __enter__(self) -> Callable[[Sample], None]:
         self._bar.start()
-        return self._told
+        return self._add
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def _told(self, sample: Sample) -> None:
+    def _add(self, sample: Sample) -> None:
         self._failed += sample.error is not None
         words = f"requests, {self._failed} failed" if self._failed else "requests"
         self._bar.update(self._task, advance=1, description=words)

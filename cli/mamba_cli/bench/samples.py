@@ -1,7 +1,8 @@
-"""Samples and what is computed from them: percentiles, goodput, the report. Pure.
+"""`Sample`: the measurements of one request, and percentiles, goodput and report from many. Pure.
 
-TTFT: from sending to the first event with a token. ITL: between two events with tokens. TPOT: the mean time
-of every token but the first. E2E: from sending to the end. Seconds here, milliseconds in the report.
+TTFT is the time from sending to the first event with a token, ITL the time between two events with tokens,
+TPOT the mean time per token after the first, and E2E the time from sending to the end. Times are in seconds,
+in the report in milliseconds.
 """
 
 import math
@@ -15,13 +16,13 @@ QUANTILES = (50, 90, 95, 99)
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one request experienced. `error` is None if it ended well."""
+    """The measurements of one request. `error` is None if the request succeeded."""
 
     sent: float
-    """Seconds from the start of the run."""
+    """Time of sending, in seconds from the start of the run."""
     end: float
     late: float = 0.0
-    """How long after its scheduled time it was sent."""
+    """Delay after the scheduled time, in seconds."""
     ttft: float | None = None
     itl: tuple[float, ...] = ()
     prompt_tokens: int = 0
@@ -31,34 +32,39 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def e2e(self) -> float:
-        """Seconds from sending to the end."""
+        """Return the seconds from sending to the end."""
         return self.end - self.sent
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds of each token but the first; None for answers of one token."""
+        """Return the mean seconds per token after the first; None for answers of one token."""
         if self.ttft is None or self.output_tokens < 2:
             return None
         return (self.e2e - self.ttft) / (self.output_tokens - 1)
 
 
 class LatencyLimits(msgspec.Struct, frozen=True):
-    """Limits in seconds; None = no limit."""
+    """Limits of the latencies in seconds; None = no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
     e2e: float | None = None
 
     def met(self, sample: Sample) -> bool:
-        """The request ended well within every limit; an answer of one token has no TPOT to break."""
+        """Return whether the request succeeded within every limit; an answer of one token has no TPOT."""
         if sample.error is not None or sample.ttft is None:
             return False
         pairs = ((self.ttft, sample.ttft), (self.tpot, sample.tpot or 0.0), (self.e2e, sample.e2e))
         return all(limit is None or value <= limit for limit, value in pairs)
 
+    def to_json(self) -> dict[str, float | None]:
+        """Return the limits in milliseconds, as the report has them."""
+        limits = msgspec.structs.asdict(self)
+        return {name: None if limit is None else round(1000 * limit, 3) for name, limit in limits.items()}
+
 
 def percentile(ordered: Sequence[float], rank: float) -> float:
-    """The `rank`-th percentile (0 to 100) of ascending values, linear between neighbours.
+    """Return the `rank`-th percentile (0 to 100) of ascending values, linear between neighbours.
 
     Raises ValueError without values or outside of 0 to 100.
     """
@@ -71,17 +77,17 @@ def percentile(ordered: Sequence[float], rank: float) -> float:
 
 
 def summary(values: Iterable[float]) -> dict[str, float] | None:
-    """Mean, percentiles and maximum in milliseconds; None without values."""
+    """Return mean, percentiles and maximum in milliseconds; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None
-    found = {f"p{rank}": percentile(ordered, rank) for rank in QUANTILES}
-    found = {"mean": math.fsum(ordered) / len(ordered), **found, "max": ordered[-1]}
-    return {name: round(1000 * value, 3) for name, value in found.items()}
+    percentiles = {f"p{rank}": percentile(ordered, rank) for rank in QUANTILES}
+    statistics = {"mean": math.fsum(ordered) / len(ordered), **percentiles, "max": ordered[-1]}
+    return {name: round(1000 * value, 3) for name, value in statistics.items()}
 
 
 def peak(samples: Iterable[Sample]) -> int:
-    """Most requests that were out at the same time."""
+    """Return the largest number of requests in flight at one time."""
     steps = [(sample.sent, 1) for sample in samples] + [(sample.end, -1) for sample in samples]
     most = now = 0
     for _, step in sorted(steps):
@@ -91,7 +97,7 @@ def peak(samples: Iterable[Sample]) -> int:
 
 
 def report(samples: Sequence[Sample], slo: LatencyLimits) -> dict[str, Any]:
-    """The numbers of a run; `samples` of requests that failed count for goodput, not for latencies."""
+    """Return the report of a run; failed requests count for goodput, not for latencies."""
     good = [sample for sample in samples if sample.error is None]
     begin = min((sample.sent for sample in samples), default=0.0)
     seconds = max((sample.end for sample in samples), default=0.0) - begin
@@ -118,20 +124,21 @@ def report(samples: Sequence[Sample], slo: LatencyLimits) -> dict[str, Any]:
             "output_tokens_per_second": round(output * per, 2),
             "total_tokens_per_second": round((prompt + output) * per, 2),
         },
-        "latency_ms": {
-            "ttft": summary(s.ttft for s in good if s.ttft is not None),
-            "tpot": summary(t for s in good if (t := s.tpot) is not None),
-            "itl": summary(gap for s in good for gap in s.itl),
-            "e2e": summary(s.e2e for s in good),
-        },
+        "latency_ms": _latencies(good),
         "goodput": {
-            "slo_ms": {
-                name: None if limit is None else round(1000 * limit, 3)
-                for name, limit in msgspec.structs.asdict(slo).items()
-            },
+            "slo_ms": slo.to_json(),
             "met": met,
             "attainment": round(met / len(samples), 4) if samples else 0.0,
             "requests_per_second": round(met * per, 4),
         },
         "late_ms": summary(s.late for s in samples),
+    }
+
+
+def _latencies(samples: Sequence[Sample]) -> dict[str, dict[str, float] | None]:
+    return {
+        "ttft": summary(s.ttft for s in samples if s.ttft is not None),
+        "tpot": summary(s.tpot for s in samples if s.tpot is not None),
+        "itl": summary(gap for s in samples for gap in s.itl),
+        "e2e": summary(s.e2e for s in samples),
     }

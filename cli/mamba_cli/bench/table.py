@@ -1,4 +1,4 @@
-"""The report as tables for people."""
+"""The report as tables for the terminal."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ LATENCIES = {
 
 
 def render(report: dict[str, Any]) -> RenderableType:
-    """Latencies, rates and, if there were any, errors."""
+    """Return tables of latencies, rates and, if there are any, errors."""
     latency = Table(title="latency, ms", title_justify="left")
     latency.add_column("")
     columns = ("mean", "p50", "p90", "p95", "p99", "max")
     for name in columns:
         latency.add_column(name, justify="right")
     for key, words in LATENCIES.items():
-        found = report["latency_ms"][key]
-        latency.add_row(words, *(f"{found[name]:,.1f}" if found else "-" for name in columns))
+        statistics = report["latency_ms"][key]
+        latency.add_row(words, *(f"{statistics[name]:,.1f}" if statistics else "-" for name in columns))
     return Group(latency, _rates(report), *([_errors(report)] if report["requests"]["failed"] else []))
 
 
@@ -34,7 +34,7 @@ def _rates(report: dict[str, Any]) -> Table:
     table.add_column(justify="right")
     table.add_row("requests", f"{requests['ok']} ok, {requests['failed']} failed")
     table.add_row("seconds", f"{report['seconds']:,.2f}")
-    table.add_row("most at once", f"{requests['peak_concurrency']}")
+    table.add_row("most in flight", f"{requests['peak_concurrency']}")
     table.add_row("requests/s", f"{rates['requests_per_second']:,.2f}")
     table.add_row("output tokens/s", f"{rates['output_tokens_per_second']:,.1f}")
     table.add_row("all tokens/s", f"{rates['total_tokens_per_second']:,.1f}")

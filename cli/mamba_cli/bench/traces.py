@@ -1,4 +1,4 @@
-"""Traces: recorded arrivals with lengths, read from files of two published formats. Parsing is pure.
+"""`Arrival`: the recorded requests of a trace, read from files of two published formats. Pure.
 
 Azure LLM inference traces (Patel et al., "Splitwise", ISCA 2024) are CSV with wall-clock times; Mooncake
 traces (Qin et al., FAST 2025) are JSON lines with times in milliseconds and an id for each 512 prompt tokens.
@@ -23,7 +23,7 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One recorded request: seconds from the trace's first, lengths in tokens, block ids (Mooncake alone)."""
+    """A recorded request: seconds after the first of the trace, lengths in tokens, block ids of Mooncake."""
 
     at: float
     input_tokens: int
@@ -39,9 +39,9 @@ class _Line(msgspec.Struct):
 
 
 def parse(lines: Iterable[str], units: TraceUnits = MOONCAKE) -> list[Arrival]:
-    """Read all arrivals in order of time, the first at 0. The format is told by the first line.
+    """Read all arrivals in order of time, the first at 0. The first line determines the format.
 
-    `units`: of a trace with hash_ids. Raises `TraceError`, also where most lines contradict the units.
+    `units` apply to a trace with hash_ids. Raises `TraceError`, also where most lines contradict the units.
     """
     # Editors and spreadsheets put a byte order mark before the first line.
     stripped = (line.removeprefix("\ufeff").strip() for line in lines)
@@ -50,14 +50,14 @@ def parse(lines: Iterable[str], units: TraceUnits = MOONCAKE) -> list[Arrival]:
         raise TraceError("line 1: the file is empty")
     first = numbered[0][1]
     if first.replace(" ", "") == AZURE_HEADER:
-        found = [_azure(number, line) for number, line in numbered[1:]]
+        arrivals = [_azure(number, line) for number, line in numbered[1:]]
     elif first.startswith("{"):
-        found = _all_mooncake(numbered, units)
+        arrivals = _all_mooncake(numbered, units)
     else:
-        raise TraceError(f"line 1: neither the header {AZURE_HEADER} nor a JSON object")
-    found.sort(key=lambda arrival: arrival.at)
-    start = found[0].at if found else 0.0
-    return [Arrival(a.at - start, a.input_tokens, a.output_tokens, a.block_ids) for a in found]
+        raise TraceError(f"line 1: is neither the header {AZURE_HEADER} nor a JSON object")
+    arrivals.sort(key=lambda arrival: arrival.at)
+    start = arrivals[0].at if arrivals else 0.0
+    return [Arrival(a.at - start, a.input_tokens, a.output_tokens, a.block_ids) for a in arrivals]
 
 
 def replay(
@@ -71,10 +71,10 @@ def replay(
     block: int = BLOCK_TOKENS,
     seed: int = 0,
 ) -> Iterator[LoadPrompt]:
-    """Prompts with their times, `speed` times faster than recorded, the first `limit` of them.
+    """Yield the first `limit` prompts with their times, `speed` times faster than recorded.
 
-    `block`: tokens of one block id. `max_input` and `max_output` cut lengths; a cut prompt keeps its
-    beginning, so what is shared stays so. Raises ValueError unless the speed is positive.
+    `block` is the number of tokens of one block id. `max_input` and `max_output` cut lengths; a cut prompt
+    keeps its beginning, and so its shared prefix. Raises ValueError unless the speed is positive.
     """
     if not speed > 0:
         raise ValueError(f"a speed must be positive, not {speed:g}")
@@ -94,30 +94,30 @@ def _azure(number: int, line: str) -> Arrival:
     try:
         columns = line.split(",")
         if len(columns) != len(AZURE_HEADER.split(",")):
-            raise ValueError(f"{len(columns)} columns, where {AZURE_HEADER} are 3")
+            raise ValueError(f"has {len(columns)} columns instead of the 3 of {AZURE_HEADER}")
         stamp, context, generated = columns
-        # Seven digits of fractions in 2023, of which Python reads six; an offset from UTC since 2024.
-        at = datetime.fromisoformat(stamp)
-        at = at if at.tzinfo else at.replace(tzinfo=UTC)
-        return Arrival(at.timestamp(), int(context), int(generated))
+        # Timestamps have seven decimals in 2023, of which Python reads six, and a UTC offset since 2024.
+        time = datetime.fromisoformat(stamp)
+        time = time if time.tzinfo else time.replace(tzinfo=UTC)
+        return Arrival(time.timestamp(), int(context), int(generated))
     except ValueError as error:
         raise TraceError(f"line {number}: {error}") from None
 
 
 def _all_mooncake(numbered: list[tuple[int, str]], units: TraceUnits) -> list[Arrival]:
-    found = [_mooncake(number, line, units) for number, line in numbered]
-    told = [
-        (number, units.mismatch(each.input_tokens, len(each.block_ids)))
-        for (number, _), each in zip(numbered, found, strict=True)
-        if each.block_ids
+    arrivals = [_mooncake(number, line, units) for number, line in numbered]
+    mismatches = [
+        (number, units.mismatch(arrival.input_tokens, len(arrival.block_ids)))
+        for (number, _), arrival in zip(numbered, arrivals, strict=True)
+        if arrival.block_ids
     ]
-    # A single line may be cut; most of them say that the units are others.
-    wrong = [(number, said) for number, said in told if said is not None]
-    if len(wrong) > len(told) / 2:
+    # A single line may be cut, so only a majority of lines shows that the units are wrong.
+    wrong = [(number, problem) for number, problem in mismatches if problem is not None]
+    if len(wrong) > len(mismatches) / 2:
         raise TraceError(f"line {wrong[0][0]}: {wrong[0][1]}")
-    if said := units.implausible(sorted(each.at for each in found)):
-        raise TraceError(said)
-    return found
+    if problem := units.implausible(sorted(arrival.at for arrival in arrivals)):
+        raise TraceError(problem)
+    return arrivals
 
 
 def _mooncake(number: int, line: str, units: TraceUnits) -> Arrival:

@@ -1,1 +1,1 @@
-"""A conversation in the terminal with whatever an endpoint serves."""
+"""A conversation in the terminal with the model of an endpoint."""

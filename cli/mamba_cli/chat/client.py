@@ -1,4 +1,4 @@
-"""Sends a conversation, gives the answer as it arrives, and tells what was resumed of the prompt."""
+"""`ChatClient`: sends a conversation and streams the answer, with the number of resumed prompt tokens."""
 
 import json
 from collections.abc import Callable
@@ -16,11 +16,11 @@ Show = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """What came so far; the counts come with the last event."""
+    """The part of an answer that has arrived; the counts arrive with the last event."""
 
     text: str = ""
     reasoning: str = ""
-    """What the model thought before."""
+    """Reasoning that precedes the answer."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_tokens: int = 0
@@ -28,29 +28,28 @@ class ChatAnswer:
 
     @property
     def resumed(self) -> str:
-        """In words, for people."""
+        """Return the token counts in words."""
         words = f"{self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens resumed, "
         words += f"{self.generated_tokens:,} generated"
-        return words + (", cut at the limit" if self.finish_reason == "length" else "")
+        return words + (", cut at the length limit" if self.finish_reason == "length" else "")
 
 
 @dataclass(slots=True)
 class ChatClient:
-    """One model at one endpoint. `plain`: as completions, because the model has no chat template."""
+    """A client of one model at one endpoint; `plain` = use completions, for lack of a chat template."""
 
     session: aiohttp.ClientSession
     url: str
     model: str
     api_key: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
-    """Fields of each request beside the conversation."""
+    """Further fields of each request, such as temperature."""
     plain: bool = False
 
     async def answer(self, messages: list[Message], show: Show, show_reasoning: Show) -> ChatAnswer:
-        """The answer to the conversation; `show` gets its text piece by piece, `show_reasoning` what the
-        model thinks before.
+        """Return the answer; `show` gets its text piece by piece, `show_reasoning` the preceding reasoning.
 
-        Raises `RunFailed`, `InvalidInput` with the server's words, and `OutputError`.
+        Raises `RunFailed` and `InvalidInput` with the server's message, and `OutputError`.
         """
         try:
             return await self._answer(messages, show, show_reasoning)
@@ -59,11 +58,11 @@ class ChatClient:
             return await self._answer(messages, show, show_reasoning)
 
     async def _answer(self, messages: list[Message], show: Show, show_reasoning: Show) -> ChatAnswer:
-        asked: dict[str, Any] = {"messages": messages}
+        conversation: dict[str, Any] = {"messages": messages}
         if self.plain:
-            asked = {"prompt": "\n".join(each["content"] for each in messages)}
+            conversation = {"prompt": "\n".join(message["content"] for message in messages)}
         body = {
-            "model": self.model, **asked, **self.sampling,
+            "model": self.model, **conversation, **self.sampling,
             "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         url = f"{self.url}/v1/{'' if self.plain else 'chat/'}completions"
@@ -87,24 +86,24 @@ class ChatClient:
 
 
 class _NoTemplate(Exception):
-    """The model takes prompts alone."""
+    """The model has no chat template."""
 
 
 class OutputError(Exception):
-    """The text could not be written where it is shown."""
+    """The text could not be written to its output."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
         self.cause = cause
 
 
-def _shown(show: Show, piece: str) -> None:
+def _write(show: Show, piece: str) -> None:
     if not piece:
         return
     try:
         show(piece)
     except OSError as error:
-        # A full disk is no trouble of the connection, which OSErrors of the client's own are.
+        # A full disk must be distinguished from the OSErrors of the connection.
         raise OutputError(error) from error
 
 
@@ -120,7 +119,7 @@ async def _read(response: aiohttp.ClientResponse, show: Show, show_reasoning: Sh
             if data == b"[DONE]":
                 return answer
             _take(answer, data, show, show_reasoning)
-    raise RunFailed("the answer broke off: the server or what is between ended the connection")
+    raise RunFailed("the answer broke off: the server or a proxy closed the connection")
 
 
 def _take(answer: ChatAnswer, data: bytes, show: Show, show_reasoning: Show) -> None:
@@ -134,14 +133,14 @@ def _take(answer: ChatAnswer, data: bytes, show: Show, show_reasoning: Show) -> 
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
-            thought, piece = (
+            reasoning, piece = (
                 delta.get("reasoning_content") or "",
                 choice.get("text") or delta.get("content") or "",
             )
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-            answer.reasoning += thought
-            _shown(show_reasoning, thought)
+            answer.reasoning += reasoning
+            _write(show_reasoning, reasoning)
             answer.text += piece
-            _shown(show, piece)
+            _write(show, piece)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFailed(f"an event that cannot be read: {data[:200]!r}") from error
+        raise RunFailed(f"the server sent an event that cannot be read: {data[:200]!r}") from error

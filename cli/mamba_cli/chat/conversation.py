@@ -1,6 +1,6 @@
-"""The terminal's side of a conversation: reads lines, shows answers as they arrive, lives through Ctrl-C.
+"""`Conversation`: reads lines from the terminal and shows answers as they arrive; Ctrl-C ends one turn.
 
-Text of answers goes to `out`, everything else to `aside`, what the model thinks before it answers included.
+The text of answers goes to `out`, everything else, including the model's reasoning, to `aside`.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from rich.console import Console
 from mamba_cli.chat.client import ChatAnswer, ChatClient, Message, OutputError
 from mamba_cli.errors import CliError
 
-HELP = "/new begins a new conversation, Ctrl-C stops an answer, Ctrl-D ends."
+HELP = "/new begins a new conversation, Ctrl-C stops an answer, Ctrl-D ends the chat."
 Read = Callable[[], str]
-"""One line from the user; raises EOFError at the end and KeyboardInterrupt for Ctrl-C."""
+"""Returns one line of input; raises EOFError at its end and KeyboardInterrupt for Ctrl-C."""
 
 
 class Conversation:
-    """Turns with one client. `runner` is where its session lives."""
+    """A conversation through one client, whose session belongs to `runner`."""
 
     def __init__(
         self,
@@ -33,11 +33,14 @@ class Conversation:
         self._begin: list[Message] = [{"role": "system", "content": system}] if system else []
         self.messages = list(self._begin)
         self._thinking = False
-        """What was shown last is a thought."""
+        """Whether the last text on the terminal is reasoning."""
 
     def ask(self, text: str) -> ChatAnswer:
-        """One turn. Raises `RunFailed`, `InvalidInput`, and the OSError of a full disk or a closed pipe; the
-        conversation is then as it was."""
+        """Send one message, show the answer and return it.
+
+        Raises `RunFailed`, `InvalidInput`, and the OSError of a full disk or a closed pipe; the conversation
+        then stays unchanged.
+        """
         messages = [*self.messages, {"role": "user", "content": text}]
         self._thinking = False
         try:
@@ -46,14 +49,14 @@ class Conversation:
             raise error.cause from None
         self._show("\n")
         self._aside.print(f"[{answer.resumed}]", style="dim", highlight=False, markup=False)
-        said = {"role": "assistant", "content": answer.text}
+        message = {"role": "assistant", "content": answer.text}
         if answer.reasoning:
-            said["reasoning_content"] = answer.reasoning
-        self.messages = [*messages, said]
+            message["reasoning_content"] = answer.reasoning
+        self.messages = [*messages, message]
         return answer
 
     def talk(self, read: Read) -> None:
-        """Turns until the end of input. A turn that fails or is stopped costs that turn alone."""
+        """Take turns until the end of input. A failed or stopped turn leaves the conversation unchanged."""
         self._aside.print(
             f"{self._client.model} at {self._client.url}. {HELP}", style="dim", highlight=False, markup=False
         )
@@ -80,8 +83,8 @@ class Conversation:
         except CliError as error:
             self._aside.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         if self._client.plain and not plain:
-            said = "[no chat template: the model continues the text of the conversation]"
-            self._aside.print(said, style="dim", highlight=False, markup=False)
+            notice = "[no chat template: the model continues the text of the conversation]"
+            self._aside.print(notice, style="dim", highlight=False, markup=False)
 
     def _show_reasoning(self, piece: str) -> None:
         self._thinking = True
@@ -96,7 +99,7 @@ class Conversation:
 
 
 def read_line() -> str:
-    """A line from the terminal, with its keys for editing and its history."""
+    """Read a line from the terminal, with line editing and history."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - what `input` edits with once it is imported
+        import readline  # noqa: F401 - gives `input` line editing
     return input("> ")

@@ -1,1 +1,1 @@
-"""One module per sub-command, imported only when it is called."""
+"""Sub-commands of `mambaserve`, one per module; slow packages are imported inside functions."""

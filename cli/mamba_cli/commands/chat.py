@@ -1,4 +1,4 @@
-"""`mambaserve chat`: talk to an endpoint in the terminal, and see what each turn resumed."""
+"""`mambaserve chat`: a conversation with an endpoint, and the prompt tokens that each turn resumed."""
 
 from typing import Annotated
 
@@ -12,8 +12,8 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[URL] [MESSAGE]",
-            help="Endpoint of a gateway or an engine, and what to ask; without a message: a conversation, or "
-            "the message from standard input when that is no terminal.",
+            help="URL of a gateway or an engine, and one message. Without a message, chat starts a "
+            "conversation, or reads the message from standard input where that is not a terminal.",
             show_default=False,
         ),
     ] = None,
@@ -22,32 +22,46 @@ def command(
         typer.Option(
             "--url",
             envvar="MAMBASERVE_URL",
-            help="Endpoint where no URL is given first, or the name of what `up` serves.",
+            help="URL to use where the first argument is none, or the name of a deployment that `up` serves.",
         ),
     ] = "http://127.0.0.1:8000",
     model: Annotated[
         str | None,
-        typer.Option(envvar="MAMBASERVE_CHAT_MODEL", help="Model; default: the first model listed."),
+        typer.Option(
+            envvar="MAMBASERVE_CHAT_MODEL", help="Model; default: the first one that the endpoint lists."
+        ),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="MAMBASERVE_API_KEY", help="Key that the endpoint asks for.")
+        str | None,
+        typer.Option(envvar="MAMBASERVE_API_KEY", help="API key, where the endpoint requires one."),
     ] = None,
     system: Annotated[
-        str | None, typer.Option(envvar="MAMBASERVE_CHAT_SYSTEM", help="System message at the beginning.")
+        str | None,
+        typer.Option(
+            envvar="MAMBASERVE_CHAT_SYSTEM", help="System message that the conversation begins with."
+        ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(min=1, envvar="MAMBASERVE_CHAT_MAX_TOKENS", help="Longest answer.")
+        int, typer.Option(min=1, envvar="MAMBASERVE_CHAT_MAX_TOKENS", help="Longest answer, in tokens.")
     ] = 512,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, envvar="MAMBASERVE_CHAT_TEMPERATURE", help="0 = no chance; default: the model's"),
+        typer.Option(
+            min=0,
+            envvar="MAMBASERVE_CHAT_TEMPERATURE",
+            help="Sampling temperature; 0 = greedy; default: the model's.",
+        ),
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(min=0.001, envvar="MAMBASERVE_CHAT_TIMEOUT", help="Most seconds of silence."),
+        typer.Option(
+            min=0.001,
+            envvar="MAMBASERVE_CHAT_TIMEOUT",
+            help="Seconds without a byte from the endpoint after which chat gives up.",
+        ),
     ] = 300.0,
 ) -> None:
-    """Talk to a served model: answers as they are made, and how much of each prompt was resumed."""
+    """Talk to a served model: stream answers, and show how many prompt tokens each turn resumed."""
     import asyncio
     import sys
 
@@ -59,16 +73,18 @@ def command(
     from mamba_cli.endpoint import base_url, first_model, without_scheme
     from mamba_cli.local.running import running
 
-    given = list(words or ())
-    target = given.pop(0) if given and "://" in given[0] else url
-    if len(given) > 1:
-        raise without_scheme(given[0]) or InvalidInput("the message is several arguments: put it in quotes")
+    arguments = list(words or ())
+    target = arguments.pop(0) if arguments and "://" in arguments[0] else url
+    if len(arguments) > 1:
+        raise without_scheme(arguments[0]) or InvalidInput(
+            "the message must be one argument: put it in quotes"
+        )
     if "://" not in target:
-        # A name of something that runs here is as good as its URL.
-        target = next((each.url for each in running() if each.name == target), target)
+        # The name of a deployment that runs on this machine stands for its URL.
+        target = next((deployment.url for deployment in running() if deployment.name == target), target)
     target = base_url(target)
-    talk = not given and sys.stdin.isatty()
-    message = given[0] if given else "" if talk else sys.stdin.read()
+    talk = not arguments and sys.stdin.isatty()
+    message = arguments[0] if arguments else "" if talk else sys.stdin.read()
     if not talk and not message.strip():
         raise InvalidInput("there is no message: give one, or write it to standard input")
     sampling: dict[str, float] = {"max_tokens": max_tokens}

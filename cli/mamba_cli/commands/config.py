@@ -1,4 +1,4 @@
-"""`mambaserve config`: the effective settings of a command, and where each came from."""
+"""`mambaserve config`: the effective settings of a command and the source of each value."""
 
 from typing import Annotated, Any
 
@@ -12,13 +12,16 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 def command(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(metavar="[COMMAND [OPTIONS]…]", help="Command whose settings are shown.")
+        str, typer.Argument(metavar="[COMMAND [OPTIONS]…]", help="Command whose settings to show.")
     ] = "serve",
     output: Annotated[
         OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
     ] = OutputFormat.table,
 ) -> None:
-    """Show the settings a command would run with: mambaserve config serve --page-size 32"""
+    """Show the settings that a command would run with.
+
+    Example: mambaserve config serve --page-size 32
+    """
     import os
 
     from rich.console import Console
@@ -31,12 +34,12 @@ def command(
     settings = effective_settings(app, name, context.args, os.environ)
     if output is not OutputFormat.table:
         document: Any = {
-            each.option.removeprefix("--"): {
-                "value": each.value,
-                "source": each.source,
-                "variable": each.variable,
+            setting.option.removeprefix("--"): {
+                "value": setting.value,
+                "source": setting.source,
+                "variable": setting.variable,
             }
-            for each in settings
+            for setting in settings
         }
         print_document(document, output)
         return
@@ -46,15 +49,20 @@ def command(
     for column in ("option", "value", "from", "environment variable"):
         table.add_column(column, overflow="fold", no_wrap=column != "value", min_width=10)
     rows = [
-        (each.option, "-" if each.value is None else str(each.value), each.source, each.variable)
-        for each in settings
+        (
+            setting.option,
+            "-" if setting.value is None else str(setting.value),
+            setting.source,
+            setting.variable,
+        )
+        for setting in settings
     ]
     for option, value, source, variable in rows:
         table.add_row(option, Text(value), source, variable, style=colour[source])
     if table.__rich_measure__(console, console.options).minimum <= console.width:
         console.print(table)
         return
-    # Names are for copying: on a narrow terminal each setting has two lines rather than cut columns.
+    # On a narrow terminal each setting has two lines, because users copy names, which must not be cut.
     for option, value, source, variable in rows:
         console.print(
             Text(f"{option}  {value}  ({source})\n    {variable}"), style=colour[source], soft_wrap=True

@@ -1,4 +1,4 @@
-"""`mambaserve crd`: prints the CustomResourceDefinition, or writes it where the repository keeps it."""
+"""`mambaserve crd`: the CustomResourceDefinition on standard output or in the files of the source tree."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,17 +17,18 @@ def command(
         typer.Option(
             "--write",
             envvar="MAMBASERVE_CRD_WRITE",
-            help="Write crds/ and the chart's copy instead of printing.",
+            help="Write crds/ and the chart's copy instead of printing the CRDs.",
         ),
     ] = False,
     directory: Annotated[
         Path,
-        typer.Option(
-            envvar="MAMBASERVE_CRD_DIRECTORY", help="Root of the source tree that --write writes into."
-        ),
+        typer.Option(envvar="MAMBASERVE_CRD_DIRECTORY", help="Root of the source tree that --write changes."),
     ] = Path(),
 ) -> None:
-    """Print the CRDs as YAML: mambaserve crd | kubectl apply --server-side -f -"""
+    """Print the CRDs as YAML.
+
+    Example: mambaserve crd | kubectl apply --server-side -f -
+    """
     from mamba_api.v1alpha1.schema import chart_template, crd_yaml
 
     if not write:

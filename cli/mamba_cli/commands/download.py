@@ -1,4 +1,4 @@
-"""`mambaserve download`: fetches a model from the Hub once, for engines that then read it from there."""
+"""`mambaserve download`: copies a model from the Hub into the local cache, from which engines read it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,8 +29,7 @@ def command(
         Path | None,
         typer.Option(
             envvar="MAMBASERVE_DOWNLOAD_REPORT",
-            help="File that gets commit, configuration and size of the weights, as JSON; default: standard "
-            "output.",
+            help="File for commit, configuration and size of the weights, as JSON; default: standard output.",
         ),
     ] = None,
     metrics_port: Annotated[
@@ -39,7 +38,7 @@ def command(
             envvar="MAMBASERVE_DOWNLOAD_METRICS_PORT",
             min=1,
             max=65535,
-            help="Port of every address with /metrics, bytes fetched and bytes in all; default: none.",
+            help="Port on which /metrics reports bytes fetched and bytes in all; default: no metrics.",
         ),
     ] = None,
     make_room: Annotated[
@@ -47,8 +46,8 @@ def command(
         typer.Option(
             "--make-room",
             envvar="MAMBASERVE_DOWNLOAD_MAKE_ROOM",
-            help="Where the disk lacks room, remove every other model and commit from the cache but those of "
-            "--keep, and always what cut off downloads left. For a cache that nobody else fills.",
+            help="Remove partial files of earlier downloads and, where the disk lacks room, every other "
+            "model and commit except those of --keep. Use it for a cache that nothing else fills.",
         ),
     ] = False,
     keep: Annotated[
@@ -56,11 +55,11 @@ def command(
         typer.Option(
             metavar="COMMIT",
             envvar="MAMBASERVE_DOWNLOAD_KEEP",
-            help="Commit that --make-room leaves, because something still reads it; may be repeated.",
+            help="Commit that --make-room must not remove; may be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Download a model from the Hub into its cache (HF_HOME) and say what it is; goes on where it stopped."""
+    """Download a model from the Hub into its cache (HF_HOME), resuming a partial copy, and describe it."""
     from rich.console import Console
 
     from mamba_cli.local.loading.download_metrics import served_progress
@@ -69,32 +68,32 @@ def command(
     from mamba_server.model.checkpoint.errors import ModelError
 
     if keep and not make_room:
-        raise InvalidInput("--keep names what --make-room leaves: give --make-room, too")
+        raise InvalidInput("--keep has no effect without --make-room: give both")
     view = LoadingView(Console(stderr=True))
     try:
-        with served_progress(metrics_port) as tell:
+        with served_progress(metrics_port) as report_bytes:
 
             def progress(stage: str, done: int, total: int) -> None:
-                tell(done, total)
+                report_bytes(done, total)
                 view.show(uri, EngineReadiness(False, stage, done, total))
 
-            found = _download(uri, progress, keep or () if make_room else None)
+            model = _download(uri, progress, keep or () if make_room else None)
     except ModelError as error:
         wrong = error.exit_code == InvalidInput.exit_code
         raise (InvalidInput if wrong else RunFailed)(str(error)) from error
     finally:
         view.close()
     if report is None:
-        typer.echo(found.text())
+        typer.echo(model.text())
         return
     try:
-        report.write_text(found.text(), encoding="utf-8")
+        report.write_text(model.text(), encoding="utf-8")
     except OSError as error:
         raise RunFailed(f"--report: {report} cannot be written: {error.strerror}") from error
 
 
 def _download(uri: str, progress: "Progress", others: "Collection[str] | None") -> "ModelReport":
-    """Raises `InvalidInput` and the errors of `mamba_server.model`."""
+    """Download the model. Raises `InvalidInput` and the errors of `mamba_server.model`."""
     from mamba_planner.families.errors import UnreadableConfig
     from mamba_planner.families.registry import read_config
     from mamba_planner.model_report import ModelReport
@@ -102,16 +101,18 @@ def _download(uri: str, progress: "Progress", others: "Collection[str] | None") 
     from mamba_server.model.checkpoint.weight_files import weights_size
 
     if not uri.startswith(HUB):
-        raise InvalidInput(f"{uri}: only models of the Hub are downloaded: write {HUB}OWNER/NAME[@REVISION]")
+        raise InvalidInput(f"{uri}: is not a model on the Hub: write {HUB}OWNER/NAME[@REVISION]")
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    directory = sound_copy(uri, cache, progress, lambda said: typer.echo(said, err=True), others)
+    directory = sound_copy(uri, cache, progress, lambda line: typer.echo(line, err=True), others)
     try:
         config = read_config(directory)
     except UnreadableConfig as error:
         raise InvalidInput(str(error)) from error
     size = weights_size(directory)
     if size is None:
-        raise InvalidInput(f"{uri}: it has no *.safetensors files: choose a model that is published so")
+        raise InvalidInput(
+            f"{uri}: has no *.safetensors files: choose a model that is published in that format"
+        )
     return ModelReport(directory.name, config, size)

@@ -1,4 +1,7 @@
-"""`mambaserve gateway`: the OpenAI-compatible relay in front of engines. Its options are GatewaySettings."""
+"""`mambaserve gateway`: the OpenAI-compatible relay in front of engines.
+
+The options of the command are the fields of `GatewaySettings`.
+"""
 
 from typing import Any
 
@@ -7,11 +10,11 @@ from mamba_cli.settings_options import complaint, settings_command
 
 
 def command() -> None:
-    """Relay OpenAI requests to the engine that will answer first; streams pass through, failures go on."""
+    """Relay OpenAI requests to the engine expected to answer first; retry at another engine on failure."""
 
 
-def run(given: dict[str, Any]) -> int:
-    """Relay with these settings; the exit code. Raises CliError."""
+def run(options: dict[str, Any]) -> int:
+    """Relay with the settings in `options` and return the exit code. Raises `CliError`."""
     import asyncio
     import sys
 
@@ -26,7 +29,7 @@ def run(given: dict[str, Any]) -> int:
     from mamba_telemetry.traces import set_up_traces
 
     try:
-        settings = GatewaySettings(**given)
+        settings = GatewaySettings(**options)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from None
     set_up_logs(level=settings.log_level, process="gateway")

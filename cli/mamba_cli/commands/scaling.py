@@ -1,4 +1,4 @@
-"""`mambaserve scaling replay`: recorded decisions of the operator's autoscaler, made again and explained."""
+"""`mambaserve scaling replay`: computes recorded decisions of the operator's autoscaler again."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from mamba_cli.errors import CliError, InvalidInput, RunFailed
 from mamba_cli.output import OutputFormat, print_document
 from mamba_cli.plain_help import CommandWithPanels
 
-command = typer.Typer(name="scaling", help="Decisions of the operator's autoscaler.", no_args_is_help=True)
+command = typer.Typer(name="scaling", help="Replay decisions of the autoscaler.", no_args_is_help=True)
 
 
 @command.command("replay", cls=CommandWithPanels)
@@ -18,30 +18,37 @@ def replay(
         typer.Argument(
             metavar="FILE_OR_OBJECT",
             envvar="MAMBASERVE_SCALING_SOURCE",
-            help="Recorded decisions, one JSON object a line; or MambaDeployments as `kubectl get -o yaml` "
-            "prints them; or, where there is no such file, the name of one in the cluster.",
+            help="A file of recorded decisions, one JSON object per line, or of MambaDeployments as "
+            "`kubectl get -o yaml` prints them; or the name of a MambaDeployment in the cluster.",
         ),
     ],
     namespace: Annotated[
         str,
-        typer.Option("--namespace", "-n", envvar="MAMBASERVE_SCALING_NAMESPACE", help="Of the object."),
+        typer.Option(
+            "--namespace",
+            "-n",
+            envvar="MAMBASERVE_SCALING_NAMESPACE",
+            help="Namespace of the MambaDeployment.",
+        ),
     ] = "default",
     kubeconfig: Annotated[
         str | None,
         typer.Option(
             envvar="MAMBASERVE_KUBECONFIG",
-            help="A kubeconfig file. Without it: the pod's account, then KUBECONFIG.",
+            help="Kubeconfig file; default: the pod's service account, then KUBECONFIG.",
         ),
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(min=0.001, envvar="MAMBASERVE_SCALING_TIMEOUT", help="Seconds to wait for the cluster."),
+        typer.Option(
+            min=0.001, envvar="MAMBASERVE_SCALING_TIMEOUT", help="Timeout of the API server, in seconds."
+        ),
     ] = 5.0,
     output: Annotated[
-        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="Format of the result.")
     ] = OutputFormat.table,
 ) -> None:
-    """Make recorded decisions again from what they were made from, and say why. Exit code 1: one differs."""
+    """Compute recorded scaling decisions again from their inputs and show why. Exit code 1: one differs."""
     import asyncio
     from pathlib import Path
 
@@ -54,40 +61,42 @@ def replay(
 
     path = Path(source)
     if path.exists():
-        found = replayed_file(path)
+        decisions = replayed_file(path)
     elif "/" in source or "." in source:
-        raise InvalidInput(f"{source}: no such file; of an object in the cluster give its name and -n")
+        raise InvalidInput(
+            f"{source}: no such file; for a MambaDeployment in the cluster give its name and -n"
+        )
     else:
         try:
             objects = asyncio.run(deployments_of(namespace, source, kubeconfig, timeout))
         except CliError as error:
-            # It may have been meant as either.
-            error.args = (f"there is no file {source}, and of an object of that name: {error}",)
+            # The argument can name a file or an object, so the message speaks of both.
+            error.args = (f"there is no file {source}, and the cluster gives none: {error}",)
             raise
-        found = [one for each in objects for one in replayed_object(each, source)]
-    if not found:
+        decisions = [decision for manifest in objects for decision in replayed_object(manifest, source)]
+    if not decisions:
         raise InvalidInput(
-            f"{source}: no recorded decision in it; they stand in status.scaling.history once the number of "
-            "engines was decided"
+            f"{source}: holds no recorded decision; the operator records them in status.scaling.history "
+            "once it scales the deployment"
         )
     if output is OutputFormat.table:
         table = Table(box=None, padding=(0, 2))
-        for column in ("when", "engines", "asked for by", "why", "again"):
+        for column in ("when", "engines", "bound by", "why", "computed again"):
             table.add_column(column, overflow="fold")
-        for one in found:
-            made = one.recorded.decision
+        for replayed in decisions:
+            recorded, again = replayed.recorded.decision, replayed.again
             table.add_row(
-                one.where,
-                f"{one.recorded.observation.asked} -> {made.target}",
-                made.binding,
-                Text(made.reason),
-                Text("the same") if one.same else Text(f"{one.again.target}: {one.again.reason}", "red"),
+                replayed.where,
+                f"{replayed.recorded.observation.asked} -> {recorded.target}",
+                recorded.binding,
+                Text(recorded.reason),
+                Text("the same") if replayed.same else Text(f"{again.target}: {again.reason}", "red"),
             )
         Console().print(table)
     else:
-        print_document([one.to_json() for one in found], output)
-    if differing := [one.where for one in found if not one.same]:
+        print_document([replayed.to_json() for replayed in decisions], output)
+    if differing := [replayed.where for replayed in decisions if not replayed.same]:
         raise RunFailed(
-            f"{len(differing)} of {len(found)} decisions differ when they are made again, as they may after "
-            f"an update: {', '.join(differing[:5])}"
+            f"{len(differing)} of {len(decisions)} decisions differ when computed again, which an update can "
+            f"cause: {', '.join(differing[:5])}"
         )

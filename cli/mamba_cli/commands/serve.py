@@ -1,4 +1,7 @@
-"""`mambaserve serve`: one engine in the foreground. Its options are the fields of EngineSettings."""
+"""`mambaserve serve`: one engine in the foreground.
+
+The options of the command are the fields of `EngineSettings`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,34 +14,36 @@ if TYPE_CHECKING:
 
 
 def command() -> None:
-    """Serve one model over HTTP until Ctrl-C or SIGTERM, which drain first."""
+    """Serve one model over HTTP; Ctrl-C or SIGTERM drains, then ends."""
 
 
-def run(given: dict[str, Any]) -> int:
-    """Serve with these settings; the exit code. Raises CliError."""
+def run(options: dict[str, Any]) -> int:
+    """Serve with the settings in `options` and return the exit code. Raises `CliError`."""
     from pydantic import ValidationError
 
     from mamba_settings.engine_settings import EngineSettings
 
-    if not given.get("model"):
+    if not options.get("model"):
         raise InvalidInput(
-            "no model is given: name a directory, hf://OWNER/NAME or builtin://tiny-recall, which ships with "
-            "this (MAMBASERVE_MODEL)"
+            "no model is named: give a directory, hf://OWNER/NAME or builtin://tiny-recall, which ships with "
+            "mambaserve (MAMBASERVE_MODEL)"
         )
     try:
-        settings = EngineSettings(**given)
+        settings = EngineSettings(**options)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from error
     need(*SERVER)
     _check(settings)
-    # The server takes most of the time to load, and needs a model.
+    # The server is imported last, because its import takes seconds.
     from rich.console import Console
 
     from mamba_cli.local.loading.loading_progress import LoadingProgress
     from mamba_server.api.requests.errors import ServeError
     from mamba_server.api.server import serve
 
-    progress = LoadingProgress(settings.served_model_name or _shown(settings.model), Console(stderr=True))
+    progress = LoadingProgress(
+        settings.served_model_name or _display_name(settings.model), Console(stderr=True)
+    )
     try:
         return serve(settings, watch=progress)
     except ServeError as error:
@@ -50,7 +55,7 @@ def run(given: dict[str, Any]) -> int:
 
 
 def _check(settings: "EngineSettings") -> None:
-    # The engine process would say the same, but only once it has imported torch.
+    # The engine process repeats these checks, but only after it has imported torch.
     from mamba_planner.constraints import Constraints
     from mamba_planner.errors import UnusableInput
     from mamba_server.model.checkpoint.errors import ModelError
@@ -63,7 +68,7 @@ def _check(settings: "EngineSettings") -> None:
         raise InvalidInput(str(error)) from error
 
 
-def _shown(uri: str) -> str:
+def _display_name(uri: str) -> str:
     from mamba_server.model.checkpoint.errors import ModelError
     from mamba_server.model.checkpoint.source import display_name
 

@@ -1,4 +1,4 @@
-"""`mambaserve status`: what an endpoint and its engines do at the moment, or what a cluster says of them."""
+"""`mambaserve status`: the state of an endpoint and its engines, or of the MambaDeployments of a cluster."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from mamba_cli.status.endpoint_status import EndpointStatus
 
+    Answer = EndpointStatus | BaseException
+
 
 def command(
     context: typer.Context,
@@ -20,8 +22,8 @@ def command(
         typer.Argument(
             metavar="[URL|FILE|NAME]",
             envvar="MAMBASERVE_URL",
-            help="A gateway or an engine; or the file that `up` serves, for each of its deployments, or the "
-            "name of one of them; with --namespace the name of a MambaDeployment, all without one.",
+            help="URL of a gateway or an engine, a file that `up` serves, or the name of a deployment "
+            "that `up` serves; with --namespace, the name of a MambaDeployment; default there: all.",
         ),
     ] = "http://127.0.0.1:8000",
     namespace: Annotated[
@@ -30,14 +32,14 @@ def command(
             "--namespace",
             "-n",
             envvar="MAMBASERVE_STATUS_NAMESPACE",
-            help="Ask the cluster: the status of the MambaDeployments of this namespace.",
+            help="Namespace in the cluster whose MambaDeployments to show.",
         ),
     ] = None,
     kubeconfig: Annotated[
         str | None,
         typer.Option(
             envvar="MAMBASERVE_KUBECONFIG",
-            help="With --namespace: a kubeconfig file. Without it: the pod's account, then KUBECONFIG.",
+            help="With --namespace: kubeconfig file; default: the pod's service account, then KUBECONFIG.",
         ),
     ] = None,
     port: Annotated[
@@ -46,76 +48,106 @@ def command(
             min=1,
             max=65535,
             envvar="MAMBASERVE_PORT",
-            help="With FILE: the --port that `up` got, where several serve it or it is not found.",
+            help="With FILE: the --port of `up`, where several processes serve the file or none is found.",
         ),
     ] = 8000,
     host: Annotated[
-        str, typer.Option(envvar="MAMBASERVE_HOST", help="With FILE: the --host that `up` got.")
+        str, typer.Option(envvar="MAMBASERVE_HOST", help="With FILE: the --host of `up`.")
     ] = "127.0.0.1",
     timeout: Annotated[
         float,
-        typer.Option(min=0.001, envvar="MAMBASERVE_STATUS_TIMEOUT", help="Seconds to wait."),
+        typer.Option(
+            min=0.001, envvar="MAMBASERVE_STATUS_TIMEOUT", help="Timeout of each request, in seconds."
+        ),
     ] = 5.0,
     output: Annotated[
-        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="Format of the result.")
     ] = OutputFormat.table,
 ) -> None:
-    """Show engines, strategy, queue, slots and pages by owner, and what was resumed. Exit code 1: silence."""
+    """Show readiness, strategy, requests, memory and resumed tokens of engines. Exit code 1: no answer."""
     if namespace is not None:
-        given = getattr(context.get_parameter_source("target"), "name", "") == "COMMANDLINE"
-        _of_cluster(namespace, target if given else None, kubeconfig, timeout, output)
+        named = getattr(context.get_parameter_source("target"), "name", "") == "COMMANDLINE"
+        _show_cluster(namespace, target if named else None, kubeconfig, timeout, output)
         return
-
     import asyncio
+
+    urls, models = _endpoints(context, target, host, port)
+    answers = asyncio.run(_ask(urls, timeout))
+    if len(models) == len(answers):
+        answers = [
+            _checked_model(answer, model, target) for answer, model in zip(answers, models, strict=True)
+        ]
+    _show_endpoints(
+        [answer for answer in answers if not isinstance(answer, BaseException)], len(urls), output
+    )
+    _raise_failures(answers)
+
+
+def _endpoints(context: typer.Context, target: str, host: str, port: int) -> tuple[list[str], list[str]]:
+    """Return the URLs that `target` stands for and, for a file, the models expected there.
+
+    Raises `InvalidInput` for an unusable target, `RunFailed` for a file of which nothing runs.
+    """
     import os.path
     from pathlib import Path
-
-    import aiohttp
-    from rich.console import Console
 
     from mamba_cli.endpoint import base_url, without_scheme
     from mamba_cli.local.documents import read_deployments
     from mamba_cli.local.running import running
-    from mamba_cli.status.endpoint_status import EndpointStatus, endpoint_status
-    from mamba_cli.status.status_view import status_view
     from mamba_edge.listener import url_at
 
-    expected: list[str] = []
     if "://" in target:
-        urls = [base_url(target)]
-    elif not os.path.exists(target) and (named := [each.url for each in running() if each.name == target]):
-        urls = named[:1]
-    elif (meant := without_scheme(target)) and not os.path.exists(target):
-        raise meant
-    else:
-        active = [each for each in read_deployments([Path(target)]) if each.deployment.spec.mode == "Active"]
-        expected = [each.deployment.served_name for each in active]
-        urls = _urls_of_file(context, Path(target), [each.deployment.name for each in active])
-        urls = urls or [base_url(url_at(host, port + index)) for index in range(len(active))]
-    if not urls:
-        raise RunFailed(f"{target}: nothing in it runs: mode is Plan")
+        return [base_url(target)], []
+    if not os.path.exists(target):
+        if urls := [deployment.url for deployment in running() if deployment.name == target]:
+            return urls[:1], []
+        if (no_url := without_scheme(target)) is not None:
+            raise no_url
+    active = [
+        loaded.deployment
+        for loaded in read_deployments([Path(target)])
+        if loaded.deployment.spec.mode == "Active"
+    ]
+    if not active:
+        raise RunFailed(f"{target}: nothing in it runs, because spec.mode is Plan")
+    urls = _urls_of_file(context, Path(target), [deployment.name for deployment in active])
+    urls = urls or [base_url(url_at(host, port + index)) for index in range(len(active))]
+    return urls, [deployment.served_name for deployment in active]
 
-    async def ask() -> list[EndpointStatus | BaseException]:
-        limits = aiohttp.ClientTimeout(total=timeout)
-        async with aiohttp.ClientSession(timeout=limits) as session:
-            asked = (endpoint_status(session, url) for url in urls)
-            return await asyncio.gather(*asked, return_exceptions=True)
 
-    answers = asyncio.run(ask())
-    if len(expected) == len(answers):
-        answers = [_of_another(*each, target) for each in zip(answers, expected, strict=True)]
-    found = [each for each in answers if isinstance(each, EndpointStatus)]
+async def _ask(urls: list[str], timeout: float) -> "list[Answer]":
+    import asyncio
+
+    import aiohttp
+
+    from mamba_cli.status.endpoint_status import endpoint_status
+
+    limits = aiohttp.ClientTimeout(total=timeout)
+    async with aiohttp.ClientSession(timeout=limits) as session:
+        requests = (endpoint_status(session, url) for url in urls)
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+
+def _show_endpoints(statuses: "list[EndpointStatus]", endpoints: int, output: OutputFormat) -> None:
+    """Print the statuses; a document of several `endpoints` is a list, even if one alone answered."""
+    from rich.console import Console
+
+    from mamba_cli.status.status_view import status_view
+
     if output is OutputFormat.table:
         console = Console()
-        for index, each in enumerate(found):
+        for index, status in enumerate(statuses):
             if index:
                 console.print()
-            console.print(status_view(each))
-    elif found:
-        shown = [each.to_json() for each in found]
-        document = shown if len(urls) > 1 else shown[0]
-        print_document(document, output)
-    failed = [each for each in answers if isinstance(each, BaseException)]
+            console.print(status_view(status))
+    elif statuses:
+        documents = [status.to_json() for status in statuses]
+        print_document(documents if endpoints > 1 else documents[0], output)
+
+
+def _raise_failures(answers: "list[Answer]") -> None:
+    """Raise `RunFailed` with the messages of all endpoints that failed, if any did."""
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
     for error in failed:
         if not isinstance(error, CliError):
             raise error
@@ -124,7 +156,7 @@ def command(
 
 
 def _urls_of_file(context: typer.Context, file: "Path", names: list[str]) -> list[str]:
-    """Return where an `up` of this user serves them; none for options that mean another machine or user."""
+    """Return the URLs at which an `up` of this user serves the file; none where --host is given."""
     from mamba_cli.local.running import urls_of_file
 
     chosen = {
@@ -136,22 +168,20 @@ def _urls_of_file(context: typer.Context, file: "Path", names: list[str]) -> lis
     return urls_of_file(file, names, context.params["port"] if chosen["port"] else None)
 
 
-def _of_another(
-    answer: "EndpointStatus | BaseException", model: str, target: str
-) -> "EndpointStatus | BaseException":
-    """Return the answer, or what to say of it if it is of another deployment than the one of the file."""
+def _checked_model(answer: "Answer", model: str, target: str) -> "Answer":
+    """Return the answer, or an error if the endpoint serves other models than `model` of the file."""
     if isinstance(answer, BaseException):
         return answer
     served = {engine.model for engine in answer.engines if engine.model}
     if not served or model in served:
         return answer
     return RunFailed(
-        f"{target}: {answer.url} serves {', '.join(sorted(served))}, not {model}: give the --port that `up` "
-        "of this file got"
+        f"{target}: {answer.url} serves {', '.join(sorted(served))}, not {model}: give the --port of the "
+        "`up` that serves this file"
     )
 
 
-def _of_cluster(
+def _show_cluster(
     namespace: str, name: str | None, kubeconfig: str | None, timeout: float, output: OutputFormat
 ) -> None:
     import asyncio
@@ -163,11 +193,11 @@ def _of_cluster(
 
     if name is not None and ("://" in name or "/" in name):
         raise InvalidInput(f"{name}: with --namespace give the name of a MambaDeployment, or none")
-    found = asyncio.run(deployment_statuses(namespace, name, kubeconfig, timeout))
+    statuses = asyncio.run(deployment_statuses(namespace, name, kubeconfig, timeout))
     if output is not OutputFormat.table:
-        shown = [each.to_json() for each in found]
-        print_document(shown if name is None else shown[0], output)
-    elif found:
-        Console().print(deployments_view(found))
+        documents = [status.to_json() for status in statuses]
+        print_document(documents if name is None else documents[0], output)
+    elif statuses:
+        Console().print(deployments_view(statuses))
     else:
         Console(stderr=True).print(f"no MambaDeployment in the namespace {namespace}", markup=False)

@@ -1,4 +1,4 @@
-"""`mambaserve up`: a MambaDeployment on this machine, without a cluster."""
+"""`mambaserve up`: MambaDeployments served on this machine, without a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,38 +9,48 @@ from mamba_cli.profiles_option import ProfilesOption
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="MambaDeployment YAML.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="YAML files with MambaDeployments.")],
     port: Annotated[
         int,
         typer.Option(
             min=0,
             max=65535,
             envvar="MAMBASERVE_PORT",
-            help="Port of the first endpoint; others follow. 0 takes free ones.",
+            help="Port of the first endpoint; the next ones follow. 0 = any free ports.",
         ),
     ] = 8000,
     host: Annotated[
-        str, typer.Option(envvar="MAMBASERVE_HOST", help="Address the endpoints bind.")
+        str, typer.Option(envvar="MAMBASERVE_HOST", help="Address that the endpoints bind.")
     ] = "127.0.0.1",
     once: Annotated[
-        bool, typer.Option("--once", envvar="MAMBASERVE_ONCE", help="End once it is ready (and shown).")
+        bool,
+        typer.Option(
+            "--once",
+            envvar="MAMBASERVE_ONCE",
+            help="End once all models are ready, after the demonstration if there is one.",
+        ),
     ] = False,
     demo: Annotated[
         bool,
         typer.Option(
-            "--demo", envvar="MAMBASERVE_DEMO", help="Send chats that share a prefix; show the reuse."
+            "--demo",
+            envvar="MAMBASERVE_DEMO",
+            help="Send chats that share a prefix and show how much of it is resumed.",
         ),
     ] = False,
     no_color: Annotated[
-        bool, typer.Option("--no-color", envvar="MAMBASERVE_NO_COLOR", help="Plain text.")
+        bool, typer.Option("--no-color", envvar="MAMBASERVE_NO_COLOR", help="Print without colours.")
     ] = False,
     resource_profiles: ProfilesOption = None,
     logs: Annotated[
         Path | None,
-        typer.Option(envvar="MAMBASERVE_LOGS", help="Directory of the children's logs; default: a new one."),
+        typer.Option(
+            envvar="MAMBASERVE_LOGS",
+            help="Directory of the logs of engines and gateways; default: a new one.",
+        ),
     ] = None,
 ) -> None:
-    """Serve the models of FILE here: check, plan and start them, watch over them. Ctrl-C drains."""
+    """Serve the models of FILE on this machine: check, plan, start and supervise them. Ctrl-C drains."""
     from rich.console import Console
 
     from mamba_cli.local.bring_up import bring_up

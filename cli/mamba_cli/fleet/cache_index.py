@@ -9,24 +9,27 @@ from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 from mamba_server.cache.state_cache import RadixStateCache
 
 Knowledge = Literal["load", "attention", "own", "resumable"]
-"""What a gateway goes by: load alone; pages of attention that an engine has; what it sent itself; what an
-engine can resume."""
+"""Knowledge that a simulated gateway routes by: load only, attention pages that an engine holds, prompts that
+the gateway sent itself, or prefixes that an engine can resume."""
 
 
 EVERY_STEP = 2**62
-"""Later than any step: what is in a tree has been committed, and is published."""
+"""Step later than any other, so that everything in a tree counts as committed and published."""
 
 
 class CacheOwner(Protocol):
-    """A simulated engine, as far as an index of caches asks."""
+    """Part of a simulated engine that an index of caches reads."""
 
     @property
-    def cache(self) -> RadixStateCache: ...
+    def cache(self) -> RadixStateCache:
+        """State cache of the engine."""
 
 
 class CacheIndex(PrefixIndex):
-    """What the engines' caches hold, as a gateway that follows them would see it; `engines` by name may
-    change meanwhile."""
+    """Prefix index that reads the caches of engines as a gateway that follows these engines would see them.
+
+    The mapping `engines`, by name, may change at any time.
+    """
 
     def __init__(self, engines: Mapping[str, CacheOwner], knowledge: Knowledge) -> None:
         super().__init__()
@@ -37,13 +40,13 @@ class CacheIndex(PrefixIndex):
         if self.state == "off":
             return NOTHING
         engines = self._engines.items()
-        found = {name: engine.cache.match(token_ids, salt, EVERY_STEP) for name, engine in engines}
+        matches = {name: engine.cache.match(token_ids, salt, EVERY_STEP) for name, engine in engines}
         if self._attention:
-            attention = {name: match.kv_depth for name, match in found.items()}
+            attention = {name: match.kv_depth for name, match in matches.items()}
             return Depths(attention, attention)
         return Depths(
-            {name: match.resumable for name, match in found.items()},
-            {name: self._published_depth(name, match.kv_depth) for name, match in found.items()},
+            {name: match.resumable for name, match in matches.items()},
+            {name: self._published_depth(name, match.kv_depth) for name, match in matches.items()},
         )
 
     def _published_depth(self, name: str, depth: int) -> int:

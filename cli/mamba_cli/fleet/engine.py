@@ -1,8 +1,8 @@
 """One simulated engine: the product's state cache, and a model of how long its steps take.
 
-Memory, matching, checkpoints and eviction are the cache's own; time is the profile's. Steps that hold the
-same work are taken together as one spell, which ends early when a request comes. How long an answer will be
-is known at its start, so that its pages are taken at once and nobody is preempted.
+The cache decides memory, matching, checkpoints and eviction; the profile gives the time. Consecutive steps
+with the same work form one `StepRun`, which ends early when a request arrives. The length of an answer is
+known when it starts, so its pages are allocated at once and no sequence is preempted.
 """
 
 import heapq
@@ -10,8 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from mamba_cli.fleet.cache_size import CAP, CacheSize
-from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.engine_profile import CAP, CacheSize, EngineProfile
 from mamba_cli.fleet.request import Request
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.pool import ProbeReport
@@ -22,17 +21,17 @@ from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
 
-LEAST_PAGES = 8
-"""Of a state's bytes, at least."""
-LEAST_PAGE = 16
-"""Tokens: shorter pages than the product's would only take time."""
+MIN_PAGES_PER_STATE = 8
+"""Smallest number of pages that fit into the bytes of one state."""
+MIN_PAGE_TOKENS = 16
+"""Shortest page in tokens; pages shorter than the product's would only cost time."""
 
 
 def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> RadixStateCache:
-    """The cache of such an engine, for sequences of up to `longest` tokens.
+    """Return the cache of an engine with this profile, for sequences of up to `longest` tokens.
 
-    Pages are as long as the profile says, else as the trace's blocks, or shorter where so few would go into
-    the bytes of a state that rounding would cost memory.
+    A page is as long as the profile says, otherwise as long as a block of the trace, or shorter if so few
+    pages would fit into the bytes of a state that rounding would waste memory.
     """
     page = profile.page_tokens or _page_of(block, profile.tokens_per_state)
     return RadixStateCache(
@@ -47,14 +46,14 @@ def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching
 
 
 def _page_of(block: int, tokens_per_state: int) -> int:
-    while block % 2 == 0 and block > LEAST_PAGE and 0 < tokens_per_state < LEAST_PAGES * block:
+    while block % 2 == 0 and block > MIN_PAGE_TOKENS and 0 < tokens_per_state < MIN_PAGES_PER_STATE * block:
         block //= 2
     return block
 
 
 @dataclass(slots=True)
 class StepRun:
-    """`steps` steps with the same work, from `begin` to `end`; `group`: prompts that are computed in them."""
+    """Run of `steps` equal steps from `begin` to `end`, in which the prompts of `group` are computed."""
 
     begin: float
     end: float
@@ -64,7 +63,7 @@ class StepRun:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Counters of an engine since its start, as its metrics have them."""
+    """Counters of an engine since its start, as its metrics report them."""
 
     arrivals: int = 0
     prompt_tokens: int = 0
@@ -77,16 +76,16 @@ class EngineCounters:
 
 
 class SimulatedEngine:
-    """Told of requests with `add`, and of time with `advance` whenever `step_run` ends."""
+    """Engine that receives requests by `add`; the caller calls `advance` whenever `step_run` ends."""
 
     def __init__(self, name: str, profile: EngineProfile, cache: RadixStateCache) -> None:
         self.name, self.profile, self.cache = name, profile, cache
         self.queue: deque[Request] = deque()
         self.step_run: StepRun | None = None
         self.version = 0
-        """Of the spell: an event for another version is out of date."""
+        """Version of `step_run`; an event for another version is out of date."""
         self.queued_tokens = 0
-        """Prompt tokens that wait, less those of the spell."""
+        """Prompt tokens in the queue, without those of `step_run`."""
         self.totals = EngineCounters()
         self._decoding: list[tuple[int, int, Request]] = []
         self._context = 0
@@ -94,25 +93,26 @@ class SimulatedEngine:
         self._cache_step = 0
         self._slowness = 1.0
 
-    # --- what it says of itself ----------------------------------------------------------------------
+    # --- reports -------------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
+        """Number of sequences that run."""
         return len(self._decoding) + (len(self.step_run.group) if self.step_run else 0)
 
     @property
     def decode_seconds(self) -> float:
-        """Of a step that only decodes what is decoded now."""
-        own = self.profile
+        """Seconds of a step that decodes the current sequences and computes no prompt."""
+        profile = self.profile
         return (
-            own.step_seconds
-            + len(self._decoding) * own.sequence_seconds
-            + self._context * own.context_seconds
+            profile.step_seconds
+            + len(self._decoding) * profile.sequence_seconds
+            + self._context * profile.context_seconds
         )
 
     @property
     def waiting_tokens(self) -> float:
-        """Prompt tokens that are still to be computed, taken off what was resumed before of such prompts."""
+        """Estimate of the prompt tokens still to be computed, from the share that was cached so far."""
         totals = self.totals
         share = 1.0 - totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 1.0
         step_run = self.step_run
@@ -138,11 +138,11 @@ class SimulatedEngine:
 
     @property
     def usage(self) -> float:
-        """Of the arena: what slots and pages of sequences take together."""
+        """Share of the arena that slots and pages of sequences take together."""
         return min(1.0, self.slots_used + self.pages_used)
 
     def report(self, *, draining: bool = False) -> ProbeReport:
-        """As gateways read it."""
+        """Return the engine's state as a gateway's probe reads it."""
         speed = EngineSpeed(
             self.profile.prefill_tokens_per_second, self.profile.attention_ratio, self.decode_seconds
         )
@@ -155,20 +155,20 @@ class SimulatedEngine:
 
     @property
     def _room(self) -> float | None:
-        """Tokens of a prompt that would find memory; None: prompts take no memory that grows with them."""
+        """Prompt tokens for which memory is available; None if memory does not grow with prompts."""
         if not self.cache.capacity.pages_per_slab:
             return None
         return float(self.cache.capacity.available_pages * self.cache.page_size)
 
     def requests(self) -> list[Request]:
-        """All it has."""
+        """Return all requests of the engine, waiting and running."""
         group = self.step_run.group if self.step_run else []
         return [*self.queue, *group, *(request for _, _, request in self._decoding)]
 
-    # --- what happens to it --------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> None:
-        """A request comes. A spell that only decodes ends with the step that is under way."""
+        """Add a request to the queue. A `step_run` that only decodes ends with its current step."""
         self.queue.append(request)
         self.queued_tokens += request.prompt_tokens
         self.totals.arrivals += 1
@@ -177,16 +177,16 @@ class SimulatedEngine:
         if step_run is None:
             self._begin(now)
         elif not step_run.group and step_run.steps > 1:
-            each = (step_run.end - step_run.begin) / step_run.steps
-            steps = min(step_run.steps, max(1, math.ceil((now - step_run.begin) / each)))
-            step_run.end, step_run.steps = step_run.begin + each * steps, steps
+            step_seconds = (step_run.end - step_run.begin) / step_run.steps
+            steps = min(step_run.steps, max(1, math.ceil((now - step_run.begin) / step_seconds)))
+            step_run.end, step_run.steps = step_run.begin + step_seconds * steps, steps
             self.version += 1
 
     def slow(self, slowness: float, now: float) -> None:
-        """From now on everything takes `slowness` times what the profile says, the rest of the spell too."""
+        """Make everything from now on, the rest of `step_run` included, take `slowness` times the profile."""
         if self.step_run is not None:
             step_run, ratio = self.step_run, slowness / self._slowness
-            # Its beginning moves as well, so that the steps that are over stay over.
+            # The beginning moves as well, so that completed steps stay completed.
             step_run.begin, step_run.end = (
                 now - (now - step_run.begin) * ratio,
                 now + (step_run.end - now) * ratio,
@@ -195,10 +195,10 @@ class SimulatedEngine:
         self._slowness = slowness
 
     def advance(self) -> tuple[list[Request], list[Request]]:
-        """The spell is over: those who got their first token in it, those who ended. The next begins."""
+        """End `step_run` and begin the next; return requests with a first token, and requests that ended."""
         step_run = self.step_run
         assert step_run is not None
-        begun, each = self._step, (step_run.end - step_run.begin) / step_run.steps
+        first_step, step_seconds = self._step, (step_run.end - step_run.begin) / step_run.steps
         self.totals.output_tokens += len(self._decoding) * step_run.steps
         self._context += len(self._decoding) * step_run.steps
         self._step += step_run.steps
@@ -208,16 +208,16 @@ class SimulatedEngine:
             surplus = self._step - finish
             self.totals.output_tokens -= surplus
             self._context -= request.prompt_tokens + request.outputs + surplus
-            request.ended_at = step_run.begin + (finish - begun) * each
+            request.ended_at = step_run.begin + (finish - first_step) * step_seconds
             self._retire(request)
             ended.append(request)
         if step_run.group:
-            ended += self._computed(step_run)
+            ended += self._compute(step_run)
         self.step_run = None
         self._begin(step_run.end)
         return step_run.group, ended
 
-    def _computed(self, step_run: StepRun) -> list[Request]:
+    def _compute(self, step_run: StepRun) -> list[Request]:
         ended = []
         self._cache_step += 1
         for request in step_run.group:
@@ -240,9 +240,13 @@ class SimulatedEngine:
         return ended
 
     def _begin(self, now: float) -> None:
-        own, group = self.profile, list[Request]()
+        profile, group = self.profile, list[Request]()
         tokens, work, resumed = 0, 0.0, 0
-        while self.queue and tokens < own.chunk_tokens and len(self._decoding) + len(group) < own.max_running:
+        while (
+            self.queue
+            and tokens < profile.chunk_tokens
+            and len(self._decoding) + len(group) < profile.max_running
+        ):
             request = self.queue[0]
             if not self._admit(request):
                 break
@@ -250,15 +254,15 @@ class SimulatedEngine:
             self.queued_tokens -= request.prompt_tokens
             group.append(request)
             tokens += request.prompt_tokens - request.resumed
-            work += prefill_work(request.resumed, request.prompt_tokens, own.attention_ratio)
+            work += prefill_work(request.resumed, request.prompt_tokens, profile.attention_ratio)
             resumed += request.resumed > 0
         if not group and not self._decoding:
-            assert not self.queue, "alone in an engine, whatever fits at all is admitted"
+            assert not self.queue, "an idle engine admits any request that fits at all"
             return
-        steps = max(1, -(-tokens // own.chunk_tokens)) if group else self._decoding[0][0] - self._step
+        steps = max(1, -(-tokens // profile.chunk_tokens)) if group else self._decoding[0][0] - self._step
         decoding = len(self._decoding)
-        seconds = steps * self.decode_seconds + steps * steps / 2 * decoding * own.context_seconds
-        seconds += work / own.prefill_tokens_per_second + resumed * own.resume_seconds
+        seconds = steps * self.decode_seconds + steps * steps / 2 * decoding * profile.context_seconds
+        seconds += work / profile.prefill_tokens_per_second + resumed * profile.resume_seconds
         self.step_run = StepRun(now, now + seconds * self._slowness, steps, group)
         self.version += 1
 

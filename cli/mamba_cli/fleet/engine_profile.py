@@ -1,16 +1,20 @@
-"""How fast an engine is and how much it holds: the parameters of the cost model.
+"""`EngineProfile`: speed and memory of a simulated engine, the parameters of the cost model.
 
 A step takes `step_seconds`, `sequence_seconds` for each sequence that decodes and `context_seconds` for each
 token of their contexts; a prompt adds its work (as `prefill_work` counts it) by `prefill_tokens_per_second`,
 and `resume_seconds` if it does not begin at the beginning.
 """
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
 from mamba_api.choices import Strategy
+from mamba_server.cache.arena import Arena
 
+CAP = 4
+"""Default maximum of checkpoints on a path."""
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -23,25 +27,44 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the numbers are from: `fitted` to measurements, or `assumed` with the assumption."""
     prefill_tokens_per_second: Positive
     attention_ratio: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
-    """What attention adds to a token's work for each token before it."""
+    """Work that attention adds to a token for each token before it, in tokens."""
     step_seconds: Positive
     sequence_seconds: Annotated[float, msgspec.Meta(ge=0.0)]
     resume_seconds: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
-    """What a prompt takes beside its work if it goes on from a checkpoint."""
+    """Seconds that a prompt takes in addition to its work if it resumes from a checkpoint."""
     context_seconds: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     chunk_tokens: Count = 512
-    """Prompt tokens of a step at most."""
+    """Largest number of prompt tokens in a step."""
     max_running: Count
     slabs: Count
-    """State slots of the arena, all memory counted in them."""
+    """Size of the arena, all memory counted in state slots."""
     tokens_per_state: Annotated[int, msgspec.Meta(ge=0)]
     """Tokens whose attention KV takes the bytes of one state; 0: a model without attention."""
     page_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Of a page of attention KV; 0: a block of the trace, or less of it where states are small."""
+    """Tokens of a page of attention KV; 0 means a block of the trace, or less if states are small."""
     track_interval: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Tokens between the checkpoints that a prompt leaves on its way; 0: a block of the trace."""
+    """Tokens between the checkpoints of a prompt; 0 means a block of the trace."""
     strategy: Strategy = "ExtraBuffer"
     overlap: bool = False
-    """Whether step n+1 is planned while step n runs: what a sequence holds depends on it."""
+    """Whether step n+1 is scheduled while step n runs, on which the memory of a sequence depends."""
     fit_error: float | None = None
     """Mean absolute error of the fit, relative; None where nothing was fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """Size of an arena that holds `slots` states and `kv_tokens` tokens of attention KV.
+
+    `tokens_per_state` is the number of tokens whose KV takes the bytes of one state. It is 0 for a model
+    without attention, whose memory is limited by slots only.
+    """
+
+    slots: int
+    kv_tokens: int = 0
+    tokens_per_state: int = 0
+
+    def arena(self, page_size: int, kind: type[Arena] = Arena) -> Arena:
+        """Return an arena of this size, whose slab 0 is padding."""
+        per_slab = self.tokens_per_state // page_size
+        slabs = self.slots + (-(-self.kv_tokens // (per_slab * page_size)) if per_slab else 0)
+        return kind(slabs + 1, per_slab)

@@ -1,24 +1,53 @@
-"""What surrounds a simulated fleet: how its engines start, fail and go, how many there may be."""
+"""Environment of a simulated fleet: starts, failures and ends of engines, and the cores that they share."""
 
+import math
 from dataclasses import dataclass, field
+from random import Random
 
-from mamba_cli.fleet.machine import Machine
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Machine of a fleet; by default requests reach engines at once, and every engine has its own cores."""
+
+    cores: float = math.inf
+    used: float = 1.0
+    """Cores that a request in transit, or an engine with work, keeps busy."""
+    transit_seconds: float = 0.0
+    """Fixed part of the time to the first token outside of engines: gateway, API, first chunk."""
+    transit_token_seconds: float = 0.0
+    """Seconds for each token of the prompt, resumed tokens included, to read, check and look it up."""
+    jitter: tuple[float, ...] = ()
+    """Deviations of the transit time in seconds, all equally likely."""
+
+    @property
+    def shared(self) -> bool:
+        """Return whether the work of one engine can slow down another."""
+        return math.isfinite(self.cores)
+
+    def slowness(self, active: int) -> float:
+        """Return the factor by which everything takes longer while `active` users share the cores evenly."""
+        return max(1.0, active * self.used / self.cores)
+
+    def transit(self, tokens: int, rng: Random) -> float:
+        """Return the transit time in seconds of a request whose prompt has `tokens` tokens."""
+        jitter = rng.choice(self.jitter) if self.jitter else 0.0
+        return max(0.0, self.transit_seconds + tokens * self.transit_token_seconds + jitter)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetEnvironment:
-    """What surrounds the fleet."""
+    """Environment of a fleet, constant during a simulation."""
 
     cold_start: float = 120.0
     """Seconds from a pod's creation to its readiness, on average."""
     cold_start_spread: float = 0.1
-    """By so much of it starts differ, up or down, at most."""
+    """Largest deviation of a start from `cold_start`, as a share of it."""
     failures: float = 0.0
-    """Engines that die without notice, per engine and hour."""
+    """Failures without notice, per engine and hour."""
     spot: float = 0.0
-    """Machines that go with a notice of two minutes, per engine and hour."""
+    """Machines that are taken away with a notice of two minutes, per engine and hour."""
     least: int = 1
     most: int = 64
     initial: int = 1
-    """Engines that are ready when it begins."""
+    """Engines that are ready when the simulation begins."""
     machine: Machine = field(default_factory=Machine)

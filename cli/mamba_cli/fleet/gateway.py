@@ -1,6 +1,6 @@
-"""The gateway of a simulated fleet: the product's pool, router and scorer, told of simulated engines.
+"""Gateway of a simulated fleet: the product's pool, router and scorer over simulated engines.
 
-Its reports are up to a second old, as the product's are. Subclasses may choose engines in other ways.
+Probe reports are up to a second old, as in the product. Subclasses may choose engines in other ways.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from mamba_gateway.routing.scoring import RoutingWeights
 
 
 class SimulatedGateway:
-    """Sends each request to an engine. `identity`: prompts say how they begin."""
+    """Gateway that sends each request to an engine. `identity`: whether prompts carry their prefixes."""
 
     knowledge: Knowledge = "resumable"
     prefix_weight = 1.0
@@ -41,7 +41,7 @@ class SimulatedGateway:
         )  # fmt: skip
 
     def probe(self, pods: Iterable[Pod]) -> None:
-        """Look at those that are ready or drain."""
+        """Probe the pods that are ready or draining."""
         pods = list(pods)
         self._pool.set_targets(
             Target(url_of(pod.name), pod.name, draining=pod.phase == "draining") for pod in pods
@@ -50,27 +50,27 @@ class SimulatedGateway:
             self.report(pod)
 
     def report(self, pod: Pod) -> None:
-        """Look at one."""
+        """Probe one pod."""
         self._pool.report(url_of(pod.name), pod.engine.report(draining=pod.phase == "draining"))
 
     def send(self, request: Request) -> str | None:
-        """The engine it goes to; None: none is ready."""
-        known = PromptPrefix.of(request.prompt()) if self._identity and self.prefix_weight else None
-        found = self._router.decide(None, known, body_bytes=4 * request.prompt_tokens)
-        if isinstance(found, NoCandidate):
+        """Return the name of the engine that gets the request, or None if no engine is ready."""
+        prefix = PromptPrefix.of(request.prompt()) if self._identity and self.prefix_weight else None
+        record = self._router.decide(None, prefix, body_bytes=4 * request.prompt_tokens)
+        if isinstance(record, NoCandidate):
             return None
-        request.ticket = self._router.sent(found, known)
-        return found.decision.endpoint.name
+        request.ticket = self._router.sent(record, prefix)
+        return record.decision.endpoint.name
 
     def answered(self, request: Request) -> None:
-        """Its first token is here."""
+        """Record that the first token of the request arrived."""
         self._pool.response_started(url_of(request.engine), request.ticket)
 
     def ended(self, request: Request) -> None:
-        """The engine is through with it."""
+        """Record that the engine ended the request."""
         self._pool.end(url_of(request.engine), request.ticket)
 
 
 def url_of(name: str) -> str:
-    """Where the gateway finds it."""
+    """Return the URL by which the gateway knows an engine."""
     return f"http://{name}"

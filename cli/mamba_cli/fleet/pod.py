@@ -1,4 +1,4 @@
-"""The life of one engine's pod: it starts, is ready, drains, is gone."""
+"""Life of an engine's pod: starting, ready, draining, gone."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ Phase = Literal["starting", "ready", "draining", "gone"]
 
 @dataclass(slots=True, eq=False)
 class Pod:
-    """Holds its GPU from `created` to `deleted`."""
+    """Pod of one engine, which holds its GPU from `created` to `deleted`."""
 
     name: str
     created: float
@@ -19,6 +19,6 @@ class Pod:
     deleted: float | None = None
 
     def gpu_seconds(self, until: float) -> float:
-        """For which it held its GPU before `until`."""
+        """Return the seconds for which the pod held its GPU before `until`."""
         end = until if self.deleted is None else min(self.deleted, until)
         return max(0.0, end - self.created)

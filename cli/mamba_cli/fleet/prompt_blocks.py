@@ -1,4 +1,4 @@
-"""Prompts of traces that say which ones begin alike: equal ids are equal blocks of tokens. Pure."""
+"""Prompts of traces with block ids: equal ids stand for equal blocks of tokens. Pure functions."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,7 +14,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 def prompt(arrival: Arrival, block: int = BLOCK) -> Tokens:
-    """The prompt's tokens, int32[input_tokens]: equal blocks have equal tokens, different ones no token."""
+    """Return the tokens of a prompt, int32[input_tokens]. Only equal blocks have tokens in common."""
     if max(arrival.block_ids, default=0) >= 2**31 // block:
         raise ValueError(f"block ids are from 0 to {2**31 // block - 1:,} here: number them first")
     ids = np.array(arrival.block_ids, np.int32)
@@ -23,22 +23,27 @@ def prompt(arrival: Arrival, block: int = BLOCK) -> Tokens:
 
 
 def usable(arrivals: Iterable[Arrival], block: int = BLOCK) -> list[Arrival]:
-    """Return those whose block ids are those of the whole prompt, and of nothing more."""
+    """Return the arrivals whose block ids cover exactly the whole prompt."""
     return [a for a in arrivals if a.input_tokens > 0 and -(-a.input_tokens // block) == len(a.block_ids)]
 
 
 def numbered(arrivals: Iterable[Arrival], block: int = BLOCK) -> list[Arrival]:
-    """Number the block ids as they come: any two ids are equal afterwards if they were before.
+    """Return the arrivals with block ids numbered in order of appearance.
 
-    Tokens are made of them and have 32 bits. Raises `TraceError` where there are too many.
+    Tokens are computed from the ids and have 32 bits.
+
+    Raises:
+        TraceError: The trace has more different blocks than 32 bits can tell apart.
     """
-    names: dict[int, int] = {}
-    made = [
-        replace(each, block_ids=tuple(names.setdefault(one, len(names)) for one in each.block_ids))
-        if each.block_ids
-        else each
-        for each in arrivals
+    numbers: dict[int, int] = {}
+    result = [
+        replace(arrival, block_ids=tuple(numbers.setdefault(i, len(numbers)) for i in arrival.block_ids))
+        if arrival.block_ids
+        else arrival
+        for arrival in arrivals
     ]
-    if len(names) > (most := 2**31 // block):
-        raise TraceError(f"it has {len(names):,} different blocks, and {most:,} can be told apart: cut it")
-    return made
+    if len(numbers) > (limit := 2**31 // block):
+        raise TraceError(
+            f"it has {len(numbers):,} different blocks, but at most {limit:,} can be told apart: shorten it"
+        )
+    return result

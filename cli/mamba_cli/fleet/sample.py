@@ -1,4 +1,4 @@
-"""`FleetSample`: the state of the fleet that an autoscaler gets at one moment. Frozen."""
+"""`FleetSample`: the state of a fleet that an autoscaler reads at one moment. Frozen."""
 
 from dataclasses import dataclass
 
@@ -7,42 +7,42 @@ from mamba_cli.fleet.engine import EngineCounters
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One ready engine, by its metrics."""
+    """Metrics of one ready engine."""
 
     name: str
     running: int
     waiting: int
     usage: float
-    """Of the arena."""
+    """Share of the arena in use."""
     slots_used: float
     pages_used: float
     tokens: int
-    """Tokens of the sequences that it runs."""
+    """Tokens of the running sequences."""
     waiting_tokens: float
-    """Prompt tokens that are to be computed."""
+    """Prompt tokens still to be computed."""
     decode_seconds: float
-    """Of a step that only decodes."""
+    """Seconds of a step that only decodes."""
     totals: EngineCounters
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSample:
-    """All of it."""
+    """State of the whole fleet."""
 
     at: float
     desired: int
-    """Engines that are asked for."""
+    """Number of engines that the autoscaler requested."""
     ready: tuple[EngineSample, ...]
-    """Those that take requests."""
+    """Engines that accept requests."""
     pending: tuple[str, ...]
-    """Names of those that start."""
+    """Names of engines that are starting."""
     in_flight: int
     unrouted: int
-    """Requests that wait at the gateway for any engine."""
+    """Requests that wait at the gateway because no engine is ready."""
     arrivals: int
-    """Since the beginning."""
+    """Requests since the beginning of the simulation."""
 
     @property
     def supply(self) -> int:
-        """Engines that are ready or will be."""
+        """Number of engines that are ready or starting."""
         return len(self.ready) + len(self.pending)

@@ -1,4 +1,4 @@
-"""`Simulation`: discrete-event simulation of a fleet: requests, engine steps, scaling decisions, pods."""
+"""`Simulation`: a discrete-event simulation of a fleet, with requests, engine steps, scaling and pods."""
 
 import heapq
 import itertools
@@ -14,42 +14,56 @@ from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.pod import Pod
-from mamba_cli.fleet.request import Request, requests_of
-from mamba_cli.fleet.request_transit import RequestTransit
+from mamba_cli.fleet.request import Request, RequestTransit, requests_of
 from mamba_cli.fleet.sample import EngineSample, FleetSample
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream
 
 PROBE_SECONDS = 1.0
+"""Interval in seconds at which gateways read the load of the engines."""
 GatewayMaker = Callable[..., SimulatedGateway]
-"""Called as `SimulatedGateway` is."""
-SPOT_NOTICE = 120.0
-"""Seconds between the notice that a spot machine goes and its going."""
+"""Constructor of a gateway, with the parameters of `SimulatedGateway`."""
+SPOT_NOTICE_SECONDS = 120.0
+"""Seconds between the spot notice of a machine and its end."""
 
 
 class Scaler(Protocol):
-    """Asked every `period` seconds with what was scraped `delay` seconds before."""
+    """A scaling policy that decides every `period` seconds from a sample that is `delay` seconds old."""
 
     period: float
     delay: float
 
     def target(self, sample: FleetSample) -> int:
-        """How many engines shall run."""
+        """Return the desired number of engines."""
         ...
+
+
+class FixedSize:
+    """Scaler that always requests the same number of engines."""
+
+    period, delay = 60.0, 0.0
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+
+    def target(self, sample: FleetSample) -> int:
+        """Return the constant number of engines."""
+        del sample
+        return self._replicas
 
 
 @dataclass(slots=True)
 class ScalingHistory:
-    """What happened to the fleet, for the score."""
+    """The scaling targets and the supply of engines over time, for the score."""
 
     targets: list[tuple[float, int]]
-    """(second, engines asked for), each change."""
+    """(second, desired engines) of each change."""
     supply: list[tuple[float, int, int]]
-    """(second, ready, starting), at each decision."""
+    """(second, ready engines, starting engines) at each decision."""
 
 
 class Simulation:
-    """One run. `run` once, then read `requests`, `pods` and `history`."""
+    """One simulation. Call `run` once, then read `requests`, `pods` and `history`."""
 
     def __init__(
         self,
@@ -93,8 +107,11 @@ class Simulation:
         self._order = itertools.count()
 
     def run(self, least_attainment: float | None = None) -> None:
-        """Simulate until all requests have ended; or, with `least_attainment`, until it can no longer be
-        reached."""
+        """Simulate until all requests have ended.
+
+        Args:
+            least_attainment: SLO attainment at which to stop as soon as it is out of reach; None = never.
+        """
         if least_attainment is not None:
             self._failure_budget = (1 - least_attainment) * len(self.requests)
         for _ in range(self.conditions.initial):
@@ -104,17 +121,17 @@ class Simulation:
         self._schedule(0.0, self._probe, None)
         self._schedule(0.0, self._scrape, None)
         while (self._arrived < len(self.requests) or self._open) and not self.given_up:
-            self.now, _, do, what = heapq.heappop(self._events)
-            do(what)
+            self.now, _, handler, argument = heapq.heappop(self._events)
+            handler(argument)
             self._share_cores()
 
     @property
     def given_up(self) -> bool:
-        """Whether so many requests have missed the SLO that `least_attainment` is out of reach."""
+        """Return whether too many requests have missed the SLO to reach `least_attainment`."""
         return self._failed > self._failure_budget
 
-    def _schedule(self, when: float, do: Callable[..., None], what: Any) -> None:
-        heapq.heappush(self._events, (when, next(self._order), do, what))
+    def _schedule(self, when: float, handler: Callable[..., None], argument: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._order), handler, argument))
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -135,8 +152,8 @@ class Simulation:
         self._transits[request.number] = transit
         self._schedule(transit.end, self._transit_ended, (transit, transit.version))
 
-    def _transit_ended(self, what: tuple[RequestTransit, int]) -> None:
-        transit, version = what
+    def _transit_ended(self, versioned: tuple[RequestTransit, int]) -> None:
+        transit, version = versioned
         if version == transit.version:
             del self._transits[transit.request.number]
             self._send(transit.request)
@@ -165,14 +182,14 @@ class Simulation:
         engine = self._alive[name].engine
         self._apply(engine, partial(engine.add, request, self.now))
 
-    def _apply(self, engine: SimulatedEngine, do: Callable[[], None]) -> None:
+    def _apply(self, engine: SimulatedEngine, change: Callable[[], None]) -> None:
         before = engine.version
-        do()
+        change()
         if engine.step_run is not None and engine.version != before:
             self._schedule(engine.step_run.end, self._stepped, (engine, engine.version))
 
-    def _stepped(self, what: tuple[SimulatedEngine, int]) -> None:
-        engine, version = what
+    def _stepped(self, versioned: tuple[SimulatedEngine, int]) -> None:
+        engine, version = versioned
         if version != engine.version or engine.name not in self._alive:
             return
         first, ended = engine.advance()
@@ -204,18 +221,18 @@ class Simulation:
         pod.engine.slow(self._slowness, self.now)
         self.pods.append(pod)
         self._alive[name] = pod
-        for rate, happens in (
+        for rate, handler in (
             (self.conditions.failures, self._fail),
             (self.conditions.spot, self._spot_notice),
         ):
             if rate > 0:
-                self._schedule(self.now + self._rng.expovariate(rate / 3600), happens, pod)
+                self._schedule(self.now + self._rng.expovariate(rate / 3600), handler, pod)
         return pod
 
     def _start(self) -> None:
         spread = self.conditions.cold_start_spread
-        takes = self.conditions.cold_start * self._rng.uniform(1 - spread, 1 + spread)
-        self._schedule(self.now + takes, self._ready, self._create())
+        seconds = self.conditions.cold_start * self._rng.uniform(1 - spread, 1 + spread)
+        self._schedule(self.now + seconds, self._ready, self._create())
 
     def _ready(self, pod: Pod) -> None:
         if pod.phase != "starting":
@@ -244,7 +261,7 @@ class Simulation:
         """Kill a pod: requests with a first token are lost, the others are sent to another engine."""
         if pod.phase == "gone":
             return
-        wanted = pod.phase != "draining"
+        replaced = pod.phase != "draining"
         requests = pod.engine.requests()
         for request in requests:
             self._gateway.ended(request)
@@ -256,15 +273,15 @@ class Simulation:
             else:
                 request.resumed = 0
                 self._send(request)
-        if wanted:
+        if replaced:
             self._start()
 
     def _spot_notice(self, pod: Pod) -> None:
-        """A spot notice: start a replacement and drain the pod until its machine is taken away."""
+        """Start a replacement for a pod with a spot notice, and drain the pod until its machine ends."""
         if pod.phase in ("draining", "gone"):
             return
         self._start()
-        self._schedule(self.now + SPOT_NOTICE, self._fail, pod)
+        self._schedule(self.now + SPOT_NOTICE_SECONDS, self._fail, pod)
         self._drain(pod)
 
     def _update_endpoints(self) -> None:
@@ -293,18 +310,18 @@ class Simulation:
 
     def _decide(self, sample: FleetSample) -> None:
         if self.now > self.stream.seconds:
-            # All has come: what is left runs out.
+            # The last request has arrived, so scaling no longer matters.
             return
-        wanted = min(max(self.scaler.target(sample), self.conditions.least), self.conditions.most)
-        if wanted != self.target:
-            self.target = wanted
-            self.history.targets.append((self.now, wanted))
+        target = min(max(self.scaler.target(sample), self.conditions.least), self.conditions.most)
+        if target != self.target:
+            self.target = target
+            self.history.targets.append((self.now, target))
         staying = [pod for pod in self._alive.values() if pod.phase in ("starting", "ready")]
-        for _ in range(wanted - len(staying)):
+        for _ in range(target - len(staying)):
             self._start()
-        # The newest that start first, then those with the least to finish.
+        # Starting pods are removed first, the newest before the others, then those with the least work.
         order = sorted(staying, key=lambda pod: (pod.phase == "ready", pod.engine.running, -pod.created))
-        for pod in order[: max(0, len(staying) - wanted)]:
+        for pod in order[: max(0, len(staying) - target)]:
             self._drain(pod)
 
 

@@ -1,8 +1,7 @@
 """`RequestStream`: requests of a simulation, from a recorded trace that is scaled, repeated or reshaped.
-Pure.
 
-The times between requests of the trace are kept, so bursts stay as sharp: more load is more users who send
-at about the same moments, each with prefixes of their own. Deterministic by seed.
+The times between requests of the trace are kept, so bursts stay as sharp: more load means more users who
+send at about the same moments, each with prefixes of their own. Pure, and deterministic by seed.
 """
 
 import math
@@ -18,15 +17,15 @@ from mamba_cli.fleet.prompt_blocks import numbered, usable
 
 Format = Literal["mooncake", "azure"]
 SPREAD = 10.0
-"""Seconds by which the requests of added users are moved at most."""
+"""Largest delay in seconds of a request of an added user."""
 PLAIN_BLOCK = 256
-"""Tokens of a page where a trace does not say which prompts share their beginning."""
+"""Tokens of a page if the trace does not say which prompts share a prefix."""
 RateShape = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceWorkload:
-    """`arrivals` in order of time; their block ids stand for `block` tokens each."""
+    """Arrivals in order of time, each of whose block ids stands for `block` tokens."""
 
     name: str
     block: int
@@ -35,28 +34,33 @@ class TraceWorkload:
 
 @dataclass(frozen=True, slots=True)
 class RequestStream:
-    """The requests of a simulation, in order of time."""
+    """Requests of a simulation, in order of time."""
 
     workload: TraceWorkload
     identity: bool
-    """The trace says which prompts begin alike."""
+    """Whether the trace says which prompts share a prefix."""
     left_out: int = 0
-    """Requests of the trace that are not among them: without a prompt, or whose ids do not fit it."""
+    """Number of requests of the trace without a prompt, or with block ids that do not fit the prompt."""
 
     @property
     def seconds(self) -> float:
-        """From the start to the last arrival."""
+        """Seconds from the start to the last arrival."""
         return self.workload.arrivals[-1].at if self.workload.arrivals else 0.0
 
 
 def read(path: Path, expected: Format | None = None, units: TraceUnits = MOONCAKE) -> RequestStream:
-    """Read a recorded trace. Raises `TraceError`, which names the line, and `OSError`."""
+    """Read a recorded trace.
+
+    Raises:
+        TraceError: The trace is malformed; the message names the line.
+        OSError: The file cannot be read.
+    """
     with path.open(encoding="utf-8") as lines:
         arrivals = parse(lines, units)
     identity = any(arrival.block_ids for arrival in arrivals)
-    found: Format = "mooncake" if identity else "azure"
-    if expected is not None and expected != found:
-        raise TraceError(f"its format is {found}, not {expected}: say --format {found}")
+    actual: Format = "mooncake" if identity else "azure"
+    if expected is not None and expected != actual:
+        raise TraceError(f"its format is {actual}, not {expected}: use --format {actual}")
     if identity:
         block, played = units.block, numbered(usable(arrivals, units.block), units.block)
     else:
@@ -65,7 +69,7 @@ def read(path: Path, expected: Format | None = None, units: TraceUnits = MOONCAK
 
 
 def flat(at: float) -> float:
-    """The same at all times."""
+    """Return the constant rate 1."""
     del at
     return 1.0
 
@@ -77,10 +81,13 @@ def scaled(
     shape: RateShape = flat,
     seed: int = 0,
 ) -> RequestStream:
-    """`scale * shape(time)` requests for each of the trace, on average.
+    """Return a stream with `scale * shape(time)` requests, on average, for each request of the trace.
 
-    With `hours` the trace is played again and again for so long (a shorter time cuts it); what it shares with
-    itself is not shared between rounds. Raises ValueError unless `scale` and `hours` are positive.
+    With `hours` the trace is repeated, or cut, to that length. Prefixes are shared within a repetition and
+    not between repetitions.
+
+    Raises:
+        ValueError: `scale` or `hours` is not positive.
     """
     if not scale > 0 or not (hours is None or hours > 0):
         raise ValueError("load scale and hours must be positive")
@@ -88,7 +95,7 @@ def scaled(
     ids = 1 + max((max(a.block_ids) for a in stream.workload.arrivals if a.block_ids), default=0)
     whole = stream.seconds + 1.0
     until = hours * 3600 if hours is not None else whole
-    made: list[Arrival] = []
+    arrivals: list[Arrival] = []
     for round_number in range(math.ceil(until / whole)):
         for arrival in stream.workload.arrivals:
             at = round_number * whole + arrival.at
@@ -98,25 +105,28 @@ def scaled(
             copies = int(expected) + (rng.random() < expected % 1)
             for copy in range(copies):
                 moved = at + (rng.random() * SPREAD if copy else 0.0)
-                made.append(
+                arrivals.append(
                     replace(arrival, at=moved, block_ids=_of_user(arrival.block_ids, ids, round_number, copy))
                 )
-    made.sort(key=lambda arrival: arrival.at)
+    arrivals.sort(key=lambda arrival: arrival.at)
     return RequestStream(
-        TraceWorkload(stream.workload.name, stream.workload.block, numbered(made, stream.workload.block)),
+        TraceWorkload(stream.workload.name, stream.workload.block, numbered(arrivals, stream.workload.block)),
         stream.identity,
     )
 
 
 def _of_user(block_ids: tuple[int, ...], ids: int, round_number: int, copy: int) -> tuple[int, ...]:
     offset = ids * (round_number * 1000 + copy)
-    return tuple(each + offset for each in block_ids) if offset else block_ids
+    return tuple(block_id + offset for block_id in block_ids) if offset else block_ids
 
 
 def spliced(stream: RequestStream, seconds: float, seed: int = 0) -> RequestStream:
-    """The same requests with pieces of so many seconds in another order: its bursts at other times.
+    """Return the same requests with pieces of `seconds` seconds in another order, so that bursts move.
 
-    What was shared is still shared, in the new order. Raises ValueError unless `seconds` is positive.
+    Shared prefixes are still shared in the new order.
+
+    Raises:
+        ValueError: `seconds` is not positive.
     """
     if not seconds > 0:
         raise ValueError("a piece must take some time")
@@ -125,19 +135,20 @@ def spliced(stream: RequestStream, seconds: float, seed: int = 0) -> RequestStre
     pieces: list[list[Arrival]] = [[] for _ in order]
     for arrival in stream.workload.arrivals:
         pieces[int(arrival.at / seconds)].append(arrival)
-    begin, made = 0.0, list[Arrival]()
+    begin, arrivals = 0.0, list[Arrival]()
     for piece in order:
-        made += [replace(each, at=begin + each.at - piece * seconds) for each in pieces[piece]]
-        # The last one of the trace may be shorter.
+        arrivals += [replace(a, at=begin + a.at - piece * seconds) for a in pieces[piece]]
+        # The last piece of the trace may be shorter.
         begin += min(seconds, stream.seconds - piece * seconds)
-    return replace(stream, workload=replace(stream.workload, arrivals=numbered(made, stream.workload.block)))
+    arrivals = numbered(arrivals, stream.workload.block)
+    return replace(stream, workload=replace(stream.workload, arrivals=arrivals))
 
 
 def busiest(stream: RequestStream, requests: int) -> RequestStream:
-    """The part of so many requests, one after the other, with the most tokens a second; from 0 on.
+    """Return the `requests` consecutive requests with the most tokens per second, moved to start at 0.
 
-    All of it if there are no more. A part keeps the rate, the bursts and the shared beginnings of its time,
-    which requests drawn here and there would not.
+    A stream with no more requests than that is returned whole. Consecutive requests keep the rate, the bursts
+    and the shared prefixes of the trace; a random sample would not.
     """
     arrivals = stream.workload.arrivals
     if len(arrivals) <= requests:

@@ -1,4 +1,7 @@
-"""What `mambaserve up` does from start to end: read, plan, show, run. It decides nothing itself."""
+"""`bring_up`: the steps of `mambaserve up`, which reads, plans, shows and runs the deployments of files.
+
+The decisions are made by the planner and the supervisor.
+"""
 
 import asyncio
 import functools
@@ -27,7 +30,7 @@ from mamba_planner.shipped_profiles import SHIPPED
 from mamba_settings.byte_size import binary_size
 
 HUB_VARIABLES = "HF_"
-"""How the names of the variables begin that the Hub's client reads."""
+"""Prefix of the environment variables that the Hub's client reads."""
 if TYPE_CHECKING:
     from mamba_cli.local.edits import FileEdits
 
@@ -44,49 +47,55 @@ def bring_up(
     profiles: Profiles = SHIPPED,
     launcher: tuple[str, ...] = LAUNCHER,
 ) -> int:
-    """Run until drained; the exit code. Raises `InvalidInput` (2), `NoFittingPlan` (3), `RunFailed` (1)."""
+    """Serve the deployments of `files` until they are drained, and return the exit code.
+
+    Raises `InvalidInput` (exit code 2), `NoFittingPlan` (3) and `RunFailed` (1).
+    """
     read = functools.partial(read_deployments, files, of_this_machine(profiles))
     loaded = read()
     _check_names(loaded)
-    # Before anything long is shown: a taken port would end it all the same.
-    fronts = front_ports(host, port, sum(each.deployment.spec.mode == "Active" for each in loaded))
-    gpu = gpu_memory() if any(each.deployment.spec.resources.gpus for each in loaded) else None
-    # Looked at once: later the engines themselves have taken of it.
+    # Ports are checked before the plans are shown, because a port in use prevents the start anyway.
+    fronts = front_ports(host, port, sum(document.deployment.spec.mode == "Active" for document in loaded))
+    gpu = gpu_memory() if any(document.deployment.spec.resources.gpus for document in loaded) else None
+    # The free memory is read once: later it no longer includes what the engines use.
     machine = functools.cache(cpu_device)
-    outcomes = [_plan(each, gpu, machine) for each in loaded]
-    for each, outcome in zip(loaded, outcomes, strict=True):
-        console.print(plan_view(outcome))
-        for note in _notes(each, gpu):
-            console.print(
-                f"note: {each.deployment.name}: {note}", style="yellow", highlight=False, markup=False
-            )
+    outcomes = [_plan(document, gpu, machine) for document in loaded]
+    planned = list(zip(loaded, outcomes, strict=True))
+    _show(planned, gpu, console)
     if misfits := [outcome.name for outcome in outcomes if outcome.plan is None]:
         raise NoFittingPlan(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
+    active = [
+        (document, outcome) for document, outcome in planned if document.deployment.spec.mode == "Active"
+    ]
     if refused := [
-        f"{each.path}: {outcome.name}: {outcome.not_served}"
-        for each, outcome in zip(loaded, outcomes, strict=True)
-        if outcome.not_served and each.deployment.spec.mode == "Active"
+        f"{document.path}: {outcome.name}: {outcome.not_served}"
+        for document, outcome in active
+        if outcome.not_served
     ]:
         raise InvalidInput("\n".join(refused))
-    active = [
-        (each, outcome)
-        for each, outcome in zip(loaded, outcomes, strict=True)
-        if each.deployment.spec.mode == "Active"
-    ]
     if not active:
-        console.print("mode: Plan: nothing is started")
+        console.print("nothing is started, because spec.mode is Plan")
         return 0
     _check_room([outcome for _, outcome in active])
     need(*SERVER)
-    for each, _ in active:
-        _check_download(each)
+    for document, _ in active:
+        _check_download(document)
     from mamba_cli.local.edits import FileEdits
 
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
-    edits = FileEdits(units, loaded, read, lambda each: _plan(each, gpu, machine))
+    edits = FileEdits(units, loaded, read, lambda document: _plan(document, gpu, machine))
     with noted(units, port or fronts[0]):
         return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
+
+
+def _show(planned: list[tuple[LoadedDeployment, PlanOutcome]], gpu: int | None, console: Console) -> None:
+    for document, outcome in planned:
+        console.print(plan_view(outcome))
+        for note in _notes(document, gpu):
+            console.print(
+                f"note: {document.deployment.name}: {note}", style="yellow", highlight=False, markup=False
+            )
 
 
 async def _run(
@@ -100,45 +109,53 @@ async def _run(
 
 
 def _check_names(loaded: list[LoadedDeployment]) -> None:
-    names = [each.deployment.name for each in loaded]
-    for each in loaded:
-        if names.count(name := each.deployment.name) > 1:
+    names = [document.deployment.name for document in loaded]
+    for document in loaded:
+        if names.count(name := document.deployment.name) > 1:
             raise InvalidInput(
-                f"{each.path}: {name} is given in several namespaces, which one machine does not have: "
-                "rename all but one"
+                f"{document.path}: several namespaces have a deployment named {name}, but one machine has no "
+                "namespaces: rename all but one"
             )
 
 
 def _plan(loaded: LoadedDeployment, gpu: int | None, machine: Callable[[], Device]) -> PlanOutcome:
     spec = loaded.deployment.spec
     if spec.resources.gpus and gpu is not None:
-        told = spec.memory.device_memory
-        device = Device("cuda", told.bytes if told else gpu)
+        configured = spec.memory.device_memory
+        device = Device("cuda", configured.bytes if configured else gpu)
     else:
         device = machine()
-    # One engine on one device: tensor parallelism needs more than local mode starts.
+    # Local mode starts one engine on one device, so there is no tensor parallelism.
     return plan_deployment(loaded, PlanFlags(gpus=1), device)
 
 
 def _check_room(outcomes: list[PlanOutcome]) -> None:
-    """Of several engines on the CPU, each plans as if it were alone."""
-    here = [each for each in outcomes if each.device.kind == "cpu" and each.plan is not None]
-    taken = sum(each.plan.budget_bytes - each.plan.unused_bytes for each in here if each.plan is not None)
-    if here and taken > here[0].device.memory:
+    """Raise `NoFittingPlan` if the engines on the CPU, each planned as if alone, exceed the free memory."""
+    on_cpu = [outcome for outcome in outcomes if outcome.device.kind == "cpu" and outcome.plan is not None]
+    needed = sum(
+        outcome.plan.budget_bytes - outcome.plan.unused_bytes
+        for outcome in on_cpu
+        if outcome.plan is not None
+    )
+    if on_cpu and needed > on_cpu[0].device.memory:
         raise NoFittingPlan(
-            f"{', '.join(each.name for each in here)} together need {binary_size(taken)} of main memory, of "
-            f"which {binary_size(here[0].device.memory)} are free: give each a smaller spec.memory.arena"
+            f"{', '.join(outcome.name for outcome in on_cpu)} together need {binary_size(needed)} of main "
+            f"memory, but {binary_size(on_cpu[0].device.memory)} are free: give each a smaller "
+            "spec.memory.arena"
         )
 
 
 def _check_download(loaded: LoadedDeployment) -> None:
-    """Look before anything starts: engines would try again and again. Raises `InvalidInput`, `RunFailed`."""
+    """Check that the model can be downloaded, because engines would retry a hopeless download forever.
+
+    Raises `InvalidInput`, `RunFailed`.
+    """
     from mamba_server.model.checkpoint.errors import SourceError
     from mamba_server.model.checkpoint.source import check_download
 
     spec = loaded.deployment.spec
-    if any(each.name.startswith(HUB_VARIABLES) for each in spec.engine.env):
-        return  # the engine asks another Hub, or as somebody else
+    if any(variable.name.startswith(HUB_VARIABLES) for variable in spec.engine.env):
+        return  # the engine uses another Hub or another account
     try:
         check_download(local_uri(spec.model.uri, loaded.path))
     except SourceError as error:
@@ -156,7 +173,7 @@ def _units(
     inner = iter(free_ports(2 * len(active)))
     units = []
     for (loaded, outcome), front in zip(active, fronts, strict=True):
-        assert outcome.plan is not None  # misfits ended before
+        assert outcome.plan is not None  # deployments that do not fit were refused
         units.append(
             unit_of(
                 loaded, outcome.plan, device=outcome.device.kind, host=host, port=front,
@@ -173,15 +190,15 @@ def _drain_timeout(loaded: LoadedDeployment) -> float:
 def _notes(loaded: LoadedDeployment, gpu: int | None) -> list[str]:
     notes = not_in_local_mode(loaded.deployment.spec)
     if loaded.deployment.spec.resources.gpus and gpu is None:
-        notes.append("no NVIDIA GPU found: runs on the CPU")
+        notes.append("this machine has no NVIDIA GPU: the engine runs on the CPU")
     return notes
 
 
-def _logs(given: Path | None) -> Path:
+def _logs(directory: Path | None) -> Path:
     try:
-        if given is None:
+        if directory is None:
             return Path(tempfile.mkdtemp(prefix="mambaserve-"))
-        given.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFailed(f"--logs: cannot write there: {error}") from error
-    return given
+        raise RunFailed(f"--logs: the directory cannot be created: {error}") from error
+    return directory

@@ -1,6 +1,7 @@
-"""What a spec asks for that acts in a cluster alone: `up` says so in words instead of dropping it silently.
+"""`not_in_local_mode`: notes on the fields of a spec that have an effect only in a cluster.
 
-Pure. A field that no mode of this version fulfils is refused by the contract itself before this is asked.
+`up` shows the notes instead of ignoring the fields silently. Pure. Fields that this version supports nowhere
+are refused earlier, when the document is read.
 """
 
 from typing import Any
@@ -31,36 +32,38 @@ AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"
 REDIS_SECRET = "prefixIndex.redis.secretRef"  # noqa: S105 - a path in the spec
 VALUE_FROM = "engine.env[].valueFrom"
 CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, PROFILE, AUTH, KEY_LIMITS, REDIS_SECRET, VALUE_FROM))
-"""Paths below spec, in YAML spelling."""
+"""Paths below spec, as YAML spells them."""
 
 _DEFAULTS = Spec.model_validate({"model": {"uri": "builtin://any"}})
 
 
 def not_in_local_mode(spec: Spec) -> list[str]:
-    """One line for each kind of thing that is asked for and that one machine without a cluster lacks."""
+    """Return one line for each kind of field that is set and has no effect without a cluster."""
     notes = []
-    if asked := _asked(spec, ONE_ENGINE):
-        notes.append(f"{asked}: one engine runs here")
+    if fields := _changed_fields(spec, ONE_ENGINE):
+        notes.append(f"{fields}: ignored, because one engine runs here")
     if spec.resources.profile is not None:
-        notes.append(f"spec.{PROFILE}: of it only gpus acts here; memory is that of this machine")
+        notes.append(f"spec.{PROFILE}: only its gpus has an effect here; the memory is that of this machine")
     if spec.gateway.auth is not None:
         named = f", spec.{KEY_LIMITS.removesuffix('[]')}" if spec.gateway.limits.keys else ""
-        notes.append(f"spec.{AUTH}{named}: Secrets are not read here, so anyone on this machine may call")
+        notes.append(
+            f"spec.{AUTH}{named}: Secrets are not read here, so everyone who reaches the endpoint may use it"
+        )
     if (redis := spec.prefix_index.redis) is not None and redis.secret_ref is not None:
         notes.append(f"spec.{REDIS_SECRET}: Secrets are not read here; export MAMBASERVE_REDIS_URL instead")
-    if unread := [one.name for one in spec.engine.env if one.value_from is not None]:
+    if unread := [variable.name for variable in spec.engine.env if variable.value_from is not None]:
         notes.append(f"spec.engine.env: {', '.join(unread)}: valueFrom is not read here; export the variable")
-    if asked := _asked(spec, OF_PODS):
-        notes.append(f"{asked}: {'act' if ', ' in asked else 'acts'} in a cluster alone")
+    if fields := _changed_fields(spec, OF_PODS):
+        notes.append(f"{fields}: {'have' if ', ' in fields else 'has'} an effect only in a cluster")
     return notes
 
 
-def _asked(spec: Spec, paths: tuple[str, ...]) -> str:
-    """The paths whose value is not the default."""
-    return ", ".join(f"spec.{path}" for path in paths if _at(spec, path) != _at(_DEFAULTS, path))
+def _changed_fields(spec: Spec, paths: tuple[str, ...]) -> str:
+    """Return those of `paths` whose value is not the default, as a list in words."""
+    return ", ".join(f"spec.{path}" for path in paths if _value(spec, path) != _value(_DEFAULTS, path))
 
 
-def _at(spec: Spec, path: str) -> Any:
+def _value(spec: Spec, path: str) -> Any:
     value: Any = spec
     for name in path.split("."):
         value = getattr(value, to_snake(name))

@@ -1,4 +1,4 @@
-"""The demonstration: chats that share a long prefix, and how much of it was resumed instead of recomputed."""
+"""The demonstration of `up --demo`: chats that share a long prefix, and how much of it was resumed."""
 
 import json
 from dataclasses import dataclass
@@ -21,12 +21,14 @@ FILLER = (
     "The people walked home in the rain.",
     "There is a long road and a hill.",
 )
-ASKED = ("ticket", "ring", "garden", "castle")
-LONGEST_ANSWER = 24
+QUESTION_KEYS = ("ticket", "ring", "garden", "castle")
+MAX_ANSWER_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class DemoAnswer:
+    """The answer to one question of the demonstration, with its token counts."""
+
     question: str
     text: str
     prompt_tokens: int
@@ -34,7 +36,7 @@ class DemoAnswer:
 
 
 def document() -> str:
-    """The shared prefix: facts, with text between them."""
+    """Return the shared prefix: facts with filler text between them."""
     lines = ["You are a helpful assistant.", "Facts:"]
     for index, (key, value) in enumerate(FACTS):
         lines.append(f"{key}: {value}")
@@ -44,9 +46,9 @@ def document() -> str:
 
 
 def chats() -> list[tuple[str, list[dict[str, str]]]]:
-    """(question, messages) of each request; all start with the same document."""
+    """Return (question, messages) of each request; all requests begin with the same document."""
     system = {"role": "system", "content": document()}
-    questions = [f"What is the {key}?" for key in ASKED]
+    questions = [f"What is the {key}?" for key in QUESTION_KEYS]
     return [(question, [system, {"role": "user", "content": question}]) for question in questions]
 
 
@@ -59,14 +61,14 @@ async def ask(
     *,
     chat: bool = True,
 ) -> DemoAnswer:
-    """One request; not `chat`: as plain text, for a model without a chat template.
+    """Send one request; without `chat`, as plain text for a model without a chat template.
 
-    Raises `RunFailed` with what the server said.
+    Raises `RunFailed` with the server's message.
     """
-    asked: dict[str, Any] = {"messages": messages}
+    conversation: dict[str, Any] = {"messages": messages}
     if not chat:
-        asked = {"prompt": "\n".join([*(each["content"] for each in messages), "Answer:"])}
-    body = {"model": model, **asked, "max_tokens": LONGEST_ANSWER, "temperature": 0}
+        conversation = {"prompt": "\n".join([*(message["content"] for message in messages), "Answer:"])}
+    body = {"model": model, **conversation, "max_tokens": MAX_ANSWER_TOKENS, "temperature": 0}
     try:
         async with session.post(
             f"{url}/v1/{'chat/' if chat else ''}completions",
@@ -82,7 +84,7 @@ async def ask(
 
 
 def read_answer(question: str, received: str) -> DemoAnswer:
-    """Raises `RunFailed` when the answer is not what the OpenAI API sends."""
+    """Read the body of an answer. Raises `RunFailed` when it is not one of the OpenAI API."""
     try:
         body: dict[str, Any] = json.loads(received)
         usage = body["usage"]
@@ -95,14 +97,17 @@ def read_answer(question: str, received: str) -> DemoAnswer:
             cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise RunFailed(f"demo: an answer that cannot be read: {received[:300]}") from error
+        raise RunFailed(
+            f"demo: the endpoint sent an answer that is not one of the OpenAI API: {received[:300]}"
+        ) from error
 
 
 def summary(answers: list[DemoAnswer]) -> str:
-    """One sentence on what was saved."""
+    """Return one sentence on the prompt tokens that were resumed."""
     prompt = sum(answer.prompt_tokens for answer in answers)
     cached = sum(answer.cached_tokens for answer in answers)
     share = cached / prompt if prompt else 0.0
     return (
-        f"{cached:,} of {prompt:,} prompt tokens ({share:.0%}) were resumed from a checkpoint, not recomputed"
+        f"{cached:,} of {prompt:,} prompt tokens ({share:.0%}) were resumed from a checkpoint instead of "
+        "computed again"
     )

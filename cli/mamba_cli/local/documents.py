@@ -1,4 +1,4 @@
-"""MambaDeployments out of files, for `plan` and `up`. Errors name file and field and end with exit code 2."""
+"""MambaDeployments read from files, for `plan` and `up`. Errors name the file and the field."""
 
 import sys
 from dataclasses import dataclass
@@ -12,87 +12,90 @@ from mamba_api.v1alpha1.profiles import Profiles, with_profile
 from mamba_cli.errors import InvalidInput
 
 STDIN = Path("-")
-_OF_A_CLUSTER = (
-    "a cluster's own are named by its operator's settings: give the same file with --resource-profiles"
+_CLUSTER_PROFILES = (
+    "the profiles of a cluster are in the file that its operator reads: give that file with "
+    "--resource-profiles"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDeployment:
-    """One object and the file it came from; relative model paths start at that file."""
+    """One MambaDeployment and its file, to whose folder relative model paths refer."""
 
     path: Path
     deployment: MambaDeployment
 
 
 def read_deployments(paths: list[Path], profiles: Profiles | None = None) -> list[LoadedDeployment]:
-    """Every MambaDeployment of the files, in order; `-` is standard input, read once and kept.
+    """Return every MambaDeployment of the files, in order; `-` is standard input, read once and kept.
 
-    `profiles` are filled in; None leaves what an object says of its profile as it is. Raises `InvalidInput`
-    with all problems of all files.
+    The resource profile that an object names is applied from `profiles`; None leaves objects unchanged.
+    Raises `InvalidInput` with all problems of all files.
     """
-    found: list[LoadedDeployment] = []
+    deployments: list[LoadedDeployment] = []
     problems: list[str] = []
     for path in paths:
         try:
             text = _standard_input() if path == STDIN else path.read_text(encoding="utf-8")
             name = "standard input" if path == STDIN else str(path)
-            found += [LoadedDeployment(path, each) for each in load_documents(text, name)]
+            deployments += [LoadedDeployment(path, deployment) for deployment in load_documents(text, name)]
         except FileNotFoundError:
-            problems.append(_of_a_model(path) or f"{path}: no such file")
+            problems.append(_model_hint(path) or f"{path}: no such file")
         except IsADirectoryError:
-            problems.append(_of_a_model(path) or f"{path}: is a directory; name the YAML files in it")
+            problems.append(_model_hint(path) or f"{path}: is a directory: give the YAML files in it")
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"{path}: cannot be read: {error}")
         except ContractError as error:
             problems.append(str(error))
-    problems += _twice(found)
+    problems += _duplicates(deployments)
     if profiles is not None:
-        found, broken = _filled(found, profiles)
-        problems += broken
+        deployments, profile_problems = _with_profiles(deployments, profiles)
+        problems += profile_problems
     if problems:
         raise InvalidInput("\n".join(problems))
-    return found
+    return deployments
 
 
-def _of_a_model(path: Path) -> str | None:
-    """What to say of a model where a file with an object is wanted."""
-    # A path has lost one of the two slashes.
+def _model_hint(path: Path) -> str | None:
+    """Return the error for a model in place of a file with a MambaDeployment; None if it is no model."""
+    # `Path` has removed one of the two slashes of a URI.
     scheme, separator, rest = str(path).partition(":/")
     uri = f"{scheme}://{rest}" if separator and scheme.isalnum() else ""
     if not uri and not (path / "config.json").is_file():
         return None
     model = uri or path
-    return f"{model}: is a model; a file with a MambaDeployment names it, or mambaserve serve {model}"
+    return f"{model}: is a model, not a MambaDeployment: name it in one, or run mambaserve serve {model}"
 
 
-def _filled(found: list[LoadedDeployment], profiles: Profiles) -> tuple[list[LoadedDeployment], list[str]]:
-    """The objects with their profiles, and what is wrong with those of others."""
-    filled, problems = [], []
-    for each in found:
+def _with_profiles(
+    deployments: list[LoadedDeployment], profiles: Profiles
+) -> tuple[list[LoadedDeployment], list[str]]:
+    """Return the objects with their profiles applied, and the problems of the others."""
+    complete, problems = [], []
+    for loaded in deployments:
         try:
-            filled.append(LoadedDeployment(each.path, with_profile(each.deployment, profiles)))
+            complete.append(LoadedDeployment(loaded.path, with_profile(loaded.deployment, profiles)))
         except UnknownProfile as error:
-            problems.append(f"{each.path}: {each.deployment.name}: {error}; {_OF_A_CLUSTER}")
+            problems.append(f"{loaded.path}: {loaded.deployment.name}: {error}; {_CLUSTER_PROFILES}")
         except ContractError as error:
-            problems.append(f"{each.path}: {each.deployment.name}: {error}")
-    return filled, problems
+            problems.append(f"{loaded.path}: {loaded.deployment.name}: {error}")
+    return complete, problems
 
 
 @cache
 def _standard_input() -> str:
-    # It can be read only once, and what runs is compared with it again after an edit of another file.
+    # Standard input can be read only once, but every edit of another file reads all documents again.
     return sys.stdin.read()
 
 
-def _twice(found: list[LoadedDeployment]) -> list[str]:
+def _duplicates(deployments: list[LoadedDeployment]) -> list[str]:
     seen: dict[str, LoadedDeployment] = {}
     problems = []
-    for each in found:
-        first = seen.setdefault(each.deployment.name, each)
-        if first is each:
+    for loaded in deployments:
+        first = seen.setdefault(loaded.deployment.name, loaded)
+        if first is loaded:
             continue
-        # One file may hold a name in two namespaces; that it holds none twice, its reading has checked.
-        if first.path != each.path or first.deployment.namespace == each.deployment.namespace:
-            problems.append(f"{each.path}: {each.deployment.name} is already given in {first.path}")
+        # One file may hold a name in two namespaces; `load_documents` refuses true duplicates in a file.
+        if first.path != loaded.path or first.deployment.namespace == loaded.deployment.namespace:
+            problems.append(f"{loaded.path}: {loaded.deployment.name} is also defined in {first.path}")
     return problems

@@ -1,8 +1,8 @@
-"""Edits of the file while it runs: that there is one, what it changes, and what becomes of it.
+"""Edits of the files of `up` while it runs: their detection, and their effect.
 
-What an engine can take over while it serves is sent to it and goes into the settings it would be started with
-again; the rest is said. Compared is with what runs, so that an edit that is taken back is none. Called by the
-session.
+Fields that a serving engine can change are sent to it and stored in the settings for its next start; other
+changes are reported. The comparison is with the running deployment, so a reverted edit is no change. Called
+by the session.
 """
 
 import hashlib
@@ -24,24 +24,27 @@ from mamba_settings.live_settings import LIVE
 Reload = Callable[[], list[LoadedDeployment]]
 Replan = Callable[[LoadedDeployment], PlanOutcome]
 _LIVE = tuple(f"spec.stateCache.{field}" for field in LIVE.values())
-"""Fields that the running engine can take over."""
+"""Fields that a running engine can change."""
 _NEXT = "takes effect at the next start"
 
 
 class FileEdits:
-    """Knows what runs and what the file said last. `loaded` is all of the files, `units` what of it runs."""
+    """The running deployments and the last contents of their files; applies the differences.
+
+    `loaded` are all deployments of the files, `units` the running ones.
+    """
 
     def __init__(
         self, units: list[Unit], loaded: list[LoadedDeployment], reload: Reload, replan: Replan
     ) -> None:
         self._units = {unit.name: unit for unit in units}
         self._running = {unit.name: unit.loaded.deployment for unit in units}
-        self._current = {each.deployment.name: each.deployment for each in loaded}
+        self._current = {document.deployment.name: document.deployment for document in loaded}
         self._reload = reload
         self._replan = replan
 
     async def take_over(self, http: aiohttp.ClientSession) -> tuple[list[str], list[Unit]]:
-        """Lines that say what changed and what became of it, and the units as they start from now on.
+        """Apply the edits; return lines that report them, and the units with the settings of the next start.
 
         An invalid file changes nothing.
         """
@@ -52,22 +55,22 @@ class FileEdits:
         try:
             loaded = self._reload()
         except CliError as error:
-            return [*str(error).splitlines(), "what runs stays as it is"]
+            return [*str(error).splitlines(), "nothing that runs is changed"]
         lines: list[str] = []
-        new = {each.deployment.name: each for each in loaded}
+        new = {document.deployment.name: document for document in loaded}
         for name in dict.fromkeys((*self._current, *new)):
-            lines += await self._one(http, name, self._current.get(name), new.get(name))
-        self._current = {name: each.deployment for name, each in new.items()}
-        return lines or ["nothing in it concerns what runs"]
+            lines += await self._apply_object(http, name, self._current.get(name), new.get(name))
+        self._current = {name: document.deployment for name, document in new.items()}
+        return lines or ["nothing that runs is affected"]
 
-    async def _one(
+    async def _apply_object(
         self,
         http: aiohttp.ClientSession,
         name: str,
         before: MambaDeployment | None,
         now: LoadedDeployment | None,
     ) -> list[str]:
-        """What to say of the object `name`, which the file had as `before` and has as `now`."""
+        """Apply the change of the object `name` from `before` to `now`; return lines that report it."""
         runs = self._running.get(name)
         if now is None:
             return [f"{name}: the object was removed: {_NEXT if runs else 'it does not run'}"]
@@ -79,24 +82,17 @@ class FileEdits:
         lines = []
         differs = different(runs, now.deployment)
         if any(field in _LIVE for field in differs):
-            # One that was refused is tried again with each edit.
-            line, done = await self._apply(http, self._units[name], now)
+            # A change that the engine refused is tried again with each edit.
+            line, applied = await self._apply_live_fields(http, self._units[name], now)
             lines.append(line)
-            if done:
+            if applied:
                 self._running[name] = _with_live_fields_of(now.deployment, runs)
-        said = differs if before is None else different(before, now.deployment)
-        if later := [field for field in differs if field in said and field not in _LIVE]:
-            lines.append(f"{name}: {', '.join(later)}: {_NEXT}")
-        if back := [field for field in said if field not in differs and field not in _LIVE]:
-            lines.append(f"{name}: {', '.join(back)}: as it runs again")
-        if before is None and not differs:
-            lines.append(f"{name}: the object is back, as it runs")
-        return lines
+        return [*lines, *_lines_on_others(name, before, now.deployment, differs)]
 
-    async def _apply(
+    async def _apply_live_fields(
         self, http: aiohttp.ClientSession, unit: Unit, loaded: LoadedDeployment
     ) -> tuple[str, bool]:
-        """What to say, and whether the engine took it over."""
+        """Send the live fields to the engine; return a line on it, and whether the engine accepted."""
         try:
             outcome = self._replan(loaded)
         except CliError as error:
@@ -104,19 +100,37 @@ class FileEdits:
         if outcome.plan is None:
             return f"{unit.name}: {outcome.misfit}", False
         strategy, cache = outcome.plan.strategy, loaded.deployment.spec.state_cache
-        wanted = {name: getattr(cache, name) for name in LIVE} | {"strategy": strategy}
-        body = {LIVE[name]: value for name, value in wanted.items()}
+        settings = {name: getattr(cache, name) for name in LIVE} | {"strategy": strategy}
+        body = {LIVE[name]: value for name, value in settings.items()}
         problem = await put_strategy(http, unit.admin_url, body)
         if problem:
-            return f"{unit.name}: strategy {strategy} was not taken over: {problem}", False
-        # An engine that dies comes back with what it was told, not with what it was started with.
-        self._units[unit.name] = unit.with_settings(unit.settings.model_copy(update=wanted))
+            return f"{unit.name}: the engine did not switch to strategy {strategy}: {problem}", False
+        # After a crash the engine starts with these settings, not with those of its first start.
+        self._units[unit.name] = unit.with_settings(unit.settings.model_copy(update=settings))
         interval, most = cache.track_interval, cache.max_checkpoints_per_path
         line = (
-            f"{unit.name}: now runs {strategy} with a checkpoint every {interval} tokens, {most} to a path, "
+            f"{unit.name}: now runs {strategy} with a checkpoint every {interval} tokens, {most} per path, "
             f"and eviction by {cache.eviction}, without a restart"
         )
         return line, True
+
+
+def _lines_on_others(
+    name: str, before: MambaDeployment | None, now: MambaDeployment, differs: tuple[str, ...]
+) -> list[str]:
+    """Return lines on the fields that the engine cannot change while it serves.
+
+    `differs` are the fields of `now` that differ from the running deployment.
+    """
+    lines = []
+    edited = differs if before is None else different(before, now)
+    if later := [field for field in differs if field in edited and field not in _LIVE]:
+        lines.append(f"{name}: {', '.join(later)}: {_NEXT}")
+    if back := [field for field in edited if field not in differs and field not in _LIVE]:
+        lines.append(f"{name}: {', '.join(back)}: again as running")
+    if before is None and not differs:
+        lines.append(f"{name}: the object is back and equals the running one")
+    return lines
 
 
 def _with_live_fields_of(old: MambaDeployment, new: MambaDeployment) -> MambaDeployment:
@@ -126,32 +140,32 @@ def _with_live_fields_of(old: MambaDeployment, new: MambaDeployment) -> MambaDep
 
 
 def different(old: MambaDeployment, new: MambaDeployment) -> tuple[str, ...]:
-    """Paths of the fields whose values differ."""
+    """Return the paths of the fields whose values differ."""
     return tuple(_different(old.manifest(), new.manifest(), ""))
 
 
 def _different(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> list[str]:
     fields: list[str] = []
     for key in dict.fromkeys((*old, *new)):
-        here = f"{path}.{key}" if path else key
+        field = f"{path}.{key}" if path else key
         left, right = old.get(key), new.get(key)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            fields += _different(left, right, here)
+            fields += _different(left, right, field)
         elif left != right:
-            fields.append(here)
+            fields.append(field)
     return fields
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What a file looked like. `digest` empty = it cannot be read."""
+    """The content of a file at one time. `digest` is empty if the file could not be read."""
 
     path: Path
     digest: str
 
     @classmethod
     def read(cls, path: Path) -> "FileStamp":
-        """Look at the file now. The content counts: editors touch and rename without changing it."""
+        """Read the file now. Only its content counts: editors touch files without changing them."""
         try:
             return cls(path, hashlib.sha256(path.read_bytes()).hexdigest())
         except OSError:
@@ -159,31 +173,31 @@ class FileStamp:
 
 
 def changed(before: list[FileStamp], after: list[FileStamp]) -> list[Path]:
-    """Files whose content differs and can be read: one that is just being replaced is no change yet."""
-    known = {stamp.path: stamp.digest for stamp in before}
-    return [stamp.path for stamp in after if stamp.digest and stamp.digest != known.get(stamp.path)]
+    """Return the files whose content differs; a file that cannot be read may be in the middle of a save."""
+    digests = {stamp.path: stamp.digest for stamp in before}
+    return [stamp.path for stamp in after if stamp.digest and stamp.digest != digests.get(stamp.path)]
 
 
 def settled(before: list[FileStamp], after: list[FileStamp]) -> list[FileStamp]:
-    """The stamps to compare with next time: an unreadable file keeps its last known content."""
-    known = {stamp.path: stamp for stamp in before}
-    return [stamp if stamp.digest else known.get(stamp.path, stamp) for stamp in after]
+    """Return the stamps for the next comparison: an unreadable file keeps its last known content."""
+    previous = {stamp.path: stamp for stamp in before}
+    return [stamp if stamp.digest else previous.get(stamp.path, stamp) for stamp in after]
 
 
 class MissingFiles:
-    """Which files are gone: said when a second look finds none either, since editors replace files."""
+    """The files that are gone, reported at the second failed read, because editors replace files."""
 
     def __init__(self) -> None:
         self._missed_reads: dict[Path, int] = {}
 
     def lines(self, stamps: list[FileStamp]) -> list[str]:
-        """What to say after this look."""
+        """Return lines on files that have gone or come back, given the stamps of the latest read."""
         lines = []
         for stamp in stamps:
-            looks = self._missed_reads.get(stamp.path, 0)
-            self._missed_reads[stamp.path] = 0 if stamp.digest else looks + 1
-            if not stamp.digest and looks == 1:
-                lines.append(f"{stamp.path} cannot be read any more: what runs stays as it is")
-            if stamp.digest and looks > 1:
+            missed = self._missed_reads.get(stamp.path, 0)
+            self._missed_reads[stamp.path] = 0 if stamp.digest else missed + 1
+            if not stamp.digest and missed == 1:
+                lines.append(f"{stamp.path} can no longer be read: nothing that runs is changed")
+            if stamp.digest and missed > 1:
                 lines.append(f"{stamp.path} is back")
         return lines

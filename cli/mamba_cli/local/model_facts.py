@@ -1,6 +1,7 @@
-"""What the planner must know of a model: its configuration and, when files are at hand, their bytes.
+"""`ModelFacts`: the configuration of a model and, where its files are present, the size of its weights.
 
-Reads small files only; of a model on the Hub its config.json and weight index, never the weights.
+Used by the planner's commands. Only small files are read: for a model on the Hub config.json and the weight
+index, never the weights.
 """
 
 import contextlib
@@ -25,23 +26,23 @@ HUB_INDEX = "model.safetensors.index.json"
 
 
 class UnreadableHub(Exception):
-    """The Hub gave no config.json. The caller, who knows it, adds the way around."""
+    """The Hub sent no config.json. The caller adds an alternative to the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`size` None: no weights at hand, so their bytes follow from the parameter count."""
+    """Facts on one model. `size` None: without weight files, the size follows from the parameter count."""
 
     config: ModelConfig
     size: WeightsSize | None
 
     def weights_bytes(self, dtype: str | None, quantization: Quantization = "none") -> int | None:
-        """Bytes once loaded as `dtype` (None = the configuration's); None = by parameter count."""
+        """Return the bytes of the weights loaded as `dtype` (None = the configuration's); None = unknown."""
         return None if self.size is None else self.size.loaded(dtype or self.config.dtype, quantization)
 
 
 def facts_of_directory(directory: Path) -> ModelFacts:
-    """Raises `InvalidInput` naming the file and the field."""
+    """Read the facts of a model directory. Raises `InvalidInput` that names the file and the field."""
     try:
         return ModelFacts(load_model_config(directory), weights_size(directory))
     except (ModelConfigError, ModelError) as error:
@@ -49,7 +50,7 @@ def facts_of_directory(directory: Path) -> ModelFacts:
 
 
 def facts_of_config(config: Mapping[str, Any], where: str) -> ModelFacts:
-    """Facts of a config.json alone; `where` names it. Raises `InvalidInput`."""
+    """Return the facts of a config.json alone; `where` names it in errors. Raises `InvalidInput`."""
     try:
         return ModelFacts(model_config_from_hf(config, where), None)
     except ModelConfigError as error:
@@ -57,7 +58,7 @@ def facts_of_config(config: Mapping[str, Any], where: str) -> ModelFacts:
 
 
 def facts_of_model(uri: str, inline: Mapping[str, Any] | None, where: Path) -> ModelFacts:
-    """Facts of `spec.model`; `where` is the file it stands in. Raises `InvalidInput`, `RunFailed`."""
+    """Return the facts of `spec.model` in the file `where`. Raises `InvalidInput`, `RunFailed`."""
     if inline:
         return facts_of_config(inline, f"{where}: spec.model.config")
     try:
@@ -70,7 +71,7 @@ def facts_of_model(uri: str, inline: Mapping[str, Any] | None, where: Path) -> M
 
 
 def facts_of_uri(uri: str, where: Path) -> ModelFacts:
-    """Facts of the model at a URI; a relative file:// starts at the file `where`.
+    """Return the facts of the model at a URI; a relative file:// URI refers to the folder of `where`.
 
     Raises `InvalidModelUri`, `ModelError`, `InvalidInput`, `RunFailed`, and `UnreadableHub` if the Hub cannot
     be read.
@@ -82,7 +83,7 @@ def facts_of_uri(uri: str, where: Path) -> ModelFacts:
 
 
 def local_uri(uri: str, where: Path) -> str:
-    """The URI as this machine reads it: `file://./x` and `file://../x` start at the file `where`."""
+    """Return the URI with `file://./x` and `file://../x` resolved from the folder of the file `where`."""
     parsed = parse_model_uri(uri)
     if parsed.scheme == "file" and parsed.path.startswith((".", "..")):
         return str((where.resolve().parent / unquote(parsed.path)).resolve())
@@ -97,22 +98,24 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
         if not isinstance(config, dict):
             raise TypeError("config.json must hold a JSON object")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunFailed(f"{text}: what the Hub sent cannot be read: {error!r}") from error
+        raise RunFailed(f"{text}: the Hub sent files that cannot be read: {error!r}") from error
     size = None
     try:
         model = model_config_from_hf(config, f"{text}: config.json")
     except ModelConfigError as error:
         raise InvalidInput(str(error)) from error
     if total:
-        # An index does not tell shapes; all but a hundredth of a model is matrices.
+        # An index has no shapes; about 99 % of a model's elements are in matrices.
         elements = total // DTYPE_BYTES[model.dtype]
         size = WeightsSize(total, elements, elements)
     return ModelFacts(model, size)
 
 
 def _hub_files(uri: ModelUri, text: str) -> tuple[Path, Path | None]:
-    """config.json of a Hub model and its weight index, from the local cache when they are there. Without the
-    index is done, whatever keeps it away. Raises `RunFailed`."""
+    """Return config.json and the weight index of a Hub model, from the local cache where they are there.
+
+    The index is None where it cannot be had for any reason. Raises `RunFailed`, `UnreadableHub`.
+    """
     try:
         import logging
 
@@ -125,45 +128,45 @@ def _hub_files(uri: ModelUri, text: str) -> tuple[Path, Path | None]:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
         raise UnreadableHub(
-            f"{text}: the Hub is read with huggingface-hub: pip install 'mambaserve[server]'"
+            f"{text}: reading the Hub needs huggingface-hub: pip install 'mambaserve[server]'"
         ) from error
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
     def cached(name: str) -> Path | None:
-        found = try_to_load_from_cache(uri.name, name, revision=uri.revision)
-        return Path(found) if isinstance(found, str) else None
+        path = try_to_load_from_cache(uri.name, name, revision=uri.revision)
+        return Path(path) if isinstance(path, str) else None
 
     def fetched(name: str) -> Path:
         return Path(hf_hub_download(uri.name, name, revision=uri.revision))
 
     def missing(error: Exception) -> bool:
-        # The local kind means that the Hub was not reached, and is one of the others by inheritance.
+        # `LocalEntryNotFoundError`, a subclass, means that the Hub was not reached.
         return isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
 
     config, index = cached("config.json"), cached(HUB_INDEX)
     indexed = index is None
     if indexed:
-        # Asked first, since a download tries for half a minute, in silence, where nobody answers. Not of
-        # config.json, of which the download asks the same once more.
+        # This request comes first, because a download retries in silence for half a minute where nothing
+        # answers. It asks for the index, since the download of config.json makes the same request again.
         try:
             get_hf_file_metadata(hf_hub_url(uri.name, HUB_INDEX, revision=uri.revision))
-        except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+        except Exception as error:  # the Hub's client passes on errors of several HTTP libraries
             if config is None and not missing(error):
-                raise _unread(text, error) from error
+                raise _unreachable(text, error) from error
             indexed = False
     try:
         config = config or fetched("config.json")
     except Exception as error:
         if missing(error):
             raise RunFailed(f"{text}: the Hub has no config.json there") from error
-        raise _unread(text, error) from error
+        raise _unreachable(text, error) from error
     if indexed:
         with contextlib.suppress(Exception):
             index = fetched(HUB_INDEX)
     return config, index
 
 
-def _unread(text: str, error: Exception) -> UnreadableHub:
+def _unreachable(text: str, error: Exception) -> UnreadableHub:
     return UnreadableHub(
         f"{text}: could not fetch config.json from the Hub ({type(error).__name__}): check the name and the "
         "network"

@@ -1,5 +1,8 @@
-"""What `mambaserve plan` may be pointed at: YAML in a file or on standard input, a model's directory, its
-config.json, its URI, or a published model by name."""
+"""`plan_source`: plans the argument of `mambaserve plan`.
+
+The argument is YAML in a file or on standard input, a model's directory, its config.json, its URI, or the
+name of a published model.
+"""
 
 import json
 import os.path
@@ -23,13 +26,13 @@ from mamba_cli.local.planning import (
 )
 
 KNOWN = "known://"
-"""Models whose published config.json ships with this, to plan for without a network or a download."""
+"""Scheme of models whose published config.json ships with the planner, so that no network is needed."""
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(?<!\.yaml)(?<!\.yml)(?<!\.json)", re.ASCII)
 
 
 def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
-    """One outcome an object. Raises `InvalidInput`, `RunFailed`."""
-    # Not Path.is_dir, which raises for a path that the system cannot look at.
+    """Return one outcome for each object in `source`. Raises `InvalidInput`, `RunFailed`."""
+    # `os.path` functions are used, because those of `Path` raise for a path that the system refuses.
     if source.startswith(KNOWN):
         file = published_config(source.removeprefix(KNOWN))
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -40,29 +43,29 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
     if os.path.isdir(source):
         return [plan_directory(path, flags)]
     if (config := _model_config(path)) is not None:
-        # The weights beside it count, too.
-        beside = path.name == "config.json" and any(path.parent.glob("*.safetensors"))
-        return [plan_directory(path.parent, flags) if beside else plan_config(path, config, flags)]
+        # Weights in the same folder give their exact size.
+        has_weights = path.name == "config.json" and any(path.parent.glob("*.safetensors"))
+        return [plan_directory(path.parent, flags) if has_weights else plan_config(path, config, flags)]
     if _ON_HUB.fullmatch(source) and not os.path.exists(source):
         raise InvalidInput(
-            f"{source}: no such file; for the model of that name on the Hub write hf://{source}"
+            f"{source}: no such file; for the model with that name on the Hub write hf://{source}"
         )
-    return [plan_deployment(each, flags) for each in read_deployments([path], flags.profiles)]
+    return [plan_deployment(loaded, flags) for loaded in read_deployments([path], flags.profiles)]
 
 
 def published_config(name: str) -> Path:
     """Return the file with the published configuration of a model. Raises `InvalidInput` with all names."""
     folder = Path(str(files("mamba_planner") / "published"))
-    known = sorted(file.stem for file in folder.glob("*.json"))
-    if name not in known:
-        close = get_close_matches(name, known, 1)
-        meant = f"did you mean {KNOWN}{close[0]}? " if close else ""
-        raise InvalidInput(f"{KNOWN}{name}: no such model; {meant}there are: {', '.join(known)}")
+    names = sorted(file.stem for file in folder.glob("*.json"))
+    if name not in names:
+        close = get_close_matches(name, names, 1)
+        hint = f"did you mean {KNOWN}{close[0]}? " if close else ""
+        raise InvalidInput(f"{KNOWN}{name}: no such model; {hint}there are: {', '.join(names)}")
     return folder / f"{name}.json"
 
 
 def _model_config(path: Path) -> Mapping[str, Any] | None:
-    """The document, if it is a model's configuration: JSON that is no Kubernetes object."""
+    """Return the document if it is a model's configuration, that is JSON that is no Kubernetes object."""
     if path.suffix != ".json":
         return None
     try:

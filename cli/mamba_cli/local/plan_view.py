@@ -1,6 +1,7 @@
-"""A plan as something people read: what runs, why, where every byte goes, and what was not chosen.
+"""`plan_view`: a memory plan as text for the terminal: strategy, reason, use of every byte, alternatives.
 
-Renders; decides nothing. The bar tells its parts apart by pattern too, so that it works without colour.
+The module renders and decides nothing. The parts of the bar differ in pattern as well as in colour, so that
+the bar can be read without colour.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,6 @@ from mamba_planner import LedgerLine, MemoryPlan
 from mamba_planner.memory_plan import OtherSize
 from mamba_settings.byte_size import binary_size
 
-# item of the ledger -> (pattern, colour, words)
 _LOOK = {
     "weights": ("█", "blue", "weights"),
     "workspace": ("▓", "cyan", "workspace"),
@@ -29,11 +29,13 @@ _LOOK = {
     "free slabs": ("·", "yellow", "free slabs"),
     "left outside the arena": (" ", "bright_black", "not used"),
 }
+"""Item of the ledger -> (pattern, colour, label)."""
 BAR_WIDTH = 60
+"""Largest width of the bar, in cells."""
 
 
 def plan_view(outcome: PlanOutcome, *, verbose: bool = False) -> RenderableType:
-    """The panel of one object; `verbose`: with every number and why not the other choices."""
+    """Return the panel of one object; `verbose` adds all numbers and the reasons against other choices."""
     body = _fitting(outcome, outcome.plan, verbose) if outcome.plan else _not_fitting(outcome)
     if outcome.not_served is not None:
         body = Group(Text(f"not served: {outcome.not_served}", style="bold yellow"), Text(), body)
@@ -47,7 +49,7 @@ def plan_view(outcome: PlanOutcome, *, verbose: bool = False) -> RenderableType:
 
 
 class _Bar:
-    """The ledger as one line, as wide as there is room, at most `BAR_WIDTH` cells."""
+    """The ledger as a bar that fills the line, up to `BAR_WIDTH` cells."""
 
     def __init__(self, ledger: Iterable[LedgerLine]) -> None:
         self._ledger = tuple(ledger)
@@ -61,9 +63,10 @@ class _Bar:
 
 
 def bar_cells(ledger: Iterable[LedgerLine], width: int) -> list[tuple[LedgerLine, int]]:
-    """Cells of the bar by line, summing to `width`; a line with bytes gets a cell as long as there are any.
+    """Return the number of cells for each line of the ledger; they sum to `width`.
 
-    Largest remainders get the cells that rounding leaves over.
+    A line with more than a quarter of a cell gets at least one, and the largest remainders get the cells that
+    rounding leaves over.
     """
     lines = list(ledger)
     total = sum(line.bytes for line in lines)
@@ -122,8 +125,8 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
             f"{plan.checkpoints:,} reusable checkpoints; {plan.expected_saved:.0%} of prompt tokens resumed "
             "if the traffic is as assumed"
             if plan.checkpoints
-            else f"nothing is resumed while all {plan.planned_running:,} run, what fewer leave is cache; "
-            "--verbose says why, and how many leave room",
+            else f"nothing is resumed while all {plan.planned_running:,} sequences run; fewer leave room "
+            "for checkpoints; --verbose shows how many, and why",
         )
     facts.add_row("longest", f"{plan.max_model_len:,} tokens")
     parts: list[RenderableType] = [facts, *_memory(outcome, plan, verbose)]
@@ -142,11 +145,11 @@ def _running(outcome: PlanOutcome, plan: MemoryPlan) -> str:
             why = f"the default on {'CPUs' if outcome.device.kind == 'cpu' else 'GPUs'}"
         case "configured limit":
             why = "as configured"
-        case what:
-            why = f"bound by {what}"
+        case resource:
+            why = f"bound by {resource}"
     count = plan.max_running_requests
-    many = "sequence" if count == 1 else "sequences"
-    words = f"{count:,} {many} of {plan.workload.lengths} tokens at once, {why}"
+    noun = "sequence" if count == 1 else "sequences"
+    words = f"{count:,} {noun} of {plan.workload.lengths} tokens at once, {why}"
     return words if plan.planned_running == count else f"{words}; cache sized for {plan.planned_running:,}"
 
 
@@ -157,8 +160,8 @@ def _memory(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Iterable[R
         if device != "GPU" and not outcome.device.declared:
             device = f"free {device}"
         of_device = f" of {binary_size(outcome.device.memory)} {device}"
-    taken = plan.budget_bytes - plan.unused_bytes
-    yield Text.assemble(("memory ", "bold"), f"{binary_size(taken)}{of_device}")
+    used = plan.budget_bytes - plan.unused_bytes
+    yield Text.assemble(("memory ", "bold"), f"{binary_size(used)}{of_device}")
     yield _Bar(plan.ledger)
     filled = [line for line in plan.ledger if line.bytes]
     if not verbose:
@@ -180,22 +183,24 @@ def _memory(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Iterable[R
 
 
 def _rejected(plan: MemoryPlan) -> RenderableType:
-    """One line a choice; names never cut, reasons wrapped below them."""
+    """Return one line for each rejected choice; long reasons wrap, names are never cut."""
     return Group(
         *(
-            Padding(Text(f"{each.strategy}, {each.state_dtype}: {each.reason}", style="dim"), (0, 0, 0, 1))
-            for each in plan.rejected
+            Padding(
+                Text(f"{choice.strategy}, {choice.state_dtype}: {choice.reason}", style="dim"), (0, 0, 0, 1)
+            )
+            for choice in plan.rejected
         )
     )
 
 
 def _other_sizes(outcome: PlanOutcome, plan: MemoryPlan) -> Iterable[RenderableType]:
-    """The plan between what the next smaller and the next larger GPU would make of it, a column each."""
+    """Return a table of this plan between those for the next smaller and the next larger GPU."""
     columns = [(outcome.device.memory, _this(plan))]
     if (down := plan.one_size_down) is not None:
-        columns.insert(0, (down.memory, _there(down)))
+        columns.insert(0, (down.memory, _other(down)))
     if (up := plan.one_size_up) is not None:
-        columns.append((up.memory, _there(up)))
+        columns.append((up.memory, _other(up)))
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     for memory, _ in columns:
@@ -206,8 +211,8 @@ def _other_sizes(outcome: PlanOutcome, plan: MemoryPlan) -> Iterable[RenderableT
     yield Padding(table, (0, 0, 0, 1))
     for size in (down, up):
         if size is not None and size.chosen is None:
-            said = f"{binary_size(size.memory)} does not fit: {size.misfit}"
-            yield Padding(Text(said, style="dim"), (0, 0, 0, 1))
+            line = f"{binary_size(size.memory)} does not fit: {size.misfit}"
+            yield Padding(Text(line, style="dim"), (0, 0, 0, 1))
 
 
 def _this(plan: MemoryPlan) -> Iterable[str]:
@@ -215,7 +220,7 @@ def _this(plan: MemoryPlan) -> Iterable[str]:
     return _numbers(plan.strategy, plan.state_dtype, counts, plan.expected_saved)
 
 
-def _there(size: OtherSize) -> Iterable[str]:
+def _other(size: OtherSize) -> Iterable[str]:
     if (chosen := size.chosen) is None:
         return ("does not fit", *[""] * 7)
     counts = (chosen.running, chosen.slots, chosen.pages, chosen.max_model_len, chosen.checkpoints)

@@ -1,6 +1,6 @@
-"""Plans deployments and model directories the way `plan` and `up` show them. One outcome per object.
+"""`PlanOutcome`: the plan of one deployment or model, or the reason why there is none, for `plan` and `up`.
 
-Also here: the device this machine offers to plan for, and sizes as the command line takes them.
+The module also reads the devices of this machine and the sizes that options give.
 """
 
 import subprocess
@@ -35,33 +35,34 @@ from mamba_settings.engine_settings import EngineSettings
 from mamba_settings.spec_settings import engine_settings
 
 ASSUMED_MEMORY = 80 << 30
+"""Memory in bytes of a GPU that a file requires and nothing describes."""
 NO_GPU_HERE = (
-    "planned for the CPU of this machine, as mambaserve serve would use it; for a GPU name it, such as "
+    "planned for the CPU of this machine, which mambaserve serve would use; for a GPU, name it, as in "
     "--device-memory H100 or 80Gi"
 )
-_LEAST = 1 << 20
-"""A size below it is a number whose unit was forgotten."""
+_MIN_BYTES = 1 << 20
+"""Smallest size of memory that an option accepts: a smaller one lacks its unit."""
 _QUERY = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFlags:
-    """What the command line says over the file; None = the file decides."""
+    """Options of the command line that override the file; None = the file decides."""
 
     device_memory: int | None = None
     utilization: float | None = None
     gpus: int | None = None
-    """1 = a GPU, 0 = the CPU: an engine runs on one device."""
+    """Number of GPUs: 1, or 0 for the CPU, since an engine runs on one device."""
     profiles: Profiles = field(default_factory=lambda: SHIPPED)
-    """What the file may name in spec.resources.profile."""
+    """Profiles that the file may name in spec.resources.profile."""
     any_gpu: bool = False
-    """The question is about other machines than this one: a device that nobody named is a GPU of
+    """True = plan for other machines than this one: a device that nothing names is a GPU of
     `ASSUMED_MEMORY`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """A plan, or why there is none."""
+    """The plan of one object, or the reason why there is none."""
 
     name: str
     source: str
@@ -75,14 +76,14 @@ class PlanOutcome:
 
     @property
     def not_served(self) -> str | None:
-        """Why this version's engine cannot serve the model, however well the plan fits."""
+        """Return why the engine of this version cannot serve the model; None = it can."""
         return why_not_served(self.model)
 
     def to_json(self) -> dict[str, Any]:
-        """The object `plan --output json` prints."""
+        """Return the object that `plan --output json` prints."""
         dtype = self.constraints.dtype or self.model.dtype
         planned = self.plan.state_dtype if self.plan else self.constraints.state_dtype or "float32"
-        shown: dict[str, Any] = {
+        document: dict[str, Any] = {
             "name": self.name,
             "source": self.source,
             "fits": self.plan is not None,
@@ -99,34 +100,34 @@ class PlanOutcome:
             "plan": None,
         }
         if self.plan is not None:
-            shown["plan"] = self.plan.to_json()
-            shown["plan"]["notes"] += self.notes
+            document["plan"] = self.plan.to_json()
+            document["plan"]["notes"] += self.notes
         if self.not_served is not None:
-            shown["notServedBecause"] = self.not_served
+            document["notServedBecause"] = self.not_served
         if self.misfit is not None:
-            shown["reason"] = str(self.misfit)
-            shown["needBytes"], shown["haveBytes"] = self.misfit.need, self.misfit.have
+            document["reason"] = str(self.misfit)
+            document["needBytes"], document["haveBytes"] = self.misfit.need, self.misfit.have
             if (sizes := self.misfit.sizes) is not None:
-                shown["smallestSize"] = None if sizes.smallest is None else exact_size(sizes.smallest)
-        return shown
+                document["smallestSize"] = None if sizes.smallest is None else exact_size(sizes.smallest)
+        return document
 
 
 def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device | None = None) -> PlanOutcome:
-    """Plan one object; `device` None = what file and flags say. Raises `InvalidInput`, `RunFailed`."""
+    """Plan one object for `device`; None = that of file and flags. Raises `InvalidInput`, `RunFailed`."""
     spec = loaded.deployment.spec
     facts = facts_of_model(spec.model.uri, spec.model.config, loaded.path)
     notes: tuple[str, ...] = ()
     if device is None:
-        told = flags.device_memory
-        if told is None and spec.memory.device_memory is not None:
-            told = spec.memory.device_memory.bytes
+        memory = flags.device_memory
+        if memory is None and spec.memory.device_memory is not None:
+            memory = spec.memory.device_memory.bytes
         gpus = spec.resources.gpus if flags.gpus is None else flags.gpus
-        device, notes = _device(told, gpus, flags)
+        device, notes = _device(memory, gpus, flags)
         if spec.memory.arena is not None:
-            # Whoever says how large it is may mean another machine than the one that plans.
+            # An explicit arena can be meant for another machine than this one.
             device = replace(device, declared=True)
-        if said := profile_in_words(loaded.deployment):
-            notes = (*notes, said)
+        if profile_note := profile_in_words(loaded.deployment):
+            notes = (*notes, profile_note)
     settings = engine_settings(loaded.deployment)
     return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
 
@@ -161,17 +162,20 @@ def _plan_model(name: str, source: str, facts: ModelFacts, flags: PlanFlags) -> 
     return _outcome(name, source, facts, settings, flags, device, notes)
 
 
-def _device(told: int | None, gpus: int | None, flags: PlanFlags) -> tuple[Device, tuple[str, ...]]:
-    """Return what to plan for, and notes on it. `told`: bytes that somebody named; `gpus` None = as this
-    machine has them. Raises `InvalidInput` when an option asks for a GPU that is neither named nor here."""
-    if told is not None:
-        return Device("cpu" if gpus == 0 else "cuda", told), ()
+def _device(memory: int | None, gpus: int | None, flags: PlanFlags) -> tuple[Device, tuple[str, ...]]:
+    """Return the device to plan for, and notes on it.
+
+    `memory` is the size in bytes that the file or an option names; `gpus` None = as this machine has them.
+    Raises `InvalidInput` when an option requires a GPU that is neither named nor in this machine.
+    """
+    if memory is not None:
+        return Device("cpu" if gpus == 0 else "cuda", memory), ()
     if flags.any_gpu and gpus != 0:
         return Device("cuda", ASSUMED_MEMORY), ()
     if gpus == 0:
         return cpu_device(), ()
-    if (here := gpu_memory()) is not None:
-        return Device("cuda", here), (f"planned for the GPU of this machine, {binary_size(here)}",)
+    if (present := gpu_memory()) is not None:
+        return Device("cuda", present), (f"planned for the GPU of this machine, {binary_size(present)}",)
     if gpus is None:
         return cpu_device(), (NO_GPU_HERE,)
     if flags.gpus:
@@ -179,7 +183,7 @@ def _device(told: int | None, gpus: int | None, flags: PlanFlags) -> tuple[Devic
             "--gpus: this machine has no NVIDIA GPU: name one, such as --device-memory H100 or 80Gi"
         )
     assumed = (
-        "planned for a GPU of 80Gi, which is assumed: the file asks for a GPU, this machine has none; name "
+        "planned for an assumed GPU of 80Gi, because the file requires a GPU and this machine has none; name "
         "its memory with spec.memory.deviceMemory or --device-memory, or plan for this CPU with --gpus 0"
     )
     return Device("cuda", ASSUMED_MEMORY), (assumed,)
@@ -200,38 +204,42 @@ def _outcome(
         constraints = Constraints.of(settings)
     except UnusableInput as error:
         raise InvalidInput(f"{source}: {name}: {error}") from error
-    known = facts.weights_bytes(constraints.dtype, constraints.quantization)
+    weights_on_disk = facts.weights_bytes(constraints.dtype, constraints.quantization)
     by_count = weights_bytes(
         facts.config, constraints.dtype or facts.config.dtype, quantization=constraints.quantization
     )
-    if known is None:
-        notes += ("weights by parameter count: no files at hand",)
+    if weights_on_disk is None:
+        notes += (
+            "the size of the weights follows from the parameter count, because there are no weight files",
+        )
     planned: MemoryPlan | None = None
     misfit: InsufficientMemory | None = None
     try:
-        planned = plan_engine(facts.config, settings, device, known)
+        planned = plan_engine(facts.config, settings, device, weights_on_disk)
     except InsufficientMemory as error:
         misfit = error
     except UnusableInput as error:
         raise InvalidInput(f"{source}: {name}: {error}") from error
     return PlanOutcome(
         name, source, facts.config, constraints, device,
-        known if known is not None else by_count, planned, misfit, notes,
+        weights_on_disk if weights_on_disk is not None else by_count, planned, misfit, notes,
     )  # fmt: skip
 
 
 def gpu_memory(command: list[str] | None = None, timeout: float = 10.0) -> int | None:
-    """Bytes of the smallest GPU, as its driver says; None without a GPU or a driver."""
+    """Return the bytes of the smallest GPU as its driver reports them; None without a GPU or a driver."""
     try:
-        done = subprocess.run(command or _QUERY, capture_output=True, text=True, timeout=timeout, check=False)
+        result = subprocess.run(
+            command or _QUERY, capture_output=True, text=True, timeout=timeout, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
-    return min(sizes) << 20 if done.returncode == 0 and sizes else None
+    sizes = [int(line) for line in result.stdout.split() if line.isdigit()]
+    return min(sizes) << 20 if result.returncode == 0 and sizes else None
 
 
 def cpu_device() -> Device:
-    """The machine's free main memory. Raises `RunFailed` where it cannot be read."""
+    """Return the CPU of this machine with its free memory. Raises `RunFailed` where it cannot be read."""
     try:
         return Device("cpu", available_bytes(), declared=False)
     except OSError as error:
@@ -241,7 +249,7 @@ def cpu_device() -> Device:
 
 
 def size_option(option: str, text: str | None) -> int | None:
-    """Return the bytes that `text` stands for, a size or the name of a card.
+    """Return the bytes that `text` stands for, a size or the name of a GPU.
 
     Raises `InvalidInput` that names `option`.
     """
@@ -252,10 +260,10 @@ def size_option(option: str, text: str | None) -> int | None:
     try:
         count = read_size(text)
     except InvalidQuantity as error:
-        cards = "" if text[:1].isdigit() else f"; cards are {', '.join(MIB_OF)}"
+        cards = "" if text[:1].isdigit() else f"; the known GPUs are {', '.join(MIB_OF)}"
         raise InvalidInput(f"{option}: {error}{cards}") from error
     if count <= 0:
         raise InvalidInput(f"{option}: must be above 0")
-    if count < _LEAST:
-        raise InvalidInput(f"{option}: {text} is {count} bytes: with a unit it is {text}Gi or {text}Mi")
+    if count < _MIN_BYTES:
+        raise InvalidInput(f"{option}: {text} without a unit is {count} bytes: write {text}Gi or {text}Mi")
     return count

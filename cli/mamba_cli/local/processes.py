@@ -1,7 +1,7 @@
-"""Starts, signals and reaps child processes; tells what happened through one callback.
+"""`Processes`: starts, signals and reaps child processes, and reports their ends through one callback.
 
-Children get a session of their own, so that Ctrl-C in the terminal reaches only the supervisor, and SIGTERM
-from the kernel when the supervisor is gone, however it went.
+Each child has its own session, so that Ctrl-C in the terminal reaches only the supervisor. The kernel sends a
+child SIGTERM when the supervisor dies for any reason.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from pathlib import Path
 from mamba_cli.local.unit import Command
 
 ExitCallback = Callable[[str, int | None, str], None]
-"""(name, exit code or None when it could not start, reason)."""
+"""Called with (name, exit code or None when the child could not start, reason)."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class Processes:
-    """Children by name; output goes to one log file each below `logs`."""
+    """Children by name; the output of each goes to a log file of its own below `logs`."""
 
     def __init__(self, logs: Path, on_exit: ExitCallback) -> None:
         self._logs = logs
@@ -32,10 +32,10 @@ class Processes:
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._waits: set[asyncio.Task[None]] = set()
         self._begins: dict[str, int] = {}
-        """Where in its log each child's present life begins, in bytes."""
+        """Offset in each child's log, in bytes, at which the output since its last start begins."""
 
     async def start(self, name: str, command: Command) -> None:
-        """Write its document and start it; a failure is reported through the callback like any other end."""
+        """Write the settings file and start the child; a failure is reported through the callback."""
         parent = os.getpid()
         try:
             if command.file is not None:
@@ -52,8 +52,8 @@ class Processes:
                     preexec_fn=lambda: _die_with(parent),
                 )
         except (OSError, ValueError) as error:
-            # ValueError: a null byte among the arguments or in the environment.
-            self._on_exit(name, None, _because(error))
+            # A null byte in an argument or the environment raises ValueError.
+            self._on_exit(name, None, _reason(error))
             return
         self._running[name] = process
         task = asyncio.create_task(self._wait(name, process))
@@ -61,15 +61,16 @@ class Processes:
         task.add_done_callback(self._waits.discard)
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Signal a child, if it still runs."""
+        """Send a signal to a child that still runs."""
         if (process := self._running.get(name)) is not None and process.returncode is None:
             process.send_signal(number)
 
     def log(self, name: str) -> Path:
+        """Return the path of the child's log."""
         return self._logs / f"{name}.log"
 
     def tail(self, name: str, lines: int = 12) -> list[str]:
-        """The last lines the child wrote since it was last started, without those that only inform."""
+        """Return the last lines that the child wrote since its last start, without those of level info."""
         try:
             with self.log(name).open("rb") as file:
                 begins = self._begins.get(name, 0)
@@ -78,13 +79,13 @@ class Processes:
                 text = file.read(16_384).decode("utf-8", "replace")
         except OSError:
             return []
-        said = text.splitlines()
-        if first > begins and len(said) > 1:
-            del said[0]  # the end of a line, of which nobody can tell whether it only informs
-        return [line for line in said if line.strip(" \t\0") and not _informs(line)][-lines:]
+        written = text.splitlines()
+        if first > begins and len(written) > 1:
+            del written[0]  # the end of a line whose level is cut off
+        return [line for line in written if line.strip(" \t\0") and not _is_informational(line)][-lines:]
 
     def full(self, name: str) -> bool:
-        """Whether there is no room for another line in the child's log: it cannot say what it dies of."""
+        """Return whether the disk has no room for another line in the child's log."""
         try:
             with self.log(name).open("ab") as log:
                 log.write(b"\n")
@@ -94,7 +95,7 @@ class Processes:
         return space.f_blocks > 0 and space.f_bavail == 0
 
     async def close(self) -> None:
-        """Kill and reap whatever is left: after an orderly end that is nothing."""
+        """Kill and reap the children that are left; after an orderly end there are none."""
         for process in self._running.values():
             if process.returncode is None:
                 process.kill()
@@ -107,26 +108,29 @@ class Processes:
         self._on_exit(name, code, "")
 
 
-def _informs(line: str) -> bool:
-    """Whether a line is one of the log lines that go well: requests answered, stages passed."""
+def _is_informational(line: str) -> bool:
+    """Return whether a line is a log record of level debug or info."""
     if not line.startswith("{"):
         return False
     try:
-        said = json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return False
-    return isinstance(said, dict) and said.get("level") in ("debug", "info")
+    return isinstance(record, dict) and record.get("level") in ("debug", "info")
 
 
-def _because(error: Exception) -> str:
-    """What went wrong, with the file where there is one."""
+def _reason(error: Exception) -> str:
+    """Return the message of an error, with the file that it names, if any."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 
 
 def _die_with(parent: int) -> None:
-    """In the child, before exec: SIGTERM when the parent dies, also if it is dead by now."""
+    """Make the kernel send this process SIGTERM when `parent` dies; exit if `parent` is already dead.
+
+    Called in the child before exec.
+    """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:

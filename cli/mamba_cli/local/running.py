@@ -1,7 +1,7 @@
-"""What `mambaserve up` runs on this machine: a file for each process that serves, which other commands read.
+"""Records of what `mambaserve up` serves on this machine: a file for each process, which other commands read.
 
-The files are in a folder of the user's own, `$XDG_RUNTIME_DIR/mambaserve` or `mambaserve-UID` in the
-temporary directory. A file whose process has gone counts for nothing and is removed.
+The files are in a folder that belongs to the user, `$XDG_RUNTIME_DIR/mambaserve` or `mambaserve-UID` in the
+temporary directory. A file whose process has ended is ignored and removed.
 """
 
 import contextlib
@@ -22,30 +22,30 @@ class RunningDeployment:
 
     name: str
     file: str
-    """The absolute path of its YAML; empty where it came from standard input."""
+    """Absolute path of the YAML file; empty for standard input."""
     url: str
     port: int
-    """What `up` got as --port: the port of its first deployment."""
+    """Value of --port of that `up`, which is the port of its first deployment."""
 
 
 def folder() -> Path | None:
-    """Return the folder of the files, made where it is missing; None = there is none that is only ours."""
+    """Return the folder of the files, created if missing; None = no folder belongs to this user alone."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(base) / "mambaserve" if base else Path(tempfile.gettempdir()) / f"mambaserve-{os.getuid()}"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    # In a temporary directory anybody may have made it: what others wrote is not believed.
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    # In a temporary directory, another user can have created the folder; its contents are not trusted.
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
     return path if ours else None
 
 
 @contextlib.contextmanager
 def noted(units: Sequence[Unit], port: int) -> Iterator[None]:
-    """Let other commands find `units` while they run. Where no file can be written they run all the same."""
-    place, born = folder(), _born(os.getpid())
+    """Let other commands find `units` while they run; without a writable folder, no command finds them."""
+    place, born = folder(), _start_ticks(os.getpid())
     if place is None or born is None:
         yield
         return
@@ -61,29 +61,33 @@ def noted(units: Sequence[Unit], port: int) -> Iterator[None]:
 
 
 def running() -> list[RunningDeployment]:
-    """Return what runs, the process that started last first."""
-    found: list[tuple[int, RunningDeployment]] = []
+    """Return the deployments that run, those of the newest process first."""
+    deployments: list[tuple[int, RunningDeployment]] = []
     for file in place.glob("*.json") if (place := folder()) is not None else ():
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             born = int(document["born"])
-            if born != _born(int(file.stem)):
+            if born != _start_ticks(int(file.stem)):
                 file.unlink()
                 continue
-            found += [(born, RunningDeployment(**each)) for each in document["deployments"]]
+            deployments += [(born, RunningDeployment(**deployment)) for deployment in document["deployments"]]
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it ends or begins just now, or another version wrote it
-    return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
+            continue  # the process begins or ends at this moment, or another version wrote the file
+    return [deployment for _, deployment in sorted(deployments, key=lambda pair: -pair[0])]
 
 
 def urls_of_file(file: Path, names: Sequence[str], port: int | None) -> list[str]:
-    """Return the URLs of the deployments called `names` of `file`, all of one `up`.
+    """Return the URLs of the deployments `names` in `file`, all served by one `up`.
 
-    `port` chooses among several that serve it; without it the one that started last is meant. Empty where
-    none does.
+    `port` chooses among several processes that serve the file; None = the newest one. The list is empty where
+    no process serves the file.
     """
-    chosen = [each for each in running() if each.file == str(file.resolve()) and port in (None, each.port)]
-    urls = {each.name: each.url for each in chosen if each.port == chosen[0].port}
+    chosen = [
+        deployment
+        for deployment in running()
+        if deployment.file == str(file.resolve()) and port in (None, deployment.port)
+    ]
+    urls = {deployment.name: deployment.url for deployment in chosen if deployment.port == chosen[0].port}
     return [urls[name] for name in names if name in urls]
 
 
@@ -93,8 +97,8 @@ def _running(unit: Unit, port: int) -> RunningDeployment:
     return RunningDeployment(unit.name, file, unit.url, port)
 
 
-def _born(pid: int) -> int | None:
-    """Return when the process began, in clock ticks since the machine did; None = there is none."""
+def _start_ticks(pid: int) -> int | None:
+    """Return the start of a process in clock ticks since the machine booted; None = no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(text.rpartition(")")[2].split()[19])

@@ -1,7 +1,7 @@
-"""Runs units until they are told to stop: performs what the supervisor decides, shows how it goes.
+"""`LocalSession`: runs units until they are stopped, performs the supervisor's actions and shows progress.
 
-One loop takes events from one queue; the tasks around it (processes, probes, file watch, demo, signals) only
-put events into it. Called by `mambaserve up`.
+One loop takes events from one queue; all other tasks (processes, probes, file watch, demonstration, signals)
+only put events into it. Called by `mambaserve up`.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ from mamba_cli.local.supervisor import (
 from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Command, Unit
 
 OnEdit = Callable[[aiohttp.ClientSession], Awaitable[tuple[list[str], list[Unit]]]]
-"""Called when a watched file changed; gives lines to show, and the units as they start from now on."""
+"""Called when a watched file changed; returns lines to show, and the units for their next start."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How `up` behaves. Times are seconds."""
+    """Options of one session of `up`. Times are in seconds."""
 
     once: bool = False
     demo: bool = False
@@ -56,7 +56,7 @@ class SessionOptions:
 
 
 class LocalSession:
-    """One run. `run` returns the exit code."""
+    """One run of engines and gateways under supervision."""
 
     def __init__(
         self, units: list[Unit], options: SessionOptions, console: Console, on_edit: OnEdit | None = None
@@ -67,21 +67,21 @@ class LocalSession:
         self._console = console
         self._on_edit = on_edit
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._processes = Processes(options.logs, self._child_ended)
+        self._processes = Processes(options.logs, self._put_exit)
         self._commands = _commands(units)
         children = [Child(unit.engine, ENGINE_RANK) for unit in units]
         children += [Child(unit.gateway, GATEWAY_RANK) for unit in units]
         self._state = SupervisorState(tuple(children))
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: set[str] = set()
-        """Children that were ready, to tell of it when one that died is so again."""
+        """Names of the children that have been ready, so that each recovery is reported."""
         self._without_chat: set[str] = set()
-        """Units whose models have no chat template."""
+        """Names of the units whose models have no chat template."""
         self._logs_full = False
-        """Whether the logs had no room when a child last died: told when that begins."""
+        """Whether the disk of the logs was full at the last death of a child, so that it is reported once."""
 
     async def run(self) -> int:
-        """Until drained. The exit code: 0 after a wanted end, else that of what went wrong."""
+        """Run until drained; return 0 after a requested end, else the exit code of the failure."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop)
@@ -110,7 +110,7 @@ class LocalSession:
         if wake is None:
             return await self._events.get()
         try:
-            # Of `wait_for` Python 3.11 may swallow a cancelling that comes with the event.
+            # `asyncio.wait_for` of Python 3.11 may lose a cancellation that coincides with the event.
             async with asyncio.timeout(max(0.0, wake - now)):
                 return await self._events.get()
         except TimeoutError:
@@ -142,10 +142,10 @@ class LocalSession:
                         self._view.print_line(
                             f"  no space left for logs in {self._options.logs}", style="red"
                         )
-                    self._view.print_line(f"  all of it: {self._processes.log(name)}", style="dim")
+                    self._view.print_line(f"  full log: {self._processes.log(name)}", style="dim")
 
     async def _after_ready(self, http: aiohttp.ClientSession) -> None:
-        """Wait for all units, say so, demonstrate; then end, if that is all that was wanted."""
+        """Wait for all units, announce them and demonstrate; then drain if the options ask for no more."""
         try:
             await asyncio.gather(*(self._until_ready(http, unit) for unit in self._units))
             for unit in self._units:
@@ -170,22 +170,24 @@ class LocalSession:
                     self._view.show(unit.name, readiness)
                 if readiness is not None and readiness.ready:
                     engine_was_ready = True
-                    self._now_ready(unit.engine)
+                    self._mark_ready(unit.engine)
             elif await gateway_ready(http, unit.url, unit.engine_url):
-                self._now_ready(unit.gateway)
+                self._mark_ready(unit.gateway)
                 self._view.finish(unit.name)
                 self._task(self._report_unready(unit))
                 return
             await asyncio.sleep(self._options.probe_interval)
 
     async def _report_unready(self, unit: Unit) -> None:
-        """Say when an engine that runs is not ready for a while, and why: its server starts a process that
-        died again by itself, and requests that ran have failed."""
+        """Report when a running engine becomes unready and ready again.
+
+        Its server restarts a dead engine process by itself, but the running requests have failed.
+        """
         ready = True
         while True:
             await asyncio.sleep(self._options.watch_interval)
             if unit.engine not in self._ready or self._state.draining:
-                ready = True  # a new start is told of as such
+                ready = True  # a restart of the child has its own report
                 continue
             readiness = await engine_readiness(self._http, unit.engine_url)
             if readiness is None or readiness.ready == ready:
@@ -198,7 +200,7 @@ class LocalSession:
                 self._view.print_line(f"{unit.engine} is not ready: {why}", style="yellow")
 
     async def _until_ready_again(self, name: str) -> None:
-        """Wait for a child that was started again, and say so."""
+        """Wait until a restarted child is ready, and report it."""
         unit = next(unit for unit in self._units if name in (unit.engine, unit.gateway))
         while True:
             await asyncio.sleep(self._options.probe_interval)
@@ -208,12 +210,12 @@ class LocalSession:
             else:
                 ready = await gateway_ready(self._http, unit.url, unit.engine_url)
             if ready and name not in self._ready and self._runs(name):
-                self._now_ready(name)
+                self._mark_ready(name)
                 self._view.print_line(f"{name} is ready again", style="green")
             if name in self._ready:
                 return
 
-    def _now_ready(self, name: str) -> None:
+    def _mark_ready(self, name: str) -> None:
         self._ready.add(name)
         self._events.put_nowait(ChildReady(self._now(), name))
 
@@ -232,8 +234,8 @@ class LocalSession:
         answers = []
         words = len(demo.document().split())
         chat = unit.name not in self._without_chat
-        asked = "chats with" if chat else "prompts for"
-        self._view.print_line(f"\nfour {asked} {unit.model} that share a document of {words} words:")
+        noun = "chats with" if chat else "prompts for"
+        self._view.print_line(f"\nfour {noun} {unit.model} that share a document of {words} words:")
         for question, messages in demo.chats():
             answer = await demo.ask(http, unit.url, unit.model, question, messages, chat=chat)
             answers.append(answer)
@@ -250,22 +252,25 @@ class LocalSession:
 
         stamps = await asyncio.to_thread(look)
         absent = MissingFiles()
-        waits = False
+        postponed = False
         while True:
             await asyncio.sleep(self._options.watch_interval)
             now = await asyncio.to_thread(look)
             for line in absent.lines(now):
                 self._view.print_line(line, style="yellow")
-            if found := changed(stamps, now):
+            if edited := changed(stamps, now):
                 if not all(unit.engine in self._ready for unit in self._units):
-                    # What loads can be told nothing: the edit is found again at the next look.
-                    if not waits:
-                        words = f"{', '.join(map(str, found))} changed: looked at once all engines are ready"
+                    # A loading engine accepts no settings. The edit is found again at the next check.
+                    if not postponed:
+                        words = (
+                            f"{', '.join(map(str, edited))} changed: the edit is applied once all "
+                            "engines are ready"
+                        )
                         self._view.print_line(words, style="cyan")
-                    waits = True
+                    postponed = True
                     continue
-                waits = False
-                self._view.print_line(f"{', '.join(map(str, found))} changed", style="cyan")
+                postponed = False
+                self._view.print_line(f"{', '.join(map(str, edited))} changed", style="cyan")
                 lines, units = await on_edit(http)
                 self._commands = _commands(units)
                 for line in lines:
@@ -281,19 +286,19 @@ class LocalSession:
         else:
             longest = self._options.restart_policy.drain_timeout
             self._view.print_line(
-                f"draining: requests that run may finish, for up to {longest:g} s; Ctrl-C again stops now",
+                f"draining: running requests may finish within {longest:g} s; Ctrl-C again stops now",
                 style="dim",
             )
         self._events.put_nowait(DrainRequested(self._now()))
 
-    def _child_ended(self, name: str, code: int | None, reason: str) -> None:
+    def _put_exit(self, name: str, code: int | None, reason: str) -> None:
         self._events.put_nowait(ChildExited(self._now(), name, code, reason))
 
     def _task(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
             try:
                 await work
-            except Exception as error:  # a defect in a side task must not leave the session waiting for it
+            except Exception as error:  # a defect in a task must not leave the session waiting forever
                 self._view.print_line(f"internal error: {type(error).__name__}: {error}", style="red")
                 self._events.put_nowait(DrainRequested(self._now(), exit_code=1))
 
@@ -307,5 +312,5 @@ class LocalSession:
 
 
 def _commands(units: list[Unit]) -> dict[str, Command]:
-    """How every child is started, by its name."""
+    """Return the command that starts each child, by the child's name."""
     return {name: command for unit in units for name, command in unit.commands().items()}

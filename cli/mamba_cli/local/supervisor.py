@@ -1,7 +1,7 @@
-"""Pure state machine that keeps children running: start, back-off, drain in order, kill.
+"""State machine that keeps children running: start, back-off, ordered drain, kill. Pure.
 
-`step` takes a state and an event and gives the next state and the actions to perform; `session` performs
-them. No clock, no process, no I/O in here: time comes with the events.
+`step` maps a state and an event to the next state and the actions to perform; `session` performs them. The
+module has no clock, no processes and no I/O: time comes with the events.
 """
 
 from dataclasses import dataclass, replace
@@ -9,44 +9,44 @@ from typing import Literal
 
 Phase = Literal["waiting", "running", "stopping", "ended"]
 
-NOT_WORTH_REPEATING = (2, 3)
+FINAL_EXIT_CODES = (2, 3)
 """Exit codes of invalid input and of a plan that does not fit: another start would end the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Seconds, unless said otherwise."""
+    """Limits on restarts and on the drain, in seconds where not stated otherwise."""
 
     first_delay: float = 0.5
     longest_delay: float = 30.0
     stable_after: float = 60.0
-    """Life after which a death counts as the first again."""
+    """Lifetime after which the next death counts as the first in a row."""
     give_up_after: int = 5
-    """Deaths in a row of a child that was never ready."""
+    """Number of deaths in a row after which a child that was never ready ends the session."""
     drain_timeout: float = 300.0
     last_grace: float = 5.0
-    """What a child gets at least, even when those before it used up the drain timeout."""
+    """Shortest time for a child to end, even when the children before it used up the drain timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """`rank`: drained from the highest down, so that gateways finish before the engines behind them."""
+    """One child process. Ranks drain from the highest down, so that gateways end before their engines."""
 
     name: str
     rank: int
     phase: Phase = "waiting"
     started: float = 0.0
     until: float = 0.0
-    """waiting: when to start; stopping: when to kill."""
+    """Time to start a waiting child, or to kill a stopping one."""
     deaths: int = 0
-    """In a row."""
+    """Number of deaths in a row."""
     was_ready: bool = False
     killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
-    """`exit_code` is set once the end has begun; `deadline` is that of the whole drain."""
+    """All children. `exit_code` is set once the drain has begun, and `deadline` is the time of its end."""
 
     children: tuple[Child, ...]
     exit_code: int | None = None
@@ -54,23 +54,25 @@ class SupervisorState:
 
     @property
     def draining(self) -> bool:
+        """Return whether the drain has begun."""
         return self.exit_code is not None
 
     @property
     def done(self) -> bool:
+        """Return whether the drain has begun and all children have ended."""
         return self.draining and all(child.phase == "ended" for child in self.children)
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """A wake-up at the time `now`."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExited:
-    """A child is gone: `code` as `subprocess` gives it, or `reason` when it could not even start."""
+    """The end of a child: `code` as `subprocess` reports it, or `reason` when the child could not start."""
 
     now: float
     name: str
@@ -80,13 +82,15 @@ class ChildExited:
 
 @dataclass(frozen=True, slots=True)
 class ChildReady:
+    """The first successful readiness probe of a child since its start."""
+
     now: float
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """The end is wanted. Said again while draining, it means now."""
+    """A request to drain; a second one during the drain kills all children."""
 
     now: float
     exit_code: int = 0
@@ -97,22 +101,28 @@ Event = Tick | ChildExited | ChildReady | DrainRequested
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
+    """Start the child."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TerminateChild:
+    """Send SIGTERM to the child."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class KillChild:
+    """Send SIGKILL to the child."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShowMessage:
-    """For the user. `name` when it is about one child; `bad` when its log is worth showing."""
+    """Show a line to the user, about the child `name` if any; `bad` shows the end of its log as well."""
 
     text: str
     name: str = ""
@@ -125,7 +135,7 @@ Action = StartChild | TerminateChild | KillChild | ShowMessage
 def step(
     state: SupervisorState, event: Event, restart_policy: RestartPolicy
 ) -> tuple[SupervisorState, list[Action]]:
-    """The next state and what to do about it."""
+    """Return the next state and the actions to perform."""
     actions: list[Action] = []
     match event:
         case ChildReady():
@@ -144,13 +154,13 @@ def step(
 
 
 def wake_at(state: SupervisorState) -> float | None:
-    """When a `Tick` will do something; None = only an event can."""
+    """Return the time at which a `Tick` has an effect; None = only other events have one."""
     times = [child.until for child in state.children if _timed(child)]
     return min(times, default=None)
 
 
 def delay_after(deaths: int, restart_policy: RestartPolicy) -> float:
-    """Back-off before the next start: doubled with each death in a row, up to a limit."""
+    """Return the back-off before the next start, which doubles with each death in a row up to a limit."""
     return float(min(restart_policy.first_delay * 2 ** min(deaths - 1, 30), restart_policy.longest_delay))
 
 
@@ -161,28 +171,28 @@ def _timed(child: Child) -> bool:
 def _exited(
     state: SupervisorState, event: ChildExited, restart_policy: RestartPolicy, actions: list[Action]
 ) -> SupervisorState:
-    child = next(each for each in state.children if each.name == event.name)
+    child = next(child for child in state.children if child.name == event.name)
     if state.draining:
         if child.phase == "running" and event.code:
             actions.append(
-                ShowMessage(f"{child.name} {_how(event)} before it was asked to end", child.name, bad=True)
+                ShowMessage(f"{child.name} {_cause(event)} before it was asked to end", child.name, bad=True)
             )
         return _with(state, child.name, phase="ended")
-    if event.code in NOT_WORTH_REPEATING:
+    if event.code in FINAL_EXIT_CODES:
         actions.append(
-            ShowMessage(f"{child.name} {_how(event)}: a restart would not help", child.name, bad=True)
+            ShowMessage(f"{child.name} {_cause(event)}: a restart would not help", child.name, bad=True)
         )
         state = _with(state, child.name, phase="ended")
         return replace(state, exit_code=event.code, deadline=event.now + restart_policy.drain_timeout)
     lived = event.now - child.started
     deaths = 1 if lived >= restart_policy.stable_after else child.deaths + 1
     if not child.was_ready and deaths >= restart_policy.give_up_after:
-        text = f"{child.name} {_how(event)}; it ended {deaths} times without ever being ready: giving up"
+        text = f"{child.name} {_cause(event)}; it ended {deaths} times without ever being ready: giving up"
         actions.append(ShowMessage(text, child.name, bad=True))
         state = _with(state, child.name, phase="ended", deaths=deaths)
         return replace(state, exit_code=1, deadline=event.now + restart_policy.drain_timeout)
     delay = delay_after(deaths, restart_policy)
-    actions.append(ShowMessage(f"{child.name} {_how(event)}: restart in {delay:g} s", child.name, bad=True))
+    actions.append(ShowMessage(f"{child.name} {_cause(event)}: restart in {delay:g} s", child.name, bad=True))
     return _with(state, child.name, phase="waiting", until=event.now + delay, deaths=deaths)
 
 
@@ -209,14 +219,14 @@ def _advance(
             child = replace(child, killed=True)
         children.append(child)
     advanced = replace(state, children=tuple(children))
-    # The last of one rank may have been only waiting, which ends at once: the next rank's turn is now.
+    # Waiting children end at once. If that completes a rank, the next rank stops now.
     if advanced != state and state.draining and _rank_to_stop(advanced) != stop_rank:
         return _advance(advanced, now, restart_policy, actions)
     return advanced
 
 
 def _rank_to_stop(state: SupervisorState) -> int | None:
-    """The highest rank that has not ended; children below it keep running until it has."""
+    """Return the highest rank with children that have not ended; lower ranks run until it has."""
     return max((child.rank for child in state.children if child.phase != "ended"), default=None)
 
 
@@ -240,7 +250,7 @@ def _with(state: SupervisorState, name: str, **changes: object) -> SupervisorSta
     )
 
 
-def _how(event: ChildExited) -> str:
+def _cause(event: ChildExited) -> str:
     if event.code is None:
         return f"could not start ({event.reason})"
     if event.code < 0:

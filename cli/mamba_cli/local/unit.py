@@ -1,7 +1,7 @@
-"""`Unit`: one deployment on this machine, an engine and a gateway, and what they are started with.
+"""`Unit`: the engine and the gateway of one deployment on this machine, and their commands and settings.
 
-The engine's settings are the document the operator would hand to a pod, with this machine's addresses and the
-plan put in. Pure; who starts the engine writes the document first.
+The engine's settings are the document that the operator writes for a pod, with this machine's addresses and
+the plan. Pure: `Processes` writes the document before it starts the engine.
 """
 
 import json
@@ -26,7 +26,7 @@ ENGINE_RANK = 0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a child is started. `document`: what is written to `file` before."""
+    """The command line and environment of a child; `document` is written to `file` before the start."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
@@ -36,12 +36,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Names of the children are `NAME-engine` and `NAME-gateway`."""
+    """The engine and the gateway of one deployment; their names are `NAME-engine` and `NAME-gateway`."""
 
     loaded: LoadedDeployment
     launcher: tuple[str, ...]
     settings: EngineSettings
-    """What the engine runs with, edits that it took over while running included."""
+    """Settings of the engine, including edits that it accepted while running."""
     settings_file: Path
     gateway_argv: tuple[str, ...]
     engine_url: str
@@ -50,46 +50,55 @@ class Unit:
 
     @property
     def name(self) -> str:
+        """Return the name of the deployment."""
         return self.loaded.deployment.name
 
     @property
     def model(self) -> str:
+        """Return the model name that requests use."""
         return self.loaded.deployment.served_name
 
     @property
     def engine(self) -> str:
+        """Return the name of the engine's process."""
         return f"{self.name}-engine"
 
     @property
     def gateway(self) -> str:
+        """Return the name of the gateway's process."""
         return f"{self.name}-gateway"
 
     def commands(self) -> dict[str, Command]:
-        """By the child's name. The deployment's own variables and extraArgs win over the document."""
+        """Return the commands by child; the deployment's env and extraArgs override the document."""
         engine = self.loaded.deployment.spec.engine
-        told = {**prefix_sharing(self.loaded.deployment), **trace_variables(self.loaded.deployment)}
+        shared = {**prefix_sharing(self.loaded.deployment), **trace_variables(self.loaded.deployment)}
         return {
             self.engine: Command(
                 (*self.launcher, "serve", "--config", str(self.settings_file), *engine.extra_args),
-                {**told, **{each.name: each.value for each in engine.env if each.value is not None}},
+                {
+                    **shared,
+                    **{
+                        variable.name: variable.value for variable in engine.env if variable.value is not None
+                    },
+                },
                 self.settings_file,
                 json.dumps(self.settings.document(), indent=2) + "\n",
             ),
-            self.gateway: Command((*self.launcher, *self.gateway_argv), told),
+            self.gateway: Command((*self.launcher, *self.gateway_argv), shared),
         }
 
     def with_settings(self, settings: EngineSettings) -> "Unit":
-        """The unit as it is to be started from now on."""
+        """Return the unit with the settings for its next start."""
         return replace(self, settings=settings)
 
     def curl(self, *, chat: bool = True) -> str:
-        """A line to try it with; `chat`: the model has a chat template."""
-        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
+        """Return a curl command that sends a request; `chat`: the model has a chat template."""
+        path, prompt = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
         if not chat:
-            path, asked = "completions", '"prompt": "Hello"'
+            path, prompt = "completions", '"prompt": "Hello"'
         return (
             f"curl {self.url}/v1/{path} -H 'Content-Type: application/json' "
-            f'-d \'{{"model": "{self.model}", {asked}, "max_tokens": 32}}\''
+            f'-d \'{{"model": "{self.model}", {prompt}, "max_tokens": 32}}\''
         )
 
 
@@ -105,7 +114,7 @@ def unit_of(
     directory: Path,
     launcher: tuple[str, ...] = LAUNCHER,
 ) -> Unit:
-    """The unit of one planned deployment; `directory` takes the engine's settings file."""
+    """Return the unit of a planned deployment, with the engine's settings file in `directory`."""
     deployment = loaded.deployment
     engine_url = f"http://127.0.0.1:{engine_port}"
     settings = local_settings(loaded, plan, device=device, port=engine_port, admin_port=admin_port)
@@ -124,10 +133,10 @@ def unit_of(
 def local_settings(
     loaded: LoadedDeployment, plan: MemoryPlan, *, device: str, port: int, admin_port: int
 ) -> EngineSettings:
-    """The settings of the spec with the plan in place of what it leaves open.
+    """Return the settings of the spec, completed by the plan.
 
-    On a CPU the arena is passed on, because free memory changes between two looks; on a GPU the engine plans
-    with the memory the device really has.
+    On a CPU, the settings include the arena, because free memory changes between two readings; on a GPU, the
+    engine plans with the memory that it finds on the device.
     """
     deployment = loaded.deployment
     update = {
@@ -145,8 +154,8 @@ def local_settings(
 
 
 def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
-    """Arguments of `mambaserve gateway` in front of the engine at `backend`."""
-    origins = [word for one in deployment.spec.gateway.cors_origins for word in ("--cors-origin", one)]
+    """Return the arguments of `mambaserve gateway` for the engine at `backend`."""
+    origins = [word for origin in deployment.spec.gateway.cors_origins for word in ("--cors-origin", origin)]
     limits, routing = deployment.spec.gateway.limits, deployment.spec.gateway.routing
     options = {
         "--backend": backend,
@@ -163,17 +172,20 @@ def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: 
         "--drain-timeout": f"{deployment.spec.rollout.drain_timeout.seconds:g}",
     }
     if limits.per_key is not None:
-        each = {
+        key_limits = {
             "--requests-per-minute": limits.per_key.requests_per_minute,
             "--tokens-per-minute": limits.per_key.tokens_per_minute,
             "--concurrent-requests": limits.per_key.concurrent_requests,
         }
-        options |= {name: str(value) for name, value in each.items() if value is not None}
+        options |= {name: str(value) for name, value in key_limits.items() if value is not None}
     return ["gateway", *(word for option in options.items() for word in option), *origins]
 
 
 def prefix_sharing(deployment: MambaDeployment) -> dict[str, str]:
-    """What tells engine and gateway of the spec's Redis, and of each other where the user exports one."""
+    """Return the environment with which engine and gateway share a prefix index.
+
+    Its Redis is that of the spec, or the one that the user exports.
+    """
     redis = deployment.spec.prefix_index.redis
     scope = {f"{ENV_PREFIX}PREFIX_INDEX_SCOPE": f"{deployment.namespace}/{deployment.name}"}
     return scope if redis is None or redis.url is None else {**scope, f"{ENV_PREFIX}REDIS_URL": redis.url}

@@ -1,1 +1,1 @@
-"""The decisions of the operator's autoscaler, read and made again."""
+"""Recorded decisions of the operator's autoscaler, read and computed again."""

@@ -1,4 +1,4 @@
-"""Recorded decisions: from a file of them, from a MambaDeployment in a file, or from one in a cluster."""
+"""`ReplayedDecision`: recorded scaling decisions from a file or a MambaDeployment, computed again."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,39 +12,39 @@ from mamba_cli.errors import InvalidInput
 from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.scaling_record import RecordInvalid, ScalingRecord, from_json, from_text
 
-LARGEST = 64 << 20
-"""Bytes of a file."""
+MAX_FILE_BYTES = 64 << 20
+"""Size in bytes of the largest file that is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedDecision:
-    """One decision, and the same made again."""
+    """A recorded decision, and the one that its inputs give now."""
 
     where: str
-    """Time, or place in the file."""
+    """Time of the decision, or its line in the file."""
     recorded: ScalingRecord
     again: ScalingDecision
 
     @property
     def same(self) -> bool:
-        """Byte for byte."""
+        """Return whether the two decisions are equal byte for byte."""
         return msgspec.json.encode(self.recorded.decision) == msgspec.json.encode(self.again)
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--output json` prints."""
-        found = {name: msgspec.to_builtins(getattr(self.recorded, name)) for name in
+        """Return the object that `--output json` prints."""
+        record = {name: msgspec.to_builtins(getattr(self.recorded, name)) for name in
                  ("config", "observation", "decision")}  # fmt: skip
-        return {"where": self.where, "same": self.same, **found, "again": msgspec.to_builtins(self.again)}
+        return {"where": self.where, "same": self.same, **record, "again": msgspec.to_builtins(self.again)}
 
 
 def replayed_file(path: Path) -> list[ReplayedDecision]:
-    """All of a file: one record a line, or MambaDeployments as `kubectl get -o yaml` prints them.
+    """Compute again all decisions of a file, with one record per line or MambaDeployments as YAML.
 
-    Raises `InvalidInput` when there is no record in it that can be read.
+    Raises `InvalidInput` when the file or a record in it cannot be read.
     """
     try:
-        if path.stat().st_size > LARGEST:
-            raise InvalidInput(f"{path}: more than {LARGEST >> 20} MiB")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InvalidInput(f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: {error}") from error
@@ -54,18 +54,20 @@ def replayed_file(path: Path) -> list[ReplayedDecision]:
     try:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
-        raise InvalidInput(f"{path}: neither recorded decisions, one a line, nor YAML: {error}") from error
-    objects = [one for document in documents for one in _objects(document)]
-    return [replay for one in objects for replay in replayed_object(one, str(path))]
+        raise InvalidInput(
+            f"{path}: holds neither recorded decisions, one per line, nor YAML: {error}"
+        ) from error
+    objects = [manifest for document in documents for manifest in _objects(document)]
+    return [replay for manifest in objects for replay in replayed_object(manifest, str(path))]
 
 
 def replayed_object(manifest: dict[str, Any], source: str) -> list[ReplayedDecision]:
-    """What stands in `status.scaling.history`. Raises `InvalidInput` when that is no recorded decision."""
+    """Compute again the decisions in `status.scaling.history`. Raises `InvalidInput` for a broken record."""
     status = manifest.get("status")
     scaling = status.get("scaling") if isinstance(status, dict) else None
     history = scaling.get("history") if isinstance(scaling, dict) else None
-    changes = [one for one in history or () if isinstance(one, dict) and one.get("record")]
-    return [_replay(str(one.get("time")), source, from_text, str(one["record"])) for one in changes]
+    entries = [entry for entry in history or () if isinstance(entry, dict) and entry.get("record")]
+    return [_replay(str(entry.get("time")), source, from_text, str(entry["record"])) for entry in entries]
 
 
 def _replay(where: str, source: str, read: Any, text: str) -> ReplayedDecision:
@@ -81,6 +83,6 @@ def _objects(document: Any) -> Iterator[dict[str, Any]]:
         return
     items = document.get("items")
     if isinstance(items, list):
-        yield from (one for one in items if isinstance(one, dict))
+        yield from (item for item in items if isinstance(item, dict))
     else:
         yield document

@@ -1,1 +1,1 @@
-"""What an endpoint and the engines behind it do at the moment."""
+"""The state of an endpoint and its engines, or of the MambaDeployments of a cluster."""

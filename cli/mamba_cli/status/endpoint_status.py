@@ -1,6 +1,6 @@
-"""Asks a gateway or an engine what it does: readiness, strategy, queue, slots, pages, hits and misses.
+"""`EndpointStatus`: readiness, strategy, queue, slots, pages, hits and misses of a gateway or an engine.
 
-Reads `/version`, `/readyz` and `/metrics` alone, which need no key. Changes nothing.
+They are read from `/version`, `/readyz` and `/metrics`, which need no key.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _ENGINE = "mambaserve_engine_up"
 
 @dataclass(frozen=True, slots=True)
 class ScrapedEngine:
-    """One engine; None = it does not say, or cannot be reached from here."""
+    """The state of one engine; None = not reported, or the engine cannot be reached from here."""
 
     name: str
     ready: bool
@@ -30,20 +30,20 @@ class ScrapedEngine:
     running: int | None = None
     waiting: int | None = None
     slots: dict[str, int] = field(default_factory=dict)
-    """By owner."""
+    """Number of slots by owner."""
     pages: dict[str, int] = field(default_factory=dict)
-    """By owner, free ones included."""
+    """Number of pages by owner, including free pages."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     misses: dict[str, int] = field(default_factory=dict)
-    """Prompts that resumed less than they could have, by cause."""
+    """Number of prompts that resumed less than possible, by cause."""
     checkpoints: int | None = None
     restarts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """What answers at a URL. `kind`: gateway or engine; the counts of requests are the gateway's."""
+    """The state of one endpoint. `kind` is gateway or engine; the request counts are those of a gateway."""
 
     url: str
     kind: str
@@ -57,19 +57,19 @@ class EndpointStatus:
 
     @property
     def ready(self) -> int:
-        """How many engines may be chosen."""
+        """Return the number of ready engines."""
         return sum(engine.ready for engine in self.engines)
 
     def to_json(self) -> dict[str, Any]:
-        """The object `status --output json` prints."""
-        return {**asdict(self), "engines": [asdict(each) for each in self.engines], "ready": self.ready}
+        """Return the object that `status --output json` prints."""
+        return {**asdict(self), "engines": [asdict(engine) for engine in self.engines], "ready": self.ready}
 
 
 async def endpoint_status(session: aiohttp.ClientSession, url: str) -> EndpointStatus:
-    """What answers at `url`. Raises `RunFailed` when nothing does, or something else."""
+    """Read the state of the endpoint at `url`. Raises `RunFailed` unless a gateway or an engine answers."""
     try:
         metrics = await _scrape(session, url)
-        told = await _json(session, f"{url}/readyz")
+        readiness = await _json(session, f"{url}/readyz")
         version = await _json(session, f"{url}/version")
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise unreachable(url, error) from error
@@ -79,12 +79,12 @@ async def endpoint_status(session: aiohttp.ClientSession, url: str) -> EndpointS
     engines: tuple[ScrapedEngine, ...]
     if kind == "engine":
         name = urlsplit(url).netloc
-        engines = (_engine(name, told.get("status") == "ready", _text(told, "reason"), metrics),)
+        engines = (_engine(name, readiness.get("status") == "ready", _text(readiness, "reason"), metrics),)
     else:
-        reasons = told.get("reasons")
+        reasons = readiness.get("reasons")
         engines = await _behind(session, metrics, reasons if isinstance(reasons, dict) else {})
     return EndpointStatus(
-        url, kind, _text(version, "version"), _text(told, "status"), _text(told, "reason"), engines,
+        url, kind, _text(version, "version"), _text(readiness, "status"), _text(readiness, "reason"), engines,
         in_flight=_count(metrics, "mambaserve_gateway_in_flight"),
         queued=_count(metrics, "mambaserve_gateway_queued"),
         held=_count(metrics, "mambaserve_gateway_held"),
@@ -94,53 +94,53 @@ async def endpoint_status(session: aiohttp.ClientSession, url: str) -> EndpointS
 async def _behind(
     session: aiohttp.ClientSession, gateway: Scrape, reasons: dict[str, Any]
 ) -> tuple[ScrapedEngine, ...]:
-    """The engines of a gateway. Those named by an address are asked themselves; the others' load is known."""
+    """Return the engines of a gateway; engines named by an address are scraped, others have a load only."""
     ready = gateway.by("mambaserve_gateway_endpoint_ready", "endpoint")
 
-    async def one(name: str) -> ScrapedEngine:
+    async def read_engine(name: str) -> ScrapedEngine:
         reason = str(reasons.get(name) or "")
         try:
-            # An engine in a pod is named by the pod, which is no address.
-            found = await _scrape(session, f"http://{name}") if ":" in name else Scrape()
+            # An engine in a pod has the name of the pod, which is no address.
+            metrics = await _scrape(session, f"http://{name}") if ":" in name else Scrape()
         except (RunFailed, TimeoutError, aiohttp.ClientError, OSError):
-            found = Scrape()
-        if _ENGINE in found.values:
-            return _engine(name, ready[name] == 1, reason, found)
+            metrics = Scrape()
+        if _ENGINE in metrics.values:
+            return _engine(name, ready[name] == 1, reason, metrics)
         load = gateway.total("mambaserve_gateway_endpoint_load", endpoint=name)
         return ScrapedEngine(name, ready[name] == 1, reason, running=None if load is None else int(load))
 
-    return tuple(await asyncio.gather(*(one(name) for name in sorted(ready))))
+    return tuple(await asyncio.gather(*(read_engine(name) for name in sorted(ready))))
 
 
-def _engine(name: str, ready: bool, reason: str, found: Scrape) -> ScrapedEngine:
-    # Before an engine is ready it has told nothing of its own.
-    labels = next((labels for labels, _ in found.series("mambaserve_strategy_info")), {})
-    up = next((labels for labels, _ in found.series(_ENGINE)), {})
+def _engine(name: str, ready: bool, reason: str, metrics: Scrape) -> ScrapedEngine:
+    # An engine that is not ready exposes no series about itself.
+    labels = next((labels for labels, _ in metrics.series("mambaserve_strategy_info")), {})
+    up = next((labels for labels, _ in metrics.series(_ENGINE)), {})
     return ScrapedEngine(
         name=name,
         ready=ready,
         reason="" if ready else reason,
         model=up.get("model"),
         strategy=labels.get("strategy"),
-        running=_count(found, "mambaserve_requests_running"),
-        waiting=_count(found, "mambaserve_requests_waiting"),
-        slots=_by(found, "mambaserve_slots", "owner"),
-        pages=_by(found, "mambaserve_pages", "owner"),
-        prompt_tokens=_count(found, "mambaserve_prompt_tokens_total"),
-        cached_tokens=_count(found, "mambaserve_cached_tokens_total"),
-        misses=_by(found, "mambaserve_prefix_misses_total", "cause"),
-        checkpoints=_count(found, "mambaserve_checkpoints"),
-        restarts=_count(found, "mambaserve_engine_restarts_total"),
+        running=_count(metrics, "mambaserve_requests_running"),
+        waiting=_count(metrics, "mambaserve_requests_waiting"),
+        slots=_by(metrics, "mambaserve_slots", "owner"),
+        pages=_by(metrics, "mambaserve_pages", "owner"),
+        prompt_tokens=_count(metrics, "mambaserve_prompt_tokens_total"),
+        cached_tokens=_count(metrics, "mambaserve_cached_tokens_total"),
+        misses=_by(metrics, "mambaserve_prefix_misses_total", "cause"),
+        checkpoints=_count(metrics, "mambaserve_checkpoints"),
+        restarts=_count(metrics, "mambaserve_engine_restarts_total"),
     )
 
 
-def _count(found: Scrape, name: str) -> int | None:
-    value = found.total(name)
+def _count(metrics: Scrape, name: str) -> int | None:
+    value = metrics.total(name)
     return None if value is None else int(value)
 
 
-def _by(found: Scrape, name: str, label: str) -> dict[str, int]:
-    return {key: int(value) for key, value in found.by(name, label).items()}
+def _by(metrics: Scrape, name: str, label: str) -> dict[str, int]:
+    return {key: int(value) for key, value in metrics.by(name, label).items()}
 
 
 async def _scrape(session: aiohttp.ClientSession, url: str) -> Scrape:

@@ -1,4 +1,4 @@
-"""The status of endpoints as something people read. Renders; decides nothing."""
+"""The status of endpoints and MambaDeployments as text for the terminal."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from mamba_cli.status.endpoint_status import EndpointStatus, ScrapedEngine
 
 
 def status_view(status: EndpointStatus) -> RenderableType:
-    """One endpoint: a line on it, and a paragraph for each engine."""
+    """Return the view of one endpoint: a line on it, and a paragraph for each engine."""
     head = Text.assemble(
         (f"{status.kind} {status.url}", "bold"), "  ", (status.status, _colour(status.status == "ready"))
     )
@@ -31,25 +31,25 @@ def status_view(status: EndpointStatus) -> RenderableType:
     return Group(*lines)
 
 
-def deployments_view(found: Sequence[DeploymentStatus]) -> RenderableType:
-    """A paragraph for each MambaDeployment."""
+def deployments_view(statuses: Sequence[DeploymentStatus]) -> RenderableType:
+    """Return a view with a paragraph for each MambaDeployment."""
     lines: list[RenderableType] = []
-    for place, each in enumerate(found):
-        word = {"True": "ready", "False": "not ready"}.get(each.ready, "unknown")
-        head = Text.assemble((each.name, "bold"), "  ", (word, _colour(each.ready == "True")))
-        head.append(f"  {each.ready_replicas} of {each.replicas} engines ready")
-        plan = [each.strategy, each.slots is not None and f"{each.slots:,} slots",
-                each.max_running_requests is not None and f"{each.max_running_requests:,} at once",
-                each.headroom and f"{each.headroom} headroom"]  # fmt: skip
+    for index, status in enumerate(statuses):
+        word = {"True": "ready", "False": "not ready"}.get(status.ready, "unknown")
+        head = Text.assemble((status.name, "bold"), "  ", (word, _colour(status.ready == "True")))
+        head.append(f"  {status.ready_replicas} of {status.replicas} engines ready")
+        plan = [status.strategy, status.slots is not None and f"{status.slots:,} slots",
+                status.max_running_requests is not None and f"{status.max_running_requests:,} at once",
+                status.headroom and f"{status.headroom} headroom"]  # fmt: skip
         rows = {
-            "because": "" if each.ready == "True" else f"{each.reason}: {each.message}".strip(": "),
-            **{kind.lower(): message for kind, message in each.troubles.items()},
-            "note": "" if each.current else "the newest spec is not looked at yet",
-            "model": each.model,
+            "because": "" if status.ready == "True" else f"{status.reason}: {status.message}".strip(": "),
+            **{kind.lower(): message for kind, message in status.troubles.items()},
+            "note": "" if status.current else "the operator has not seen the newest spec yet",
+            "model": status.model,
             "plan": ", ".join(part for part in plan if part),
-            "url": each.url,
+            "url": status.url,
         }
-        lines += [*([Text()] if place else []), head, _rows(rows)]
+        lines += [*([Text()] if index else []), head, _rows(rows)]
     return Group(*lines)
 
 
@@ -80,7 +80,9 @@ def _rows(rows: dict[str, str]) -> RenderableType:
 
 def _requests(engine: ScrapedEngine) -> str:
     if engine.waiting is None:
-        return "" if engine.running is None else f"{engine.running:,} at the engine, as the gateway knows it"
+        return (
+            "" if engine.running is None else f"{engine.running:,} at the engine, as counted by the gateway"
+        )
     return f"{engine.running or 0:,} running, {engine.waiting:,} waiting"
 
 

@@ -89,7 +89,7 @@ async def test_a_trace_is_replayed_with_its_shared_blocks(engine, tmp_path) -> N
         (("serve", "URL", "--rate", "1", "--concurrency", "2"), 2, "exclude each other"),
         (("serve", "URL", "--rate", "-1"), 2, "--rate"),
         (("serve", "URL", "--model", "other"), 2, "--model"),
-        (("serve", "http://127.0.0.1:1"), 1, "nothing answers at http://127.0.0.1:1: start it"),
+        (("serve", "http://127.0.0.1:1"), 1, "nothing answers at http://127.0.0.1:1: start a server"),
         (("trace", "/nonexistent.csv", "--url", "URL"), 2, "No such file"),
         (("trace", __file__, "--url", "URL"), 2, "line 1"),
         (("trace", __file__, "--url", "URL", "--time-scale", "0"), 2, "--time-scale"),
@@ -180,7 +180,7 @@ async def _respond(kind: str, request: web.Request) -> web.StreamResponse:
         ("error", "stream: upstream_died"),
         ("early", "stream: ended early"),
         ("empty", "stream: no token"),
-        ("no-json", "no JSON in an event"),
+        ("no-json", "an event without valid JSON"),
         ("abort", "connection: ClientPayloadError"),
     ],
 )

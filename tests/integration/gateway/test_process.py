@@ -176,7 +176,7 @@ async def _answered(client, url, body) -> int:
         (
             ("--backend", "http://127.0.0.1:1", "--redis-url", "redis://:secret@r"),
             2,
-            "--redis-url: a password on a command line",
+            "--redis-url: every user of the machine can read a password",
         ),
         (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 2, "/nonexistent/keys"),
         (

@@ -135,9 +135,9 @@ def test_an_absent_count_of_cached_tokens_is_none_cached(details: Any) -> None:
         ([], "stream: ended early"),
         ([token(), event(error={"message": "gone", "code": None}), END], "stream: gone"),
         ([token(), event(error={"code": "x", "message": "gone"})], "stream: x"),
-        ([token(), b"data: [1]\n\n"], "no JSON in an event"),
-        ([token(), b"data: \xff\n\n"], "no JSON in an event"),
-        ([b'data: {"choices": "none"}\n\n'], "no JSON in an event"),
+        ([token(), b"data: [1]\n\n"], "an event without valid JSON"),
+        ([token(), b"data: \xff\n\n"], "an event without valid JSON"),
+        ([b'data: {"choices": "none"}\n\n'], "an event without valid JSON"),
     ],
 )
 def test_a_stream_that_is_not_whole_is_a_failure_of_its_kind(chunks: list[bytes], error: str) -> None:

@@ -110,7 +110,7 @@ async def test_failures_beside_successes_are_part_of_the_report(api: Api) -> Non
 
 async def test_a_run_without_one_success_failed_and_says_why(api: Api) -> None:
     api.statuses = [429] * 4
-    with pytest.raises(RunFailed, match=r"no request ended well: \{'429 no': 4\}"):
+    with pytest.raises(RunFailed, match=r"no request succeeded: \{'429 no': 4\}"):
         await execute(plan(api.url), quiet())
 
 
@@ -118,8 +118,8 @@ async def test_a_run_without_one_success_failed_and_says_why(api: Api) -> None:
     ("answer", "words"),
     [
         ({"text": '{"data": []}', "content_type": "application/json"}, "lists no model yet; wait until"),
-        ({"status": 401, "text": "who are you"}, "answers 401: who are you"),
-        ({"status": 404, "text": "x" * 9999}, "answers 404: x{200}$"),
+        ({"status": 401, "text": "who are you"}, "answered 401: who are you"),
+        ({"status": 404, "text": "x" * 9999}, "answered 404: x{200}$"),
         ({"text": "<html>", "content_type": "text/html"}, "does not answer"),
         ({"text": "<html>", "content_type": "application/json"}, "does not answer like an OpenAI server"),
         ({"text": '{"models": []}', "content_type": "application/json"}, "like an OpenAI server: KeyError"),
@@ -148,7 +148,7 @@ async def test_a_named_model_is_believed_where_the_server_lists_none(api: Api) -
 
 @pytest.mark.parametrize("url", ["localhost:8000", "127.0.0.1", "http://[::1", "ftp://h/x", "", "http://"])
 async def test_what_is_no_url_is_wrong_usage(url: str) -> None:
-    with pytest.raises(InvalidInput, match="is no http:// or https:// URL"):
+    with pytest.raises(InvalidInput, match="is not an http:// or https:// URL"):
         await execute(plan(url), quiet())
 
 

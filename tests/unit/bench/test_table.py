@@ -42,7 +42,7 @@ def test_counts_and_rates_are_shown_with_their_units() -> None:
     assert row(text, "requests/s") == ["requests/s", "0.50"]
     assert row(text, "prompt tokens") == ["prompt tokens", "2,000"]
     assert row(text, "resumed from cache") == ["resumed from cache", "250 (12.5 %)"]
-    assert row(text, "most at once") == ["most at once", "2"]
+    assert row(text, "most in flight") == ["most in flight", "2"]
 
 
 def test_goodput_is_shown_where_a_limit_was_given_and_names_the_limits() -> None:

@@ -54,7 +54,7 @@ def test_mooncake_lines_become_arrivals_with_blocks() -> None:
     ("text", "said"),
     [
         ("", "line 1: the file is empty"),
-        ("a,b\n1,2\n", "line 1: neither the header"),
+        ("a,b\n1,2\n", "line 1: is neither the header"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,1\n", "line 2"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,1,2,3\n", "line 2"),

@@ -13,7 +13,7 @@ from benchmarks.cache.record import header
 from benchmarks.cache.replay import CachePolicy, build, replay
 
 from mamba_cli.bench.traces import Arrival, parse
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK, prompt, usable
 from mamba_server.cache import ledger
 

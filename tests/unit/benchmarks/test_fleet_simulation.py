@@ -23,8 +23,7 @@ from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.request import Request
-from mamba_cli.fleet.simulation import Simulation
-from mamba_cli.fleet.size_search.fixed_size import FixedSize
+from mamba_cli.fleet.simulation import FixedSize, Simulation
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 

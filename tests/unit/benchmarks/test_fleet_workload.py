@@ -139,11 +139,11 @@ def test_traces_of_any_length_and_order_are_played_to_their_end(
     [
         ("", "line 1: the file is empty"),
         (AZURE.splitlines()[0], "no request that can be played"),
-        ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,5\n", "line 1: neither the header TIMESTAMP,Context"),
-        (AZURE + "2023-11-16 18:18:03,5\n", "line 42: 2 columns"),
+        ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,5\n", "line 1: is neither the header"),
+        (AZURE + "2023-11-16 18:18:03,5\n", "line 42: has 2 columns"),
         (AZURE + "1700158623.97,10,10\n", "line 42: Invalid isoformat"),
         ('{"timestamp": 7, "input_length": 700}', "line 1: Object missing required field"),
-        ('{"timestamp": 7, "input_length": 900, "output_length": 3, "hash_ids": [5]}', "whole in its"),
+        ('{"timestamp": 7, "input_length": 900, "output_length": 3, "hash_ids": [5]}', "whole prompt"),
     ],
 )  # fmt: skip
 def test_what_is_no_trace_is_refused_with_its_name_and_line(

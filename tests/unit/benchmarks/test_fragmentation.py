@@ -8,7 +8,7 @@ from benchmarks.cache.fragmentation import SlabShares, WatchedArena, churn, load
 from benchmarks.cache.replay import CachePolicy
 
 from cache_bench import CacheBench, ids
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_server.cache.arena import AllocationSite
 
 SIZE = CacheSize(120, 0, 8_758)

@@ -8,7 +8,7 @@ from benchmarks.routing_decision import HOLDERS, measure
 from benchmarks.simulated_fleet import SimulatedFleet
 
 from mamba_cli.fleet.cache_index import Knowledge
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.workload import TraceWorkload
 

@@ -166,7 +166,7 @@ def test_a_load_that_is_none_is_refused(bench: Bench, arguments: list[str], said
         (None, "t.csv: No such file or directory"),
         (b"", "t.csv: line 1: the file is empty"),
         (b"\xff\xfeT\x00", "t.csv: 'utf-8' codec can't decode"),
-        (b"a,b,c\n1,2,3\n", "t.csv: line 1: neither the header"),
+        (b"a,b,c\n1,2,3\n", "t.csv: line 1: is neither the header"),
         (AZURE.encode() + b"2023-11-16 18:15:47,x,1\n", "t.csv: line 3: invalid literal for int()"),
     ],
 )
@@ -196,4 +196,4 @@ def test_a_speed_that_is_none_is_refused_before_the_file_is_read(bench: Bench, s
 def test_a_url_without_a_scheme_is_wrong_usage(bench: Bench) -> None:
     code, out, err = bench("serve", "localhost:8000", "--requests", "1")
     assert (code, out) == (2, "")
-    assert err == "error: URL: 'localhost:8000' is no http:// or https:// URL\n"
+    assert err == "error: URL: 'localhost:8000' is not an http:// or https:// URL\n"

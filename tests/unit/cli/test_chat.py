@@ -204,7 +204,7 @@ def test_nobody_there_and_no_url_are_said(chat: Run) -> None:
     assert chat("http://", "Who?")[0] == 2
     assert chat("Who", "are", "you?")[0] == 2
     code, _, err = chat("localhost:9", "Who?")
-    assert (code, err) == (2, "error: localhost:9 is no URL: write http://localhost:9\n")
+    assert (code, err) == (2, "error: localhost:9 is not a URL: write http://localhost:9\n")
 
 
 class Terminal:

@@ -69,7 +69,7 @@ def test_a_wrong_option_is_refused(app: typer.Typer, arguments: list[str], words
 
 
 def test_an_unknown_command_is_refused_with_the_known_ones(app: typer.Typer) -> None:
-    with pytest.raises(InvalidInput, match=r"'nope' is no command; there are: .*plan"):
+    with pytest.raises(InvalidInput, match=r"'nope' is not a command; the commands are .*plan"):
         effective_settings(app, "nope", [], {})
 
 
@@ -90,7 +90,7 @@ def test_a_command_of_a_command_is_named_by_both(app: typer.Typer) -> None:
 def test_a_group_alone_is_answered_with_how_to_name_its_command(
     app: typer.Typer, arguments: list[str]
 ) -> None:
-    with pytest.raises(InvalidInput, match="bench needs one of its commands, as in: config bench serve"):
+    with pytest.raises(InvalidInput, match="bench needs one of its sub-commands, as in: config bench serve"):
         effective_settings(app, "bench", arguments, {})
 
 

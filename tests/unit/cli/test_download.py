@@ -82,7 +82,7 @@ def test_what_an_attempt_has_left_is_no_model_while_the_hub_is_away(
 @pytest.mark.parametrize(
     ("uri", "error", "words"),
     [
-        ("builtin://tiny-recall", InvalidInput, "only models of the Hub"),
+        ("builtin://tiny-recall", InvalidInput, "is not a model on the Hub"),
         ("hf://only-a-name", InvalidInput, "hf://OWNER/NAME"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_hub_that_breaks_off_is_worth_another_attempt(hub: Hub) -> None:
 
 def test_a_model_without_safetensors_is_refused_with_what_to_choose(hub: Hub) -> None:
     del hub.files["model.safetensors"]
-    with pytest.raises(InvalidInput, match="published so"):
+    with pytest.raises(InvalidInput, match="published in that format"):
         run("hf://owner/name")
 
 
@@ -213,7 +213,7 @@ def test_a_port_that_another_has_is_no_reason_not_to_download(hub: Hub, tmp_path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = run("hf://owner/name", "--report", str(tmp_path / "report"), "--metrics-port", str(port))
-    assert f"port {port} does not tell how far it is" in said
+    assert f"no download metrics on port {port}" in said
     assert ModelReport.read((tmp_path / "report").read_text()).commit == COMMIT
 
 

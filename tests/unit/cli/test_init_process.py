@@ -8,9 +8,9 @@ import pytest
 
 CODE = """
 import sys, time
-from mamba_cli import init_process, main
+from mamba_cli import main
 
-init_process.os.getpid = lambda: {pid}
+main.os.getpid = lambda: {pid}
 # What takes seconds in a container that has just started.
 main._collect = lambda: (print("started", flush=True), time.sleep(60))
 main.run()

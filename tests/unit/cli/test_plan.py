@@ -216,7 +216,7 @@ def test_another_machine_is_named_by_its_card_or_its_memory(inside: Callable[...
         for words in (("--gpu", "h100"), ("--device-memory", "H100"), ("--device-memory", "81559Mi"))
     ]
     assert plans == [int((81_559 << 20) * 0.9)] * 3
-    assert "cards are" in inside("known://granite-4.0-h-tiny", "--device-memory", "H1000")
+    assert "the known GPUs are" in inside("known://granite-4.0-h-tiny", "--device-memory", "H1000")
     assert "--gpu" in inside("known://granite-4.0-h-tiny", "--gpu", "H100", "--device-memory", "80Gi")
 
 

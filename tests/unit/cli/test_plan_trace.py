@@ -135,7 +135,7 @@ def test_a_trace_in_other_units_is_refused_with_the_options_that_read_it(plan: R
     arguments = ("--trace", str(path), *SLO, "--gpu", "H100", "-o", "json")
     code, out, err = plan(*arguments)
     assert (code, out) == (2, "")
-    assert "line 1: 33 hash_ids for 521 tokens" in err
+    assert "line 1: 33 hash_ids for a prompt of 521 tokens" in err
     assert "--block-tokens 16" in err
     code, out, err = plan(*arguments, "--block-tokens", "16")
     assert (code, out) == (2, "")

@@ -123,7 +123,7 @@ def test_a_file_stands_below_the_environment_and_above_the_defaults(
     [
         ('{"model": "m", "pagesize": 1}', "unknown settings pagesize"),
         ("[]", "must hold a JSON object"),
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         (None, "No such file or directory"),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_wrong_value_names_its_option_and_variable(given: dict[str, Any], opti
 
 @pytest.mark.parametrize("given", [{}, {"model": ""}])
 def test_without_a_model_it_says_what_may_be_one(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=r"no model is given: name a directory, .*builtin://") as caught:
+    with pytest.raises(InvalidInput, match=r"no model is named: give a directory, .*builtin://") as caught:
         serve.run(given)
     assert resolve(re.findall(r"builtin://[\w-]+", str(caught.value))[0]).is_dir()
 

@@ -224,13 +224,13 @@ def test_a_namespace_of_a_cluster_says_how_its_deployments_are(
     assert (nano["ready"], nano["replicas"], nano["ready_replicas"], nano["slots"]) == ("True", 2, 2, 40)
     assert (broken["ready"], broken["reason"], broken["current"]) == ("False", "OutOfMemory", False)
     assert broken["troubles"] == {"Degraded": "raise the memory"}
-    assert (new["ready"], new["message"]) == ("Unknown", "no operator has looked at it yet")
+    assert (new["ready"], new["message"]) == ("Unknown", "no operator has reconciled it yet")
     words = " ".join(status(*cluster, "team-a")[1].split())
     assert "nano ready 2 of 2 engines ready" in words
     assert "plan ExtraBuffer, 40 slots, 12 at once, 3.1Gi headroom" in words
     assert "because OutOfMemory: an engine was killed" in words
     assert "degraded raise the memory" in words
-    assert "the newest spec is not looked at yet" in words
+    assert "the operator has not seen the newest spec yet" in words
 
 
 def test_one_deployment_of_a_cluster_is_asked_for_by_name(status: Run, cluster: list[str]) -> None:
@@ -266,7 +266,7 @@ def test_nobody_there_something_else_and_no_file_are_refused(status: Run, site: 
 
 def test_an_address_without_its_scheme_is_told_how_it_is_written(status: Run) -> None:
     code, _, err = status("localhost:8000")
-    assert (code, err) == (2, "error: localhost:8000 is no URL: write http://localhost:8000\n")
+    assert (code, err) == (2, "error: localhost:8000 is not a URL: write http://localhost:8000\n")
 
 
 def test_a_file_is_asked_where_its_endpoints_answer(status: Run, tmp_path: Path) -> None:

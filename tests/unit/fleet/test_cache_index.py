@@ -7,7 +7,7 @@ from benchmarks.cache.cache_run import cache_of, serve
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.cache_index import CacheIndex
-from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.engine_profile import CacheSize
 from mamba_cli.fleet.workload import TraceWorkload
 
 PAGE = 16

@@ -101,7 +101,7 @@ def test_the_smallest_fleet_attains_the_goal_and_one_engine_less_does_not() -> N
     assert each.served is not None
     assert each.served.engines > 1
     assert each.served.attainment >= 0.95
-    below = {run.engines: run.attainment for run in each.tried}
+    below = {run.engines: run.attainment for run in each.runs}
     assert below[each.served.engines - 1] < 0.95
     assert each.doubled is not None
     assert each.doubled.attainment < each.served.attainment
@@ -189,7 +189,7 @@ def test_what_cannot_serve_says_why() -> None:
     assert found.chosen is None
     few = size(question((KIND["A100"],), constraints=Constraints(strategy="NoBuffer"), most=1))
     assert few.candidates[0].why_not is not None
-    assert few.candidates[0].tried
+    assert few.candidates[0].runs
     assert few.chosen is None
 
 
@@ -232,7 +232,7 @@ def test_the_bound_of_an_idle_engine_is_never_below_what_is_attained(of_two_kind
     tighter = {slo: size(replace(asking, slo=slo)).candidates[0] for slo in (Slo(0.2, 0.1), Slo(0.5, 0.1))}
     for slo, ran in {**tighter, asking.slo: of_two_kinds.candidates[1]}.items():
         share = best_share(asking.stream, profile, planned.max_model_len, slo)
-        assert all(run.attainment <= share for run in ran.tried)
+        assert all(run.attainment <= share for run in ran.runs)
 
 
 def candidate(kind: str, engines: int, twice: float, price: float | None = None) -> FleetCandidate:
@@ -276,7 +276,7 @@ def test_the_plot_has_a_point_for_each_fleet_that_was_tried(of_two_kinds: Sizing
     drawn = chart(of_two_kinds, 1.0, "GPU-hours")
     assert drawn == chart(of_two_kinds, 1.0, "GPU-hours")
     circles = [each for each in ElementTree.fromstring(drawn).iter() if each.tag.endswith("circle")]
-    assert len(circles) == sum(len(each.tried) for each in of_two_kinds.candidates)
+    assert len(circles) == sum(len(each.runs) for each in of_two_kinds.candidates)
 
 
 def test_the_time_and_the_tokens_of_a_step_that_were_set_are_those_of_the_simulated_engine() -> None:

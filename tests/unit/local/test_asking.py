@@ -164,13 +164,17 @@ async def test_a_chat_is_asked_without_chance_and_answered(child: Child, http: a
         (500, b"oops", "answered 500: oops"),
         (404, b'{"error": {"message": "no such model"}}', "answered 404: .*no such model"),
         (429, b"x" * 10_000, "answered 429: x{500}$"),
-        (200, b"<html>", "an answer that cannot be read: <html>"),
-        (200, b'{"choices": []}', "an answer that cannot be read"),
-        (200, b'{"choices": [{"message": null}], "usage": {}}', "an answer that cannot be read"),
+        (200, b"<html>", "an answer that is not one of the OpenAI API: <html>"),
+        (200, b'{"choices": []}', "an answer that is not one of the OpenAI API"),
+        (
+            200,
+            b'{"choices": [{"message": null}], "usage": {}}',
+            "an answer that is not one of the OpenAI API",
+        ),
         (
             200,
             b'{"choices": [{"message": {"content": "x"}}], "usage": null}',
-            "an answer that cannot be read",
+            "an answer that is not one of the OpenAI API",
         ),
     ],
 )

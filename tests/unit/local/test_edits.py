@@ -159,7 +159,7 @@ async def test_auto_is_sent_as_the_strategy_that_the_planner_chose(engine: Engin
 async def test_saving_the_same_again_does_nothing(engine: Engine) -> None:
     file = File(engine, loaded())
     await file.edit(cached(strategy="NoBuffer"))
-    assert await file.edit(cached(strategy="NoBuffer")) == ["nothing in it concerns what runs"]
+    assert await file.edit(cached(strategy="NoBuffer")) == ["nothing that runs is affected"]
     assert len(engine.taken) == 1
 
 
@@ -175,7 +175,9 @@ async def test_a_refusal_is_shown_and_the_next_edit_tries_again(engine: Engine, 
     file = File(engine, loaded())
     engine.refusals = [(status, "not now")]
     [line] = await file.edit(cached(strategy="NoBuffer"))
-    assert line == f"one: strategy NoBuffer was not taken over: the engine answered {status}: not now"
+    assert (
+        line == f"one: the engine did not switch to strategy NoBuffer: the engine answered {status}: not now"
+    )
     assert engine.taken == []
     lines = await file.edit(cached(strategy="NoBuffer"))
     assert "now runs NoBuffer" in lines[0]
@@ -186,7 +188,7 @@ async def test_a_refused_strategy_that_is_taken_back_needs_no_call(engine: Engin
     file = File(engine, loaded())
     engine.refusals = [(409, "no")]
     await file.edit(cached(strategy="NoBuffer"))
-    assert await file.edit(loaded()) == ["nothing in it concerns what runs"]
+    assert await file.edit(loaded()) == ["nothing that runs is affected"]
     assert engine.taken == []
 
 
@@ -196,13 +198,15 @@ async def test_later_fields_beside_a_refused_strategy_are_said_once(engine: Engi
     first = await file.edit(cached(strategy="NoBuffer", minCheckpointDepth=64))
     assert "one: spec.stateCache.minCheckpointDepth: takes effect at the next start" in first
     [only] = await file.edit(cached(strategy="NoBuffer", minCheckpointDepth=64))
-    assert "was not taken over" in only
+    assert "did not switch to strategy" in only
 
 
 async def test_an_engine_that_is_away_is_named() -> None:
     file = File(Engine("http://127.0.0.1:9"), loaded())
     [line] = await file.edit(cached(strategy="NoBuffer"))
-    assert line.startswith("one: strategy NoBuffer was not taken over: the engine cannot be reached: ")
+    assert line.startswith(
+        "one: the engine did not switch to strategy NoBuffer: the engine cannot be reached: "
+    )
 
 
 async def test_a_strategy_that_does_not_fit_is_told_with_the_numbers_and_not_sent(engine: Engine) -> None:
@@ -218,7 +222,7 @@ async def test_a_file_with_a_mistake_changes_nothing_and_its_repair_is_taken_ove
     file = File(engine, loaded())
     file.objects = InvalidInput("f.yaml: spec.a: unknown\nf.yaml: spec.b: unknown")
     assert await file.look() == [
-        "f.yaml: spec.a: unknown", "f.yaml: spec.b: unknown", "what runs stays as it is"
+        "f.yaml: spec.a: unknown", "f.yaml: spec.b: unknown", "nothing that runs is changed"
     ]  # fmt: skip
     assert engine.taken == []
     await file.edit(cached(strategy="NoBuffer"))
@@ -256,7 +260,7 @@ async def test_an_object_added_while_it_runs_may_be_edited_further(engine: Engin
 async def test_a_running_object_that_is_taken_out_and_put_back_is_still_the_same(engine: Engine) -> None:
     file = File(engine, loaded(), loaded("two"))
     assert await file.edit(loaded("two")) == ["one: the object was removed: takes effect at the next start"]
-    assert await file.edit(loaded(), loaded("two")) == ["one: the object is back, as it runs"]
+    assert await file.edit(loaded(), loaded("two")) == ["one: the object is back and equals the running one"]
     await file.edit(cached(strategy="NoBuffer"), loaded("two"))
     assert len(engine.taken) == 1
 
@@ -264,8 +268,8 @@ async def test_a_running_object_that_is_taken_out_and_put_back_is_still_the_same
 async def test_a_field_that_is_set_back_is_as_it_runs_again(engine: Engine) -> None:
     file = File(engine, loaded())
     await file.edit(cached(minCheckpointDepth=64))
-    assert await file.edit(loaded()) == ["one: spec.stateCache.minCheckpointDepth: as it runs again"]
-    assert await file.edit(loaded()) == ["nothing in it concerns what runs"]
+    assert await file.edit(loaded()) == ["one: spec.stateCache.minCheckpointDepth: again as running"]
+    assert await file.edit(loaded()) == ["nothing that runs is affected"]
 
 
 async def test_an_object_that_comes_back_changed_is_compared_with_what_runs(engine: Engine) -> None:
@@ -280,7 +284,7 @@ def test_a_file_that_is_gone_is_said_at_the_second_look_and_so_is_its_return() -
     here, gone = FileStamp(Path("f"), "1"), FileStamp(Path("f"), "")
     absent = MissingFiles()
     assert [absent.lines([each]) for each in (here, gone, here, gone)] == [[], [], [], []]
-    assert absent.lines([gone]) == ["f cannot be read any more: what runs stays as it is"]
+    assert absent.lines([gone]) == ["f can no longer be read: nothing that runs is changed"]
     assert absent.lines([gone]) == []
     assert absent.lines([here]) == ["f is back"]
 

@@ -119,7 +119,7 @@ def test_a_file_that_is_not_what_its_name_says_is_a_failure_of_the_hub(
     hub: Hub, name: str, content: bytes
 ) -> None:
     hub.files[name] = content
-    with pytest.raises(RunFailed, match=f"^{URI}: what the Hub sent cannot be read"):
+    with pytest.raises(RunFailed, match=f"^{URI}: the Hub sent files that cannot be read"):
         facts()
 
 

@@ -127,7 +127,10 @@ def test_the_bytes_of_a_state_are_those_of_the_type_that_is_planned() -> None:
 def test_weights_without_files_are_counted_in_the_type_they_are_loaded_as() -> None:
     def weights(dtype: str) -> int:
         made = outcome(PlanFlags(device_memory=160 * GIB), engine={"dtype": dtype})
-        assert "weights by parameter count: no files at hand" in made.notes
+        assert (
+            "the size of the weights follows from the parameter count, because there are no weight files"
+            in made.notes
+        )
         return made.weights
 
     assert weights("float32") == 2 * weights("bfloat16") == 2 * weights("Auto")

@@ -331,7 +331,7 @@ def test_a_taken_port_is_named_before_anything_starts(bench: Bench) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RunFailed, match=rf"port {port} of 127.0.0.1 is taken"):
+        with pytest.raises(RunFailed, match=rf"port {port} of 127.0.0.1 is in use"):
             bench.up(port=port)
     assert bench.journal == []
     assert bench.text == ""
@@ -354,7 +354,7 @@ def test_an_edit_while_the_engine_loads_is_applied_when_it_is_ready(
     bench.when(lambda: bench.events("serve", "started") == 1, lambda: bench.file.write_text(edited) and None)
     bench.when(lambda: "now runs" in bench.text, interrupt)
     assert bench.up() == 0
-    assert bench.text.count("changed: looked at once all engines are ready") == 1
+    assert bench.text.count("changed: the edit is applied once all engines are ready") == 1
     assert "one: now runs NoBuffer with a checkpoint every 512 tokens" in bench.text
 
 
@@ -386,7 +386,7 @@ def test_an_edit_that_needs_a_new_start_and_a_broken_one_are_said(bench: Bench) 
         lambda: "next start" in bench.text,
         lambda: bench.file.write_text(deployment(engine={"pageSise": 32})) and None,
     )
-    bench.when(lambda: "stays as it is" in bench.text, interrupt)
+    bench.when(lambda: "nothing that runs is changed" in bench.text, interrupt)
     assert bench.up() == 0
     assert "one: spec.engine.pageSize: takes effect at the next start" in bench.text
     assert "spec.engine.pageSise: unknown field; did you mean pageSize?" in bench.text
@@ -424,7 +424,7 @@ def test_an_engine_that_dies_after_it_was_ready_comes_back_behind_the_same_gatew
     bench.when(lambda: bench.events("serve", "started") >= 2, interrupt)
     assert bench.up() == 0
     assert "one-engine ended with code 17: restart in 0.5 s" in bench.text
-    assert f"all of it: {bench.logs / 'one-engine.log'}" in bench.text
+    assert f"full log: {bench.logs / 'one-engine.log'}" in bench.text
     assert bench.events("gateway", "started") == 1
 
 
@@ -533,7 +533,7 @@ def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves(bench: Bench) -> N
 def test_what_local_mode_does_not_give_is_said(bench: Bench) -> None:
     bench.file.write_text(deployment(replicas=2))
     assert bench.up(once=True) == 0
-    assert "spec.replicas: one engine runs here" in bench.text
+    assert "spec.replicas: ignored, because one engine runs here" in bench.text
 
 
 def test_children_end_when_their_parent_is_killed(bench: Bench, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mamba_cli import main
 from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.unit import Unit, gateway_argv, unit_of
-from mamba_cli.settings_options import given
+from mamba_cli.settings_options import chosen_settings
 from mamba_gateway.key_limits import ANYONE, KeyLimits
 from mamba_gateway.settings import GatewaySettings
 from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
@@ -40,7 +40,7 @@ def parsed(argv: tuple[str, ...]) -> dict[str, Any]:
     """The settings that the real `mambaserve serve` or `gateway` would run with."""
     main._collect()
     group: Any = typer.main.get_command(main.app)
-    return given(group.commands[argv[0]].make_context(argv[0], list(argv[1:])), "model")
+    return chosen_settings(group.commands[argv[0]].make_context(argv[0], list(argv[1:])), "model")
 
 
 def unit_for(spec: MambaDeployment, planned: MemoryPlan, folder: Path, **more: Any) -> Unit:

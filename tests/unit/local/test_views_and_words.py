@@ -147,7 +147,7 @@ def test_all_demo_chats_share_one_document_and_ask_for_what_is_in_it() -> None:
     assert len(chats) == 4
     prefixes = {messages[0]["content"] for _, messages in chats}
     assert prefixes == {demo.document()}
-    for key in demo.ASKED:
+    for key in demo.QUESTION_KEYS:
         assert f"\n{key}: " in demo.document()
 
 
@@ -163,7 +163,7 @@ def test_an_answer_is_read_with_what_was_resumed() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"choices": []}', '{"usage": {"prompt_tokens": "x"}}'])
 def test_an_answer_of_another_shape_is_an_error_that_shows_it(text: str) -> None:
-    with pytest.raises(RunFailed, match="an answer that cannot be read"):
+    with pytest.raises(RunFailed, match="an answer that is not one of the OpenAI API"):
         demo.read_answer("q", text)
 
 
@@ -327,7 +327,7 @@ def test_consecutive_ports_are_given_and_a_taken_one_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RunFailed, match=f"port {port} .* is taken"):
+        with pytest.raises(RunFailed, match=f"port {port} .* is in use"):
             front_ports("127.0.0.1", port, 1)
     assert front_ports("127.0.0.1", port, 1) == [port]
     assert len(set(free_ports(5))) == 5
@@ -343,7 +343,7 @@ def test_addresses_of_ipv6_have_ports_too(host: str) -> None:
     with taken:
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RunFailed, match=f"port {port} .* is taken"):
+        with pytest.raises(RunFailed, match=f"port {port} .* is in use"):
             front_ports(host, port, 1)
     assert front_ports(host, port, 1) == [port]
     assert len(front_ports(host, 0, 2)) == 2
@@ -353,7 +353,7 @@ def test_every_address_is_taken_when_one_of_them_is() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(RunFailed, match="is taken"):
+        with pytest.raises(RunFailed, match="is in use"):
             front_ports("::", taken.getsockname()[1], 1)
 
 
@@ -367,7 +367,7 @@ def test_a_port_that_may_not_be_used_is_not_said_to_be_taken(monkeypatch: pytest
 
 
 def test_ports_past_the_end_and_foreign_hosts_are_wrong_usage() -> None:
-    with pytest.raises(InvalidInput, match="past 65535"):
+    with pytest.raises(InvalidInput, match="exceed 65535"):
         front_ports("127.0.0.1", 65535, 2)
     with pytest.raises(InvalidInput, match="no address of this machine"):
         front_ports("192.0.2.1", 8123, 1)
@@ -471,7 +471,7 @@ def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_deployments([tmp_path / name for name in ("a.yaml", "b.yaml", "c.yaml", "d.yaml")])
     text = str(caught.value)
-    assert "b.yaml: one is already given in" in text
+    assert "b.yaml: one is also defined in" in text
     assert "c.yaml" in text
     assert "d.yaml: no such file" in text
 
@@ -484,5 +484,5 @@ def test_sizes_are_quantities_and_mistakes_name_the_option() -> None:
         size_option("--x", "80gib")
     with pytest.raises(InvalidInput, match="--x: must be above 0"):
         size_option("--x", "0")
-    with pytest.raises(InvalidInput, match=r"--x: 80 is 80 bytes: .* 80Gi"):
+    with pytest.raises(InvalidInput, match=r"--x: 80 without a unit is 80 bytes: write 80Gi"):
         size_option("--x", "80")

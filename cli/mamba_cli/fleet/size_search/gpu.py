@@ -1,4 +1,4 @@
-"""Kinds of GPU that a fleet may be planned for, by their data sheets: memory, arithmetic, bandwidth."""
+"""Kinds of GPU for which a fleet can be planned, with the numbers of their data sheets."""
 
 from dataclasses import dataclass, replace
 
@@ -7,17 +7,17 @@ from mamba_cli.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind."""
+    """Kind of GPU."""
 
     name: str
     memory: int
-    """Bytes that its driver offers."""
+    """Bytes that the driver offers."""
     flops: float
-    """Dense 16-bit operations a second."""
+    """Dense 16-bit operations per second."""
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     price: float | None = None
-    """Of an hour; None: not told."""
+    """Price of an hour, or None if the user gave no price."""
 
 
 KINDS = (
@@ -30,26 +30,32 @@ KINDS = (
 
 
 def chosen(names: list[str]) -> tuple[Gpu, ...]:
-    """The kinds of `--gpu KIND` or `--gpu KIND=PRICE`; all if none is asked. Raises `InvalidInput`."""
-    found = [_kind(text) for text in names]
-    if len({gpu.name for gpu in found}) < len(found):
-        raise InvalidInput("--gpu: each kind at most once")
-    if any(gpu.price is None for gpu in found) and any(gpu.price is not None for gpu in found):
-        raise InvalidInput("--gpu: a price for every kind or for none, such as --gpu L40S=1 --gpu H100=3")
-    return tuple(found) or KINDS
+    """Return the kinds named by `--gpu KIND` or `--gpu KIND=PRICE`, or all kinds if no option was given.
+
+    Raises:
+        InvalidInput: A kind is not supported or repeated, or a price is missing or invalid.
+    """
+    gpus = [_kind(text) for text in names]
+    if len({gpu.name for gpu in gpus}) < len(gpus):
+        raise InvalidInput("--gpu: name each kind at most once")
+    if any(gpu.price is None for gpu in gpus) and any(gpu.price is not None for gpu in gpus):
+        raise InvalidInput(
+            "--gpu: give a price for every kind or for none, such as --gpu L40S=1 --gpu H100=3"
+        )
+    return tuple(gpus) or KINDS
 
 
 def _kind(text: str) -> Gpu:
-    name, priced, price = text.partition("=")
-    known = {gpu.name.lower(): gpu for gpu in KINDS}
-    if (gpu := known.get(name.lower())) is None:
-        raise InvalidInput(f"--gpu: no kind {name!r}: use {', '.join(each.name for each in KINDS)}")
-    if not priced:
+    name, separator, price = text.partition("=")
+    by_name = {gpu.name.lower(): gpu for gpu in KINDS}
+    if (gpu := by_name.get(name.lower())) is None:
+        raise InvalidInput(f"--gpu: no kind {name!r}: use {', '.join(kind.name for kind in KINDS)}")
+    if not separator:
         return gpu
     try:
         cost = float(price)
     except ValueError:
         cost = 0.0
     if not 0 < cost < float("inf"):
-        raise InvalidInput(f"--gpu: {text}: an hour's price must be above 0, such as {name}=2.5")
+        raise InvalidInput(f"--gpu: {text}: the price of an hour must be above 0, such as {name}=2.5")
     return replace(gpu, price=cost)

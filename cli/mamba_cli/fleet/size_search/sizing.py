@@ -1,7 +1,8 @@
-"""How many engines of which kind keep their promises over a trace. Deterministic by seed; no I/O.
+"""Sizing: how many engines of which kind meet an objective over a trace. Deterministic by seed; no I/O.
 
-Each kind of GPU with each strategy is a candidate. Its smallest fleet is searched by simulation, since more
-engines keep more promises, and then asked for twice the load. The cheapest is chosen.
+Each kind of GPU with each strategy is a candidate. A search by simulation finds its smallest fleet that meets
+the objective, since more engines meet it better, and then simulates that fleet under twice the load. The
+cheapest candidate is chosen.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,7 @@ from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.request import requests_of
-from mamba_cli.fleet.simulation import Simulation
-from mamba_cli.fleet.size_search.fixed_size import FixedSize
+from mamba_cli.fleet.simulation import FixedSize, Simulation
 from mamba_cli.fleet.size_search.gpu import Gpu
 from mamba_cli.fleet.size_search.roofline import profile_of
 from mamba_cli.fleet.slo import GOAL, Slo
@@ -25,46 +25,49 @@ from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 SURPLUS = 2.0
-"""The load that the fleet is asked for besides that of the trace."""
+"""Multiple of the trace's load under which a chosen fleet is simulated as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """What a fleet of `engines` made of the requests. Times in seconds."""
+    """Result of simulating a fleet of `engines` engines. Times are in seconds."""
 
     engines: int
     attainment: float
-    """Share of all requests that got what they were promised; what no engine could hold did not."""
+    """Share of all requests that met the objective; a request that no engine can hold does not."""
     hit_rate: float
-    """Share of prompt tokens that were resumed."""
+    """Share of prompt tokens resumed from a checkpoint."""
     ttft_p50: float
     ttft_p95: float
 
 
 @dataclass(frozen=True, slots=True)
 class FleetCandidate:
-    """One kind of GPU with one strategy."""
+    """Fleet of one kind of GPU with one strategy."""
 
     gpu: Gpu
     strategy: Strategy
     why_not: str | None = None
-    """Why no fleet was found; None: one was."""
+    """Reason why no fleet attains the goal, or None if one does."""
     served: FleetResult | None = None
-    """By the smallest fleet that attains the goal."""
+    """Result of the smallest fleet that attains the goal."""
     doubled: FleetResult | None = None
-    """By the same fleet, of twice the load."""
-    tried: tuple[FleetResult, ...] = ()
-    """Of the load of the trace, by size."""
+    """Result of the same fleet under twice the load."""
+    runs: tuple[FleetResult, ...] = ()
+    """Results under the trace's load for each simulated number of engines, in ascending order."""
 
     @property
     def price(self) -> float:
-        """Of one engine for an hour; 1 where no price is told."""
+        """Price of one engine for an hour; 1 if the user gave no price."""
         return self.gpu.price if self.gpu.price is not None else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SizingRequest:
-    """What is to be served, on what, and how well. `constraints.strategy` None: all are tried."""
+    """Question that a sizing answers: the model, the requests, the objective and the kinds of GPU.
+
+    If `constraints.strategy` is None, every strategy is a candidate.
+    """
 
     model: ModelConfig
     constraints: Constraints
@@ -74,75 +77,78 @@ class SizingRequest:
     slo: Slo
     gpus: tuple[Gpu, ...]
     most: int
-    """Engines at most."""
+    """Largest number of engines in a fleet."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SizingResult:
-    """All candidates in order of kind and strategy, and the cheapest of them."""
+    """All candidates in order of kind and strategy, and the cheapest of these."""
 
     candidates: tuple[FleetCandidate, ...]
     chosen: FleetCandidate | None
     engines_doubled: int | None
-    """Of the chosen kind, for twice the load; None: more than are allowed."""
+    """Engines of the chosen candidate that twice the load needs, or None if more than allowed."""
 
 
 def size(question: SizingRequest, progress: Callable[[str, float], None] = lambda *_: None) -> SizingResult:
-    """Search all candidates. `progress`: told what is looked at and the share that is done."""
+    """Search all candidates; `progress` receives the current candidate and the share that is done."""
     strategies = (question.constraints.strategy,) if question.constraints.strategy else MOST_ROBUST_FIRST
     pairs = [(gpu, strategy) for gpu in question.gpus for strategy in strategies]
     stream = question.stream
     if not question.constraints.prefix_caching:
         stream = replace(stream, identity=False)
     doubled = scaled(stream, SURPLUS, seed=question.seed)
-    found: list[FleetCandidate] = []
+    candidates: list[FleetCandidate] = []
     start = 1
     for number, (gpu, strategy) in enumerate(pairs):
         progress(f"{gpu.name}, {strategy}", number / len(pairs))
-        each = _searched(question, stream, doubled, gpu, strategy, start)
-        if each.served is not None:
-            start = each.served.engines
-        found.append(each)
-    best = cheapest(found)
+        candidate = _search(question, stream, doubled, gpu, strategy, start)
+        if candidate.served is not None:
+            start = candidate.served.engines
+        candidates.append(candidate)
+    best = cheapest(candidates)
     more = None
     if best is not None and best.served is not None:
         progress(f"{best.gpu.name}, {best.strategy}, twice the load", 1.0)
         run = _runs(question, doubled, *_engine(question, best.gpu, best.strategy))
         more = smallest(lambda n: run(n).attainment >= GOAL, best.served.engines, question.most)
-    return SizingResult(tuple(found), best, more)
+    return SizingResult(tuple(candidates), best, more)
 
 
 def cheapest(candidates: list[FleetCandidate]) -> FleetCandidate | None:
-    """The least cost; of as many GPUs without prices the weaker kind, which will cost less; then the most
-    attained at twice the load, the most attained, the more robust strategy."""
-    fit = [each for each in candidates if each.served is not None and each.doubled is not None]
+    """Return the cheapest candidate that attains the goal, or None if none does.
+
+    Without prices, the weaker kind wins at the same number of GPUs, since it will cost less. Further ties go
+    to the higher attainment under twice the load, the higher attainment, and the more robust strategy.
+    """
+    fit = [candidate for candidate in candidates if candidate.served and candidate.doubled]
     return min(
         fit,
-        key=lambda each: (
-            each.served.engines * each.price if each.served else 0.0,
-            each.gpu.bandwidth if each.gpu.price is None else 0.0,
-            -each.doubled.attainment if each.doubled else 0.0,
-            -each.served.attainment if each.served else 0.0,
+        key=lambda candidate: (
+            candidate.served.engines * candidate.price if candidate.served else 0.0,
+            candidate.gpu.bandwidth if candidate.gpu.price is None else 0.0,
+            -candidate.doubled.attainment if candidate.doubled else 0.0,
+            -candidate.served.attainment if candidate.served else 0.0,
         ),
         default=None,
     )
 
 
 def smallest(attains: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The least n from 1 to `most` with `attains(n)`, which must hold from there on; None: there is none."""
+    """Return the smallest n from 1 to `most` with `attains(n)`, or None. `attains` must be monotonic."""
     low, high = 0, min(max(1, start), most)
     while not attains(high):
         if high == most:
             return None
         low, high = high, min(most, 2 * high)
     while high - low > 1:
-        tried = (low + high) // 2
-        low, high = (low, tried) if attains(tried) else (tried, high)
+        middle = (low + high) // 2
+        low, high = (low, middle) if attains(middle) else (middle, high)
     return high
 
 
-def _searched(
+def _search(
     question: SizingRequest,
     stream: RequestStream,
     doubled: RequestStream,
@@ -161,68 +167,71 @@ def _searched(
             f"an idle engine would serve {share:.0%} in time; the others are too long or take too long",
         )
     run = _runs(question, stream, profile, longest)
-    tried: dict[int, FleetResult] = {}
+    results: dict[int, FleetResult] = {}
 
     def attains(engines: int) -> bool:
-        tried[engines] = run(engines)
-        return tried[engines].attainment >= GOAL
+        results[engines] = run(engines)
+        return results[engines].attainment >= GOAL
 
-    least = smallest(attains, start, question.most)
-    runs = tuple(tried[engines] for engines in sorted(tried))
-    if least is None:
-        return FleetCandidate(
-            gpu, strategy, f"{question.most} engines attain {tried[question.most].attainment:.1%}", tried=runs
-        )
-    twice = _runs(question, doubled, profile, longest)(least)
-    return FleetCandidate(gpu, strategy, None, tried[least], twice, runs)
+    engines = smallest(attains, start, question.most)
+    runs = tuple(results[size] for size in sorted(results))
+    if engines is None:
+        why_not = f"{question.most} engines attain {results[question.most].attainment:.1%}"
+        return FleetCandidate(gpu, strategy, why_not, runs=runs)
+    twice = _runs(question, doubled, profile, longest)(engines)
+    return FleetCandidate(gpu, strategy, None, results[engines], twice, runs)
 
 
 def best_share(stream: RequestStream, profile: EngineProfile, longest: int, slo: Slo) -> float:
-    """Share of requests that an idle engine would serve in time, if it resumed all that can be: a bound."""
+    """Return an upper bound on the attainment: an idle engine that resumes every prefix that it could."""
     requests = requests_of(servable(stream, longest))
-    well = 0
+    attained = 0
     for request in requests:
         work = prefill_work(request.shared, request.prompt_tokens, profile.attention_ratio)
         steps = -(-(request.prompt_tokens - request.shared) // profile.chunk_tokens)
         first = work / profile.prefill_tokens_per_second + steps * profile.step_seconds
-        each = profile.step_seconds + profile.sequence_seconds if request.outputs > 1 else 0.0
-        well += first <= slo.ttft and each <= slo.tpot
-    return well / max(1, len(stream.workload.arrivals))
+        per_token = profile.step_seconds + profile.sequence_seconds if request.outputs > 1 else 0.0
+        attained += first <= slo.ttft and per_token <= slo.tpot
+    return attained / max(1, len(stream.workload.arrivals))
 
 
 def servable(stream: RequestStream, longest: int) -> RequestStream:
-    """Without the requests that take more tokens than an engine's sequences may have: it refuses them."""
-    kept = [a for a in stream.workload.arrivals if a.input_tokens + a.output_tokens <= longest]
-    return replace(stream, workload=replace(stream.workload, arrivals=kept))
+    """Return the stream without requests of more than `longest` tokens, which an engine refuses."""
+    arrivals = [a for a in stream.workload.arrivals if a.input_tokens + a.output_tokens <= longest]
+    return replace(stream, workload=replace(stream.workload, arrivals=arrivals))
 
 
 def _engine(question: SizingRequest, gpu: Gpu, strategy: Strategy) -> tuple[EngineProfile, int]:
-    """The engine, and the tokens of its longest sequence. Raises `InsufficientMemory`."""
+    """Return the engine's profile, and the tokens of its longest sequence.
+
+    Raises:
+        InsufficientMemory: The model does not fit into the memory of the GPU.
+    """
     constraints = replace(question.constraints, strategy=strategy)
-    planned = plan(
+    memory_plan = plan(
         question.model, constraints, Device("cuda", gpu.memory), question.weights, question.workload
     )
-    return profile_of(question.model, planned, constraints, gpu), planned.max_model_len
+    return profile_of(question.model, memory_plan, constraints, gpu), memory_plan.max_model_len
 
 
 def _runs(
     question: SizingRequest, stream: RequestStream, profile: EngineProfile, longest: int
 ) -> Callable[[int], FleetResult]:
-    taken = servable(stream, longest)
+    served = servable(stream, longest)
 
     def run(engines: int) -> FleetResult:
-        around = FleetEnvironment(least=engines, most=engines, initial=engines)
-        simulated = Simulation(
-            taken, profile, SimulatedGateway, FixedSize(engines), question.slo, around, question.seed
+        environment = FleetEnvironment(least=engines, most=engines, initial=engines)
+        simulation = Simulation(
+            served, profile, SimulatedGateway, FixedSize(engines), question.slo, environment, question.seed
         )
-        simulated.run()
-        return fleet_result(simulated, engines, len(stream.workload.arrivals))
+        simulation.run()
+        return fleet_result(simulation, engines, len(stream.workload.arrivals))
 
     return run
 
 
 def fleet_result(run: Simulation, engines: int, submitted: int) -> FleetResult:
-    """What a run that is over came to, of so many requests."""
+    """Return the result of a finished simulation, of which `submitted` requests were the input."""
     requests = [request for request in run.requests if request.engine]
     first = sorted(
         request.first_token_at - request.arrived_at

@@ -1,4 +1,4 @@
-"""The answer of `plan --trace`: a table for people, a document for programs. Renders; decides nothing."""
+"""Report of `plan --trace`: a table for people, a document for programs. It renders and decides nothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,50 +14,52 @@ from mamba_cli.fleet.slo import GOAL, Slo
 
 @dataclass(frozen=True, slots=True)
 class SizingReport:
-    """An answer and what was asked."""
+    """Result of a sizing with its question."""
 
     model: str
     trace: str
     requests: int
-    """Of the trace."""
+    """Requests of the trace."""
     simulated: int
+    """Requests that were simulated."""
     hours: float
-    """Of the trace."""
+    """Hours that the trace takes."""
     slo: Slo
     answer: SizingResult
     identity: bool
-    """The trace says which prompts begin alike."""
+    """Whether the trace says which prompts share a prefix."""
     seed: int
     not_served: str | None = None
-    """Why this version's engine cannot serve the model."""
+    """Reason why this version's engine cannot serve the model, or None."""
     left_out: int = 0
-    """Requests of the trace that cannot be played."""
+    """Requests of the trace that cannot be simulated."""
 
     @property
     def priced(self) -> bool:
-        return any(each.gpu.price is not None for each in self.answer.candidates)
+        """Whether the user gave prices."""
+        return any(candidate.gpu.price is not None for candidate in self.answer.candidates)
 
     @property
     def notes(self) -> list[str]:
-        """What one has to know of the numbers."""
-        said = [f"speeds are assumed, not measured: each GPU by its {ASSUMED}"]
+        """Remarks that a reader of the numbers has to know."""
+        notes = [f"speeds are assumed, not measured: each GPU by its {ASSUMED}"]
         if self.simulated < self.requests:
-            said.append(
+            notes.append(
                 f"simulated: the busiest {self.simulated:,} requests in a row of {self.requests:,}; "
                 "--requests 0 takes all"
             )
         if self.left_out:
-            said.append(
+            notes.append(
                 f"left out: {self.left_out:,} requests without a prompt or longer than their hash_ids"
             )
         if not self.identity:
-            said.append("nothing is resumed: the trace does not say which prompts begin alike")
+            notes.append("nothing is resumed: the trace does not say which prompts share a prefix")
         if self.not_served is not None:
-            said.insert(0, f"not served: {self.not_served}")
-        return said
+            notes.insert(0, f"not served: {self.not_served}")
+        return notes
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `--output json`."""
+        """Return the document of `--output json`."""
         chosen = self.answer.chosen
         return {
             "name": self.model,
@@ -79,28 +81,29 @@ class SizingReport:
                 "gpus": chosen.served.engines,
                 "gpusAtTwiceTheLoad": self.answer.engines_doubled,
             },
-            "candidates": [self._candidate(each) for each in self.answer.candidates],
+            "candidates": [self._candidate(candidate) for candidate in self.answer.candidates],
             "notes": self.notes,
         }
 
-    def _candidate(self, each: FleetCandidate) -> dict[str, Any]:
-        shown: dict[str, Any] = {
-            "gpu": each.gpu.name,
-            "strategy": each.strategy,
-            "gpus": each.served.engines if each.served else None,
-            "gpuHours": round(each.served.engines * self.hours, 3) if each.served else None,
+    def _candidate(self, candidate: FleetCandidate) -> dict[str, Any]:
+        gpu_hours = candidate.served.engines * self.hours if candidate.served else None
+        document: dict[str, Any] = {
+            "gpu": candidate.gpu.name,
+            "strategy": candidate.strategy,
+            "gpus": candidate.served.engines if candidate.served else None,
+            "gpuHours": round(gpu_hours, 3) if gpu_hours is not None else None,
         }
         if self.priced:
-            shown["cost"] = round(each.served.engines * self.hours * each.price, 3) if each.served else None
-        shown["served"] = _served(each.served)
-        shown["servedAtTwiceTheLoad"] = _served(each.doubled)
-        shown["tried"] = [{"gpus": run.engines, "attainment": run.attainment} for run in each.tried]
-        if each.why_not is not None:
-            shown["whyNot"] = each.why_not
-        return shown
+            document["cost"] = round(gpu_hours * candidate.price, 3) if gpu_hours is not None else None
+        document["served"] = _served(candidate.served)
+        document["servedAtTwiceTheLoad"] = _served(candidate.doubled)
+        document["tried"] = [{"gpus": run.engines, "attainment": run.attainment} for run in candidate.runs]
+        if candidate.why_not is not None:
+            document["whyNot"] = candidate.why_not
+        return document
 
     def view(self) -> RenderableType:
-        """The table, what is chosen in words, and the notes."""
+        """Return the table, the choice in words, and the notes."""
         table = Table(title=f"{self.model} over {self.trace}", title_justify="left")
         table.add_column("", no_wrap=True)
         for name in ("GPU", "strategy"):
@@ -109,17 +112,18 @@ class SizingReport:
         for name in (*heads, "hits", "TTFT p95"):
             table.add_column(name, justify="right")
         missing: dict[tuple[str, str], list[str]] = {}
-        for each in self.answer.candidates:
-            best = each is self.answer.chosen
-            if each.served is None or each.doubled is None:
-                missing.setdefault((each.gpu.name, each.why_not or ""), []).append(each.strategy)
+        for candidate in self.answer.candidates:
+            best = candidate is self.answer.chosen
+            gpu, result = candidate.gpu, candidate.served
+            if result is None or candidate.doubled is None:
+                missing.setdefault((gpu.name, candidate.why_not or ""), []).append(candidate.strategy)
                 continue
-            found, cost = each.served, each.served.engines * self.hours
+            gpu_hours = result.engines * self.hours
             table.add_row(
-                "→" if best else "", each.gpu.name, each.strategy, f"{found.engines}", f"{cost:.2f}",
-                *([f"{cost * each.price:.2f}"] if self.priced else []),
-                f"{found.attainment:.1%}", f"{each.doubled.attainment:.1%}", f"{found.hit_rate:.0%}",
-                f"{found.ttft_p95:.2f} s", style="bold green" if best else None,
+                "→" if best else "", gpu.name, candidate.strategy, f"{result.engines}", f"{gpu_hours:.2f}",
+                *([f"{gpu_hours * candidate.price:.2f}"] if self.priced else []),
+                f"{result.attainment:.1%}", f"{candidate.doubled.attainment:.1%}", f"{result.hit_rate:.0%}",
+                f"{result.ttft_p95:.2f} s", style="bold green" if best else None,
             )  # fmt: skip
         parts: list[RenderableType] = [table] if table.rows else []
         parts.append(Text(self._words()))
@@ -140,12 +144,12 @@ class SizingReport:
         )
 
 
-def _served(found: FleetResult | None) -> dict[str, Any] | None:
-    if found is None:
+def _served(result: FleetResult | None) -> dict[str, Any] | None:
+    if result is None:
         return None
     return {
-        "attainment": found.attainment,
-        "tokenHitRate": found.hit_rate,
-        "ttftP50Seconds": found.ttft_p50,
-        "ttftP95Seconds": found.ttft_p95,
+        "attainment": result.attainment,
+        "tokenHitRate": result.hit_rate,
+        "ttftP50Seconds": result.ttft_p50,
+        "ttftP95Seconds": result.ttft_p95,
     }

@@ -1,1 +1,1 @@
-"""Loading of a model on one machine, as a user watches it."""
+"""Progress of downloads and loading models, for users and for metrics."""

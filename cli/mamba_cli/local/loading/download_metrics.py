@@ -1,6 +1,6 @@
-"""`served_progress`: how many bytes of a download are here, at `/metrics` for as long as it takes.
+"""`served_progress`: serves the progress of a download, in bytes, at `/metrics` while it runs.
 
-The operator reads them from the loader's pod and says them in the status of the deployment.
+The operator reads the numbers from the loader's pod and reports them in the status of the deployment.
 """
 
 import socket
@@ -14,24 +14,28 @@ from mamba_api import names
 
 
 class DownloadMetrics:
-    """The series of one download, in a registry of its own."""
+    """The metrics of one download, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._fetched = Gauge(names.METRIC_DOWNLOADED, "Bytes that it has fetched.", registry=self.registry)
-        self._total = Gauge(names.METRIC_TO_DOWNLOAD, "Bytes that it fetches in all.", registry=self.registry)
+        self._fetched = Gauge(
+            names.METRIC_DOWNLOADED, "Bytes that the download has fetched.", registry=self.registry
+        )
+        self._total = Gauge(
+            names.METRIC_TO_DOWNLOAD, "Bytes that the download fetches in all.", registry=self.registry
+        )
 
     def set_progress(self, fetched: int, total: int) -> None:
-        """Bytes fetched, of bytes in all."""
+        """Set the bytes fetched and the bytes in all."""
         self._fetched.set(fetched)
         self._total.set(total)
 
 
 @contextmanager
 def served_progress(port: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A function to tell (bytes fetched, bytes in all); they are served on `port` of every address.
+    """Yield a function that takes (bytes fetched, bytes in all) and serve both on `port` of every address.
 
-    None: they are not served. A port that cannot be had is no reason not to download.
+    With `port` None, nothing is served. An unusable port gives a warning, and the download goes on.
     """
     metrics, server = DownloadMetrics(), None
     if port is not None:
@@ -39,7 +43,7 @@ def served_progress(port: int | None) -> Iterator[Callable[[int, int], None]]:
         try:
             server, thread = start_http_server(port, host, metrics.registry)
         except OSError as error:
-            typer.echo(f"warning: port {port} does not tell how far it is: {error.strerror}", err=True)
+            typer.echo(f"warning: no download metrics on port {port}: {error.strerror}", err=True)
     try:
         yield metrics.set_progress
     finally:

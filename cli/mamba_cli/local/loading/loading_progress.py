@@ -1,4 +1,4 @@
-"""How far `mambaserve serve` is while it loads: a bar on a terminal, log lines elsewhere."""
+"""`LoadingProgress`: the progress of a loading engine, as a bar on a terminal, else as log lines."""
 
 import logging
 import sys
@@ -15,13 +15,13 @@ log = get_logger(__name__)
 
 
 class LoadingProgress:
-    """Told of each state until the engine is ready. `close` gives the terminal back, however it ended."""
+    """A callback that gets each state until the engine is ready. `close` restores the terminal."""
 
     def __init__(self, name: str, console: Console) -> None:
         self._name = name
         self._view = LoadingView(console, _log)
         self._terminal = console.is_terminal
-        self._shown = False
+        self._bar_visible = False
 
     def __call__(self, state: EngineState) -> None:
         if state.phase == "ready":
@@ -31,14 +31,14 @@ class LoadingProgress:
         self._view.show(
             self._name, EngineReadiness(False, state.stage or "", state.done or 0, state.total or 0)
         )
-        if self._terminal and not self._shown:
-            self._shown = True
+        if self._terminal and not self._bar_visible:
+            self._bar_visible = True
             _redirect_logs(before, sys.stderr)
 
     def close(self) -> None:
-        """The bar goes; log lines are written as before."""
-        if self._shown:
-            self._shown = False
+        """Remove the bar and write log lines to the terminal again."""
+        if self._bar_visible:
+            self._bar_visible = False
             before = sys.stderr
             self._view.finish(self._name)
             self._view.close()
@@ -50,7 +50,7 @@ def _log(_name: str, stage: str, done: int, total: int) -> None:
 
 
 def _redirect_logs(before: object, after: TextIO) -> None:
-    """Log lines go through the live display while there is one, or both would write over each other."""
+    """Send log lines through `after`; a live display and direct log lines would overwrite each other."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is before:
             handler.setStream(after)

@@ -1,4 +1,4 @@
-"""Shows how far children are: a bar on a terminal, plain lines elsewhere. Renders; decides nothing."""
+"""`LoadingView`: the progress of loading engines, as bars on a terminal, else as lines. Decides nothing."""
 
 from collections.abc import Callable
 
@@ -10,20 +10,20 @@ from mamba_cli.local.loading.readiness import EngineReadiness
 from mamba_settings.byte_size import binary_size
 
 Plain = Callable[[str, str, int, int], None]
-_PLAIN_STEPS = 4
-"""Plain lines per stage: a log wants quarters, not frames."""
-_WIDTH_OF_BARS = 80
-"""Columns of the narrowest terminal that has room for a bar."""
-_SPINNER_AND_TIME = 13
-"""Columns beside name, stage and amount."""
-_SHORTEST_NAME = 8
-"""Columns of a name that still tells which one it is."""
+_LINES_PER_STAGE = 4
+"""Number of lines per stage without a terminal."""
+_BAR_COLUMNS = 80
+"""Width in columns of the narrowest terminal that has room for a bar."""
+_OTHER_COLUMNS = 13
+"""Width in columns of spinner, time and spaces."""
+_MIN_NAME_COLUMNS = 8
+"""Width in columns of the shortest cut name that can still be recognized."""
 
 
 class LoadingView:
-    """One bar per engine; `show` may be called as often as one likes.
+    """A display with one bar per engine; `show` may be called at any rate.
 
-    `plain` gets (name, stage, done, total) where there is no terminal; None = lines on the console.
+    Without a terminal, `plain` gets (name, stage, done, total); None = print lines on the console.
     """
 
     def __init__(self, console: Console, plain: Plain | None = None) -> None:
@@ -34,7 +34,7 @@ class LoadingView:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            *((BarColumn(),) if console.width >= _WIDTH_OF_BARS else ()),
+            *((BarColumn(),) if console.width >= _BAR_COLUMNS else ()),
             TextColumn("{task.fields[amount]}"),
             TimeElapsedColumn(Column(no_wrap=True)),
             console=console,
@@ -42,7 +42,7 @@ class LoadingView:
         )
 
     def show(self, name: str, readiness: EngineReadiness | None) -> None:
-        """Take in the engine's latest word; None = it does not answer yet."""
+        """Show the latest answer of the engine; None = it does not answer yet."""
         if readiness is not None and readiness.ready:
             return
         stage = "starting" if readiness is None else readiness.stage or "loading"
@@ -54,20 +54,22 @@ class LoadingView:
             if name not in self._bars:
                 self._bars[name] = self._progress.add_task(words, total=None, amount=amount)
             bar = next(task for task in self._progress.tasks if task.id == self._bars[name])
-            # A full bar would stop clock and spinner, as if the engine hung, until the next stage is told.
+            # A full bar would stop clock and spinner until the next stage, as if the engine hung.
             bar.total = total if 1 < total > done else None
             self._progress.update(bar.id, description=words, completed=done, amount=amount)
             return
-        reached = done * _PLAIN_STEPS // total if total else 0
+        reached = done * _LINES_PER_STAGE // total if total else 0
         if self._last.get(name) != (stage, reached):
             self._last[name] = (stage, reached)
             self._plain(name, stage, done, total)
 
     def _fit_to_width(self, name: str, stage: str, amount: str, done: int, total: int) -> tuple[str, str]:
-        """(name and stage, amount) that fit the width of the console: the amount becomes a percentage, then
-        the name is truncated, then left out."""
-        room = self._console.width - _SPINNER_AND_TIME - len(stage)
-        least = min(len(name), _SHORTEST_NAME)
+        """Return (name and stage, amount) that fit the width of the console.
+
+        Where they do not fit, the amount becomes a percentage, then the name is cut, then left out.
+        """
+        room = self._console.width - _OTHER_COLUMNS - len(stage)
+        least = min(len(name), _MIN_NAME_COLUMNS)
         if amount and room - len(amount) < least:
             amount = f"{100 * done // total}%"
         room -= len(amount)
@@ -83,23 +85,23 @@ class LoadingView:
         self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def finish(self, name: str) -> None:
-        """The engine is ready: its bar goes."""
+        """Remove the bar of an engine that is ready."""
         self._last.pop(name, None)
         if (bar := self._bars.pop(name, None)) is not None:
             self._progress.remove_task(bar)
             if not self._bars:
-                # Nothing moves any more: a live display would only redraw what is said from now on.
+                # Without bars, a live display would only redraw later lines.
                 self.close()
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         if self._console.is_terminal:
             self._progress.stop()
 
 
 def _amount(stage: str, done: int, total: int) -> str:
     if total <= 1:
-        # A step that is either done or not: a counter would never be seen to move.
+        # A counter of one step would never be seen to move.
         return ""
     if stage in ("weights", "download", "load", "loading") or total > 1 << 20:
         return f"{binary_size(done)} of {binary_size(total)}"

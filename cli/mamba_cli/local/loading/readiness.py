@@ -1,4 +1,4 @@
-"""Asks children over HTTP whether they are ready, and engines for another strategy. Short calls only."""
+"""Short HTTP requests to engines and gateways: their readiness, and other live settings."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=5)
 
 @dataclass(frozen=True, slots=True)
 class EngineReadiness:
-    """What `/readyz` says. `stage` with `done` of `total` while loading."""
+    """The answer of `/readyz`; while loading, the stage and its progress, `done` of `total`."""
 
     ready: bool
     stage: str = ""
@@ -25,19 +25,19 @@ class EngineReadiness:
 
 
 async def engine_readiness(session: aiohttp.ClientSession, url: str) -> EngineReadiness | None:
-    """None = nobody answers yet."""
+    """Return the readiness of the engine at `url`; None = nothing answers yet."""
     answer = await _get(session, f"{url}/readyz")
     return None if answer is None else readiness_of(*answer)
 
 
 async def gateway_ready(session: aiohttp.ClientSession, url: str, engine_url: str) -> bool:
-    """Whether the gateway at `url` may send requests to the engine at `engine_url`.
+    """Return whether the gateway at `url` may send requests to the engine at `engine_url`.
 
-    Asked for that very engine: on a port that another program got first, its gateway would answer for ours.
+    The check names the engine, because the port can belong to a gateway of another process.
     """
     try:
         async with session.get(f"{url}/metrics", timeout=TIMEOUT) as answer:
-            told = (
+            metrics = (
                 read_metrics((await answer.read()).decode("utf-8", "replace"))
                 if answer.status == 200
                 else None
@@ -45,23 +45,26 @@ async def gateway_ready(session: aiohttp.ClientSession, url: str, engine_url: st
     except (TimeoutError, aiohttp.ClientError, OSError):
         return False
     engine = urlsplit(engine_url).netloc
-    return told is not None and told.total("mambaserve_gateway_endpoint_ready", endpoint=engine) == 1
+    return metrics is not None and metrics.total("mambaserve_gateway_endpoint_ready", endpoint=engine) == 1
 
 
 async def takes_chats(session: aiohttp.ClientSession, url: str, model: str) -> bool:
-    """Whether the model has a chat template. Nothing is generated: the request is longer than any context."""
+    """Return whether the model has a chat template.
+
+    The request exceeds every context length, so that nothing is generated.
+    """
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2**31 - 1}
     try:
         async with session.post(f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT) as answer:
-            said = await answer.json(content_type=None)
+            body_received = await answer.json(content_type=None)
     except (ValueError, TimeoutError, aiohttp.ClientError, OSError):
         return True
-    error = said.get("error") if isinstance(said, dict) else None
+    error = body_received.get("error") if isinstance(body_received, dict) else None
     return not (isinstance(error, dict) and error.get("code") == "no_chat_template")
 
 
 def readiness_of(status: int, body: dict[str, Any]) -> EngineReadiness:
-    """Reads the answer of an engine, tolerating fields that are absent or null."""
+    """Read the answer of an engine; its fields may be absent or null."""
     return EngineReadiness(
         ready=status == 200,
         stage=str(body.get("stage") or body.get("status") or ""),
@@ -72,7 +75,7 @@ def readiness_of(status: int, body: dict[str, Any]) -> EngineReadiness:
 
 
 async def put_strategy(session: aiohttp.ClientSession, admin_url: str, body: Mapping[str, Any]) -> str:
-    """Ask the engine for other live settings; empty = done, else why not."""
+    """Send live settings to the engine; return why they were not applied, or an empty string."""
     try:
         async with session.put(f"{admin_url}/admin/strategy", json=dict(body), timeout=TIMEOUT) as answer:
             if answer.status < 300:
@@ -83,7 +86,7 @@ async def put_strategy(session: aiohttp.ClientSession, admin_url: str, body: Map
 
 
 def _reason(text: str) -> str:
-    """The message of an error envelope, or the text as it is."""
+    """Return the message in an OpenAI error body, or the text unchanged."""
     try:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
