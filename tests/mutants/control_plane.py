@@ -90,7 +90,7 @@ MUTANTS = (
         name="a revision that failed is tried again for ever",
         keeps="A revision that was rolled back is not tried again until the spec changes.",
         where="rollout.rollback:choose_revision",
-        old="noted is not None and noted.digest == wanted.digest",
+        old="noted is not None and noted.digest == spec_revision.digest",
         new="False",
         tests=("tests/unit/operator/test_rollback.py",),
     ),
@@ -151,8 +151,8 @@ MUTANTS = (
     Mutant(
         name="a roll-out in place removes one engine too many",
         keeps="In place, at most one engine is missing.",
-        where="rollout.in_place_rollout:_going_on",
-        old="places = counted if left > 0 else places",
+        where="rollout.in_place_rollout:_continued",
+        old="places = counted if seconds_left > 0 else places",
         new="pass",
         tests=(
             "tests/unit/operator/test_rollout_ends.py",
@@ -219,7 +219,7 @@ MUTANTS = (
         name="a drain is cut off by the pod's grace period",
         keeps="A pod's grace period is longer than its drain.",
         where="render.engine_pod:_pod_spec",
-        old="math.ceil(deployment.spec.rollout.drain_timeout.seconds) + GRACE_MARGIN",
+        old="math.ceil(deployment.spec.rollout.drain_timeout.seconds) + GRACE_MARGIN_SECONDS",
         new="30",
         tests=("tests/unit/operator/test_render.py",),
     ),

@@ -1,8 +1,8 @@
-"""`Autoscaler`: polls every deployment periodically and decides how many engines each of them needs.
+"""`Autoscaler`: polls every deployment periodically and decides on its number of engines.
 
-Runs beside the reconcile passes, which only carry out its latest decision: a pod that does not answer delays
-none of them. Takes deployments, engine pods and gateways from the watches and writes nothing to the cluster.
-In mode External its numbers are published as metrics and not carried out.
+It runs concurrently with the reconcile passes, which only carry out its latest decision: a pod that does
+not answer delays none of them. It takes deployments, engine pods and gateways from the watches and writes
+nothing to the cluster. In mode External its numbers are published as metrics and not carried out.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _ScalingSpec:
-    """What the object specifies about its number of engines."""
+    """The part of an object that determines its number of engines."""
 
     config: AutoscalerConfig
     asked: int
@@ -45,12 +45,12 @@ class _ScalingSpec:
     start: int
     """spec.replicas."""
     decides: bool
-    """Whether this autoscaler sets the number. False: it only publishes metrics for another one."""
+    """Whether this autoscaler sets the number; False = it only publishes metrics for another autoscaler."""
     answered_wake: str | None = None
 
 
 class _DeploymentState:
-    """State of one deployment that is kept between two polls."""
+    """State of one deployment between two polls."""
 
     def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config
@@ -60,12 +60,12 @@ class _DeploymentState:
 
 
 class Autoscaler:
-    """Of one operator that acts.
+    """Decides on the number of engines of every deployment. One instance per active operator.
 
     Args:
-        indices: what the watches hold.
-        read: gives the `/metrics` of a pod.
-        wake: called with each deployment whose number of engines is to change.
+        indices: objects that the watches hold.
+        read: returns the `/metrics` of a pod.
+        wake: called with each deployment whose number of engines shall change.
         metrics: publishes demand and capacity.
         period: seconds between two polls.
         now: monotonic clock, in seconds.
@@ -85,10 +85,10 @@ class Autoscaler:
         self._metrics, self._period, self._now = metrics, period, now
         self._states: dict[Key, _DeploymentState] = {}
         self._specs: dict[Key, tuple[Manifest, _ScalingSpec | None]] = {}
-        """By deployment: the object that was parsed last, as the watches held it, and its scaling spec."""
+        """Deployment -> (object that was parsed last, as the watches held it; its scaling spec)."""
 
     def latest_decision(self, key: Key) -> LatestDecision | None:
-        """The last decision about a deployment."""
+        """Return the last decision about a deployment; None without one."""
         state = self._states.get(key)
         return state.latest_decision if state is not None else None
 
@@ -102,30 +102,30 @@ class Autoscaler:
     async def poll(self) -> None:
         """Poll every deployment once, all concurrently."""
         keys = self._indices.keys(MAMBA_DEPLOYMENT)
-        scaled = {key: found for key in keys if (found := self._scaled(key))}
+        specs = {key: spec for key in keys if (spec := self._scaling_spec(key))}
         for key in self._specs.keys() - set(keys):
             del self._specs[key]
-        for key in self._states.keys() - scaled.keys():
+        for key in self._states.keys() - specs.keys():
             del self._states[key]
             self._metrics.forget(key)
-        polls = {key: self._poll(key, found) for key, found in scaled.items()}
+        polls = {key: self._poll(key, spec) for key, spec in specs.items()}
         await run_concurrently(polls, "autoscaler_broken")
 
-    def _scaled(self, key: Key) -> _ScalingSpec | None:
-        """The scaling spec of the object, parsed once per version that the watches hold."""
-        found = self._indices.of(MAMBA_DEPLOYMENT, key)
-        if len(found) != 1:
+    def _scaling_spec(self, key: Key) -> _ScalingSpec | None:
+        """Return the scaling spec of the object, parsed once per version that the watches hold."""
+        objects = self._indices.of(MAMBA_DEPLOYMENT, key)
+        if len(objects) != 1:
             return None
-        known = self._specs.get(key)
-        if known is None or known[0] is not found[0]:
-            known = self._specs[key] = found[0], _scaling_spec(found[0])
-        return known[1]
+        parsed = self._specs.get(key)
+        if parsed is None or parsed[0] is not objects[0]:
+            parsed = self._specs[key] = objects[0], _scaling_spec(objects[0])
+        return parsed[1]
 
-    async def _poll(self, key: Key, scaled: _ScalingSpec) -> None:
-        config = scaled.config
+    async def _poll(self, key: Key, spec: _ScalingSpec) -> None:
+        config = spec.config
         state = self._states.get(key)
         if state is None or state.config != config:
-            # What was learned of other bounds and targets is not what these ask for.
+            # The memory was learned for other bounds and targets.
             state = self._states[key] = _DeploymentState(config)
         pods = [pod for pod in self._indices.of(POD, key) if _may_serve(pod)]
         engines = [pod for pod in pods if is_engine(pod)]
@@ -138,47 +138,47 @@ class Autoscaler:
         woken = wake_text(next(iter(self._wakes(key)), None))
         observation = state.view.observe(
             self._now(),
-            asked=scaled.asked,
+            asked=spec.asked,
             ready=engine_reports,
             pending=tuple(name_of(pod) for pod in engines if pod not in ready),
             gateways=gateway_reports,
-            woken=woken is not None and woken != scaled.answered_wake,
+            woken=woken is not None and woken != spec.answered_wake,
         )
         before = state.memory
         decision = decide(observation, config, before)
         state.memory = decision.memory
         self._metrics.show(key, observation, decision)
-        if not scaled.decides:
+        if not spec.decides:
             state.latest_decision = None
             return
-        changes = decision.target != scaled.asked
+        changes = decision.target != spec.asked
         last = state.latest_decision
-        news = decision.blind != (last.decision.blind if last is not None else "")
+        blindness_changed = decision.blind != (last.decision.blind if last is not None else "")
         record = ""
         if changes:
             record = ScalingRecord(
                 config=config, observation=observation, memory=before, decision=decision
             ).encode()
-        state.latest_decision = LatestDecision(scaled.asked, scaled.start, decision, record)
-        if news:
+        state.latest_decision = LatestDecision(spec.asked, spec.start, decision, record)
+        if blindness_changed:
             self._wake(key)
         if changes:
             log.info(
                 "engines_decided",
                 key=str(key),
-                before=scaled.asked,
+                before=spec.asked,
                 after=decision.target,
                 why=decision.reason,
             )
             self._wake(key)
 
     def _wakes(self, key: Key) -> list[Manifest]:
-        wanted = names.Children(key.name).wake
-        return [one for one in self._indices.of(CONFIG_MAP, key) if name_of(one) == wanted]
+        wake_name = names.Children(key.name).wake
+        return [config for config in self._indices.of(CONFIG_MAP, key) if name_of(config) == wake_name]
 
 
 def _scaling_spec(owner: Manifest) -> _ScalingSpec | None:
-    """None where spec.replicas is a number that people write."""
+    """Return the scaling spec; None where users set spec.replicas."""
     if is_terminating(owner):
         return None
     try:
@@ -199,5 +199,5 @@ def _scaling_spec(owner: Manifest) -> _ScalingSpec | None:
 
 
 def _may_serve(pod: Manifest) -> bool:
-    """Whether the pod may still serve, or be about to; one that drains is on its way out."""
+    """Return whether the pod serves or may serve soon; a draining pod does not count."""
     return not is_terminating(pod) and not has_ended(pod)

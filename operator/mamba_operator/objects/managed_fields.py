@@ -1,4 +1,4 @@
-"""Who set which field of an object, as `metadata.managedFields` tells it. Pure; used by `client`."""
+"""Ownership of an object's fields, as `metadata.managedFields` records it. Pure; used by `client`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,30 +8,31 @@ from mamba_operator.objects.manifest import Manifest, metadata
 
 
 def owned_by_apply(observed: Manifest) -> list[dict[str, Any]] | None:
-    """The object's managedFields, with what is the operator's by Update as its own by Apply; None: none is.
+    """Return managedFields in which the operator's Update entries are Apply entries; None if it has none.
 
-    What `kubectl apply --server-side` does to objects that an apply of the old kind made.
+    `kubectl apply --server-side` does the same to objects of a client-side apply.
     """
     entries = metadata(observed).get("managedFields") or []
-    created = [one for one in entries if _ours(one, "Update")]
+    created = [entry for entry in entries if _is_ours(entry, "Update")]
     if not created:
         return None
-    applied = next((one for one in entries if _ours(one, "Apply")), None)
+    applied = next((entry for entry in entries if _is_ours(entry, "Apply")), None)
     fields: Any = {}
-    for one in (*created, *([applied] if applied else [])):
-        fields = _union(fields, one.get("fieldsV1") or {})
+    for entry in (*created, *([applied] if applied else [])):
+        fields = _union(fields, entry.get("fieldsV1") or {})
     ours = {**(applied or created[-1]), "operation": "Apply", "fieldsV1": fields}
-    return [ours, *(one for one in entries if not (_ours(one, "Update") or _ours(one, "Apply")))]
+    others = (entry for entry in entries if not (_is_ours(entry, "Update") or _is_ours(entry, "Apply")))
+    return [ours, *others]
 
 
-def _ours(entry: Mapping[str, Any], operation: str) -> bool:
-    """A subresource, such as the status, is owned for itself."""
+def _is_ours(entry: Mapping[str, Any], operation: str) -> bool:
+    """Return whether the entry is the operator's; a subresource, such as the status, has its own entries."""
     return (entry.get("manager"), entry.get("operation"), entry.get("subresource") or "") == (
         FIELD_MANAGER, operation, "",
     )  # fmt: skip
 
 
 def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Of two sets of fields, which are trees of names."""
+    """Return the union of two sets of fields, which are trees of names."""
     both = one.keys() & other.keys()
     return {**one, **other, **{name: _union(one[name], other[name]) for name in both}}

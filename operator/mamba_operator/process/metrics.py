@@ -1,4 +1,4 @@
-"""What the operator counts about itself; served at /metrics. One registry per process, made by `main`."""
+"""Metrics of the operator, served at /metrics. `main` creates one registry per process."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -6,7 +6,7 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
 class OperatorMetrics:
-    """The operator's instruments; labels never hold names of users' objects. Those of `ScalingMetrics` do."""
+    """The operator's instruments. Their labels never name users' objects; those of `ScalingMetrics` do."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

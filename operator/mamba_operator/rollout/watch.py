@@ -1,8 +1,7 @@
-"""`RolloutWatch`: while engines of two revisions run, polls gateways for the failed attempts of each
-revision.
+"""`RolloutWatch`: polls gateways for failed attempts at each revision while engines of two revisions run.
 
-Runs beside the reconcile passes: a gateway that does not answer delays none of them. Writes nothing; a pass
-decides by the counts (`rollback`).
+It runs concurrently with the reconcile passes: a gateway that does not answer delays none of them. It writes
+nothing; a pass decides by the counts (`rollback`).
 """
 
 import asyncio
@@ -20,31 +19,31 @@ from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
 from mamba_operator.render.revision import pod_revision
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
-ATTEMPTS, ALWAYS_THERE = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"
-PERIOD = 5.0
-"""Seconds between two polls: several fall into the time in which a new engine serves beside an old one."""
+ATTEMPTS, ALWAYS_REPORTED = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"
+ATTEMPTS_POLL_SECONDS = 5.0
+"""Seconds between two polls: there are several while a new engine serves together with an old one."""
 
 
 def read_attempts(text: str) -> dict[str, Attempts]:
-    """What a gateway has counted of each engine, by the name of its pod. Raises ReportInvalid."""
-    found = series(text, frozenset((ATTEMPTS, ALWAYS_THERE)))
-    if ALWAYS_THERE not in found:
-        raise ReportInvalid(f"no {ALWAYS_THERE} in it")
+    """Return the attempts that a gateway has counted, by name of the engine's pod. Raises ReportInvalid."""
+    series_by_name = series(text, frozenset((ATTEMPTS, ALWAYS_REPORTED)))
+    if ALWAYS_REPORTED not in series_by_name:
+        raise ReportInvalid(f"the report has no {ALWAYS_REPORTED}")
     counted: dict[str, Attempts] = {}
-    for labels, value in found.get(ATTEMPTS, ()):
-        of = Attempts(failed=value) if labels.get("outcome") == "failed" else Attempts(answered=value)
+    for labels, value in series_by_name.get(ATTEMPTS, ()):
+        attempts = Attempts(failed=value) if labels.get("outcome") == "failed" else Attempts(answered=value)
         pod = labels.get("endpoint", "")
-        counted[pod] = counted.get(pod, Attempts()) + of
+        counted[pod] = counted.get(pod, Attempts()) + attempts
     return counted
 
 
 class RolloutWatch:
-    """Of one operator that acts.
+    """Polls gateways for failed attempts. One instance per active operator.
 
     Args:
-        indices: what the watches hold.
-        read: gives the `/metrics` of a pod.
-        wake: called with each deployment of which an engine failed requests.
+        indices: objects that the watches hold.
+        read: returns the `/metrics` of a pod.
+        wake: called with each deployment whose engines failed requests.
         now: monotonic clock, in seconds.
     """
 
@@ -56,8 +55,7 @@ class RolloutWatch:
         self._windows: dict[Key, AttemptWindow] = {}
 
     def attempts(self, key: Key) -> Mapping[str, Attempts]:
-        """Attempts of the last `WINDOW` seconds by revision; empty while all engines have the same
-        revision."""
+        """Return the recent attempts by revision; empty while all engines have the same revision."""
         window = self._windows.get(key)
         return window.sums() if window is not None else {}
 
@@ -65,7 +63,7 @@ class RolloutWatch:
         """Poll periodically; ends only by cancellation."""
         while True:
             await self.poll()
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(ATTEMPTS_POLL_SECONDS)
 
     async def poll(self) -> None:
         """Poll every deployment with engines of two revisions once, all concurrently."""
@@ -80,9 +78,9 @@ class RolloutWatch:
         await run_concurrently(polls, "rollout_watch_broken")
 
     def _revisions(self, key: Key) -> Mapping[str, str]:
-        """Revision of each engine pod by its name, draining pods included: they still serve."""
-        found = ((name_of(pod), pod_revision(pod)) for pod in self._indices.of(POD, key) if is_engine(pod))
-        return {name: revision for name, revision in found if revision is not None}
+        """Return the revision of each engine pod by its name; draining pods still serve and are included."""
+        labels = ((name_of(pod), pod_revision(pod)) for pod in self._indices.of(POD, key) if is_engine(pod))
+        return {name: revision for name, revision in labels if revision is not None}
 
     async def _poll(self, key: Key, revisions: Mapping[str, str]) -> None:
         window = self._windows.setdefault(key, AttemptWindow())

@@ -1,7 +1,8 @@
-"""`WorkloadWatch`: asks engines what traffic they have had, whoever decides how many of them run.
+"""`WorkloadWatch`: polls engines for the traffic that they have had, in every scaling mode.
 
-Beside the reconcile passes, as the autoscaler: an engine that does not answer delays none of them. It writes
-nothing; a pass shows what was measured, and decides by what it shows (`effective_plan`).
+It runs concurrently with the reconcile passes, like the autoscaler: an engine that does not answer delays
+none of them. It writes nothing; a pass writes the measurement to the status and decides by the status
+(`effective_plan`).
 """
 
 import asyncio
@@ -28,31 +29,31 @@ from mamba_operator.workload.measured_workload import (
 )
 from mamba_operator.workload.workload_status import SELDOM, differs_clearly, recorded_workload
 
-PERIOD = 30.0
+TRAFFIC_POLL_SECONDS = 30.0
 """Seconds between two polls: a window has sixty of them."""
-FRESH = 3 * PERIOD
+FRESH_SECONDS = 3 * TRAFFIC_POLL_SECONDS
 """Seconds after which the last measurement no longer counts as current."""
 
 
 class _DeploymentTraffic:
-    """State of one deployment that is kept between two polls."""
+    """State of one deployment between two polls."""
 
-    def __init__(self, shown: MeasuredWorkload | None) -> None:
-        self.window = window_of(shown) if shown is not None else TrafficWindow()
+    def __init__(self, recorded: MeasuredWorkload | None) -> None:
+        self.window = window_of(recorded) if recorded is not None else TrafficWindow()
         self.counts: dict[str, EngineCounts] = {}
         self.polled_at: float | None = None
         self.answered_at: float | None = None
-        """When counters of an engine could last be compared with earlier ones."""
-        self.reported, self.woken_at = shown, float("-inf")
-        """The measurement that a pass was last woken for, and when."""
+        """Time at which counters of an engine could last be compared with earlier ones."""
+        self.reported, self.woken_at = recorded, float("-inf")
+        """The last measurement for which a pass was woken, and the time of that."""
 
 
 class WorkloadWatch:
-    """Of one operator that acts.
+    """Polls engines for their traffic. One instance per active operator.
 
     Args:
-        indices: what the watches hold.
-        read: gives the `/metrics` of a pod.
+        indices: objects that the watches hold.
+        read: returns the `/metrics` of a pod.
         wake: called with each deployment whose measured traffic changed clearly.
         now: monotonic clock, in seconds.
     """
@@ -68,9 +69,13 @@ class WorkloadWatch:
         self._traffic: dict[Key, _DeploymentTraffic] = {}
 
     def measured(self, key: Key) -> MeasuredWorkload | None:
-        """The workload that the engines of a deployment measure; None while it is not current."""
+        """Return the workload that the engines of a deployment measure; None while it is not current."""
         traffic = self._traffic.get(key)
-        if traffic is None or traffic.answered_at is None or self._now() - traffic.answered_at > FRESH:
+        if (
+            traffic is None
+            or traffic.answered_at is None
+            or self._now() - traffic.answered_at > FRESH_SECONDS
+        ):
             return None
         return measured_workload(traffic.window)
 
@@ -79,14 +84,14 @@ class WorkloadWatch:
         while True:
             began = self._now()
             await self.poll()
-            await asyncio.sleep(max(PERIOD - (self._now() - began), PERIOD / 10))
+            await asyncio.sleep(max(TRAFFIC_POLL_SECONDS - (self._now() - began), TRAFFIC_POLL_SECONDS / 10))
 
     async def poll(self) -> None:
         """Poll every deployment once, all concurrently."""
         owners = {
-            key: found[0]
+            key: objects[0]
             for key in self._indices.keys(MAMBA_DEPLOYMENT)
-            if len(found := self._indices.of(MAMBA_DEPLOYMENT, key)) == 1
+            if len(objects := self._indices.of(MAMBA_DEPLOYMENT, key)) == 1
         }
         for key in self._traffic.keys() - owners.keys():
             del self._traffic[key]
@@ -113,17 +118,17 @@ class WorkloadWatch:
     def _add_counts(self, traffic: _DeploymentTraffic, reports: Mapping[str, EngineCounts | None]) -> None:
         now = self._now()
         passed = now - traffic.polled_at if traffic.polled_at is not None else 0.0
-        counts = {pod: one for pod, one in reports.items() if one is not None}
+        counts = {pod: report for pod, report in reports.items() if report is not None}
         traffic.window = advanced(traffic.window, traffic.counts, counts, passed)
         if traffic.counts.keys() & counts.keys():
             traffic.answered_at = now
-        # An engine that does not answer once is compared with its last counters when it does again.
-        kept = {pod: one for pod, one in traffic.counts.items() if pod in reports}
+        # An engine that misses a poll is compared with its last counters when it answers again.
+        kept = {pod: old for pod, old in traffic.counts.items() if pod in reports}
         traffic.polled_at, traffic.counts = now, {**kept, **counts}
 
 
 def _recorded(owner: Manifest) -> MeasuredWorkload | None:
-    """The measurement in the status, written by an earlier operator."""
+    """Return the measurement in the status, written by an earlier operator."""
     status = owner.get("status")
     text = status.get("workload") if isinstance(status, dict) else None
     try:

@@ -9,11 +9,11 @@ from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.objects.errors import ClusterError, Forbidden, NotFound, Unreachable
 from mamba_operator.objects.manifest import Key
-from mamba_operator.process.namespace_claims import LASTS, RENEW_EVERY, NamespaceClaims
+from mamba_operator.process.namespace_claims import DURATION_PERIODS, RENEW_EVERY, NamespaceClaims
 from virtual_time import in_virtual_time
 
 KEY = Key("models", "nano")
-DURATION = LASTS * RENEW_EVERY
+DURATION = DURATION_PERIODS * RENEW_EVERY
 
 
 class Release:

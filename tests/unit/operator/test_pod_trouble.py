@@ -10,7 +10,7 @@ from mamba_api.v1alpha1.conditions import REASONS_OF, ConditionType, Reason
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.pod_trouble import (
     ADVICE,
-    MAX_WORDS,
+    MAX_MESSAGE_CHARACTERS,
     is_draining,
     is_loading,
     replaced_failure,
@@ -193,7 +193,7 @@ def test_of_long_last_words_the_end_is_kept_because_the_error_stands_there() -> 
 
     assert found is not None
     assert found.message.endswith(f"RuntimeError: no such file; {ADVICE[Reason.ENGINE_CRASHING]}")
-    assert len(found.message) < MAX_WORDS + 200
+    assert len(found.message) < MAX_MESSAGE_CHARACTERS + 200
 
 
 @pytest.mark.parametrize(
