@@ -163,7 +163,7 @@ MUTANTS = (
         name="the fleet shrinks while some engines do not report",
         keeps="Without a whole observation the autoscaler does not shrink.",
         where="autoscale.decide:_chosen",
-        old="not observation.whole and asked > config.lowest",
+        old="not observation.whole and desired > config.lowest",
         new="False",
         tests=("tests/unit/operator/test_decide.py",),
     ),

@@ -78,7 +78,7 @@ def replay(
             made = one.recorded.decision
             table.add_row(
                 one.where,
-                f"{one.recorded.observation.asked} -> {made.target}",
+                f"{one.recorded.observation.desired} -> {made.target}",
                 made.binding,
                 Text(made.reason),
                 Text("the same") if one.same else Text(f"{one.again.target}: {one.again.reason}", "red"),

@@ -40,7 +40,7 @@ class _ScalingSpec:
     """The part of an object that determines its number of engines."""
 
     config: AutoscalerConfig
-    asked: int
+    desired: int
     """Number of engines in force now (`status.scaling.desired`)."""
     start: int
     """spec.replicas."""
@@ -138,7 +138,7 @@ class Autoscaler:
         woken = wake_text(next(iter(self._wakes(key)), None))
         observation = state.view.observe(
             self._now(),
-            asked=spec.asked,
+            desired=spec.desired,
             ready=engine_reports,
             pending=tuple(name_of(pod) for pod in engines if pod not in ready),
             gateways=gateway_reports,
@@ -151,7 +151,7 @@ class Autoscaler:
         if not spec.decides:
             state.latest_decision = None
             return
-        changes = decision.target != spec.asked
+        changes = decision.target != spec.desired
         last = state.latest_decision
         blindness_changed = decision.blind != (last.decision.blind if last is not None else "")
         record = ""
@@ -159,14 +159,14 @@ class Autoscaler:
             record = ScalingRecord(
                 config=config, observation=observation, memory=before, decision=decision
             ).encode()
-        state.latest_decision = LatestDecision(spec.asked, spec.start, decision, record)
+        state.latest_decision = LatestDecision(spec.desired, spec.start, decision, record)
         if blindness_changed:
             self._wake(key)
         if changes:
             log.info(
                 "engines_decided",
                 key=str(key),
-                before=spec.asked,
+                before=spec.desired,
                 after=decision.target,
                 why=decision.reason,
             )

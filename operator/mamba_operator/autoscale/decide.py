@@ -79,11 +79,11 @@ def decide(observation: Observation, config: AutoscalerConfig, memory: Autoscale
             estimates,
             at=observation.at,
             elapsed=elapsed,
-            known=sight.known,
+            known_seconds=sight.known_seconds,
             whole_at=sight.whole_at,
             heard_at=sight.heard_at,
             target=chosen.engines,
-            asked=observation.asked,
+            desired=observation.desired,
             window=window,
             busy=busy,
             starting=starts.starting,
@@ -148,7 +148,7 @@ def _needed(
 class _Sight(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of the memory that record when the load was known."""
 
-    known: float
+    known_seconds: float
     whole_at: float
     heard_at: float
 
@@ -157,7 +157,7 @@ def _sight(memory: AutoscalerMemory, observation: Observation, elapsed: float, p
     """Return the record after one more observation."""
     whole = observation.whole
     return _Sight(
-        known=memory.known + (passed if whole and memory.whole_at >= 0 else 0.0),
+        known_seconds=memory.known_seconds + (passed if whole and memory.whole_at >= 0 else 0.0),
         whole_at=elapsed if whole else memory.whole_at,
         heard_at=elapsed if observation.traffic is not None else memory.heard_at,
     )
@@ -171,16 +171,16 @@ def _window(
     elapsed: float,
     engines: int,
 ) -> tuple[tuple[float, int], ...]:
-    """Return the (known, engines) recommended within `scale_down_delay`, each larger than all later ones.
+    """Return the (known seconds, engines) recommended within `scale_down_delay`, each above all later ones.
 
     An observation without the whole load recommends nothing and ages nothing. Once the load has been unknown
     for `longest_gap`, the running number counts as a recommendation for a whole delay of known load.
     """
-    window, at = list(memory.window), sight.known
+    window, at = list(memory.window), sight.known_seconds
     unseen = elapsed - max(sight.whole_at, 0.0) > config.longest_gap
-    if memory.at is None or unseen or observation.asked not in (memory.target, memory.asked):
+    if memory.at is None or unseen or observation.desired not in (memory.target, memory.desired):
         # The past is unknown, or somebody else has set the number: the number counts as a recommendation.
-        window = [*_without_smaller(window, observation.asked), (at, observation.asked)]
+        window = [*_without_smaller(window, observation.desired), (at, observation.desired)]
     if observation.whole:
         window = [*_without_smaller(window, engines), (at, engines)]
     return tuple((when, each) for when, each in window if at - when < config.scale_down_delay or when == at)
@@ -229,59 +229,71 @@ def _chosen(
     idle: bool | None,
 ) -> _Recommendation:
     """Return the final number: grow at once, shrink only to the largest of `window`, within the bounds."""
-    asked = observation.asked
+    desired = observation.desired
     if config.min_replicas == 0:
-        if asked == 0:
-            waiting = waiting_requests(observation.traffic)
-            if not waiting and not observation.woken:
-                return _Recommendation(
-                    engines=0, binding="idle", why="no engine runs and no request waits for one"
-                )
-            return _Recommendation(
-                engines=grow.engines, binding="wake", why=f"{waiting} requests wait and no engine runs"
-            )
+        if desired == 0:
+            return _woken(observation, grow)
         if idle and idle_seconds >= config.scale_down_delay:
             why = f"no request for {idle_seconds:.0f} s, and minReplicas is 0"
             return _Recommendation(engines=0, binding="idle", why=why)
-    if grow.engines > asked:
-        return _grown(asked, starts, grow, config)
+    if grow.engines > desired:
+        return _grown(desired, starts, grow, config)
     low = max(each for _, each in window)
     floor = min(max(low, config.lowest), config.max_replicas)
-    if asked > config.max_replicas or asked < config.lowest:
-        which = "maxReplicas" if asked > config.max_replicas else "minReplicas"
-        return _Recommendation(engines=min(max(asked, config.lowest), config.max_replicas), binding="bounds",
-                     why=f"the number was {asked} engines, and {which} does not allow it")  # fmt: skip
-    if not observation.whole and asked > config.lowest:
-        return _Recommendation(engines=asked, binding="data", why=_stays(observation, asked))
-    if config.min_replicas == 0 and idle is None and observation.traffic is None and floor >= asked:
-        why = f"{asked} engines stay: {_unseen(observation, 'gateways')}"
-        return _Recommendation(engines=asked, binding="data", why=why)
-    if floor >= asked:
-        return _Recommendation(engines=asked, binding=grow.binding, why=f"{asked} engines stay: {grow.why}")
+    if desired > config.max_replicas or desired < config.lowest:
+        return _bounded(desired, config)
+    if not observation.whole and desired > config.lowest:
+        return _Recommendation(engines=desired, binding="data", why=_stays(observation, desired))
+    if config.min_replicas == 0 and idle is None and observation.traffic is None and floor >= desired:
+        why = f"{desired} engines stay: {_unseen(observation, 'gateways')}"
+        return _Recommendation(engines=desired, binding="data", why=why)
+    if floor >= desired:
+        return _Recommendation(
+            engines=desired, binding=grow.binding, why=f"{desired} engines stay: {grow.why}"
+        )
     delay = config.scale_down_delay
     return _Recommendation(
         engines=floor, binding=keep.binding,
-        why=f"{floor} engines instead of {asked}: {keep.why}, and no more than {low} in {delay:.0f} s",
+        why=f"{floor} engines instead of {desired}: {keep.why}, and no more than {low} in {delay:.0f} s",
     )  # fmt: skip
 
 
-def _stays(observation: Observation, asked: int) -> str:
+def _woken(observation: Observation, grow: _Recommendation) -> _Recommendation:
+    """Return the number of engines to start where none runs: zero unless requests wait."""
+    waiting = waiting_requests(observation.traffic)
+    if not waiting and not observation.woken:
+        return _Recommendation(engines=0, binding="idle", why="no engine runs and no request waits for one")
+    why = f"{waiting} requests wait and no engine runs"
+    return _Recommendation(engines=grow.engines, binding="wake", why=why)
+
+
+def _bounded(desired: int, config: AutoscalerConfig) -> _Recommendation:
+    """Return the nearest number within the bounds."""
+    which = "maxReplicas" if desired > config.max_replicas else "minReplicas"
+    engines = min(max(desired, config.lowest), config.max_replicas)
+    why = f"the number was {desired} engines, and {which} does not allow it"
+    return _Recommendation(engines=engines, binding="bounds", why=why)
+
+
+def _stays(observation: Observation, desired: int) -> str:
     """Return the reason why the number of engines stays while reports are missing."""
     load = observation.load
     reporting = load.engines - load.unrated if load is not None else 0
-    return f"{reporting} of {observation.ready} ready engines report: {asked} stay until all of them do"
+    return f"{reporting} of {observation.ready} ready engines report: {desired} stay until all of them do"
 
 
-def _grown(asked: int, starts: PodStarts, grow: _Recommendation, config: AutoscalerConfig) -> _Recommendation:
+def _grown(
+    desired: int, starts: PodStarts, grow: _Recommendation, config: AutoscalerConfig
+) -> _Recommendation:
     """Return a larger number of engines, or the old number if more pods would not become ready either."""
     target = min(grow.engines + starts.replaced, config.max_replicas, 2 * grow.engines)
-    why = f"{target} engines instead of {asked}: {grow.why}"
+    why = f"{target} engines instead of {desired}: {grow.why}"
     if starts.stuck:
         why += f"; {starts.stuck} pods do not become ready"
-        if not starts.replaced and asked >= config.lowest:
+        if not starts.replaced and desired >= config.lowest:
             return _Recommendation(
-                engines=asked, binding="data",
-                why=f"{asked} engines stay, though {grow.why}: {starts.stuck} pods do not become ready, and "
-                "more would not either",
+                engines=desired, binding="data",
+                why=f"{desired} engines stay, though {grow.why}: {starts.stuck} pods do not become ready, "
+                "and more would not either",
             )  # fmt: skip
     return _Recommendation(engines=target, binding=grow.binding, why=why)

@@ -133,7 +133,7 @@ def updated_rise(
     engines, and this assumption decays like an observed rise.
     """
     if memory.whole_at < 0:
-        return demanded.work_fast, float(observation.asked)
+        return demanded.work_fast, float(observation.desired)
     if not observation.whole:
         return memory.base, memory.rise
     base = min(demanded.work_fast, _smoothed(memory.base, demanded.work_fast, passed, start, first=False))

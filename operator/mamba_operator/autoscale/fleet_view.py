@@ -4,7 +4,8 @@ Rates are differences of counters. A counter that fell has restarted from zero. 
 before has no rate, because the time over which it counted is unknown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -69,7 +70,7 @@ class FleetView:
         self,
         at: float,
         *,
-        asked: int,
+        desired: int,
         ready: Mapping[str, EngineReport | None],
         pending: tuple[str, ...] = (),
         gateways: Mapping[str, GatewayReport | None],
@@ -79,7 +80,7 @@ class FleetView:
 
         Args:
             at: seconds on any clock.
-            asked: the number of engines in force.
+            desired: the number of engines in force.
             ready: report of each pod that may be sent requests, by name; None = it did not answer.
             pending: pods that have never been ready.
             gateways: report of each ready gateway pod, by name; None = it did not answer.
@@ -92,38 +93,46 @@ class FleetView:
         traffic = self._traffic(answered, passed) if gateways and len(answered) == len(gateways) else None
         self._at, self._engines, self._gateways = at, engines, answered
         return Observation(
-            at=at, asked=asked, ready=len(ready), pending=tuple(sorted(pending)), load=load, traffic=traffic,
-            woken=woken, silent=_silent(ready, gateways),
+            at=at, desired=desired, ready=len(ready), pending=tuple(sorted(pending)), load=load,
+            traffic=traffic, woken=woken, silent=_silent(ready, gateways),
         )  # fmt: skip
 
     def _load(self, engines: Mapping[str, EngineReport], passed: float) -> EngineLoad:
-        rates = {name: _Rates(self._engines.get(name), report, passed) for name, report in engines.items()}
-        speeds = [report.prefill_speed for report in engines.values() if report.prefill_speed > 0]
-        steps = [report.decode_step for report in engines.values() if report.decode_step > 0]
-        saturated = [rate for rate in rates.values() if rate.saturated()]
-        reports, counted = engines.values(), rates.values()
+        reports = engines.values()
+        rates = [_Rates(self._engines.get(name), report, passed) for name, report in engines.items()]
+        saturated = [rate for rate in rates if rate.saturated()]
+
+        def total(field: str) -> Any:
+            return sum(getattr(report, field) for report in reports)
+
+        def rate(counter: str) -> float:
+            return sum(one.rate(counter) for one in rates)
+
+        def count(counter: str) -> float:
+            return sum(one.count(counter) for one in rates)
+
         return EngineLoad(
             engines=len(engines),
-            unrated=sum(not one.known for one in counted) if passed > 0 else len(engines),
-            running=sum(one.running for one in reports),
-            waiting=sum(one.waiting for one in reports),
-            places=sum(one.places for one in reports),
-            slots_used=sum(one.slots_used for one in reports),
-            pages_used=sum(one.pages_used for one in reports),
-            waiting_tokens=sum(one.waiting_tokens for one in reports),
-            arrivals=sum(one.rate("arrivals_total") for one in counted),
-            prompt_rate=sum(one.rate("prompt_tokens_total") for one in counted),
-            cached_rate=sum(one.rate("cached_tokens_total") for one in counted),
-            output_rate=sum(one.rate("output_tokens_total") for one in counted),
-            prefill_speed=sum(speeds) / len(speeds) if speeds else 0.0,
-            decode_step=sum(steps) / len(steps) if steps else 0.0,
+            unrated=sum(not one.known for one in rates) if passed > 0 else len(engines),
+            running=total("running"),
+            waiting=total("waiting"),
+            places=total("places"),
+            slots_used=total("slots_used"),
+            pages_used=total("pages_used"),
+            waiting_tokens=total("waiting_tokens"),
+            arrivals=rate("arrivals_total"),
+            prompt_rate=rate("prompt_tokens_total"),
+            cached_rate=rate("cached_tokens_total"),
+            output_rate=rate("output_tokens_total"),
+            prefill_speed=_mean_measured(report.prefill_speed for report in reports),
+            decode_step=_mean_measured(report.decode_step for report in reports),
             saturated=len(saturated),
             saturated_prompt_rate=sum(one.computed() for one in saturated),
             saturated_output_rate=sum(one.rate("output_tokens_total") for one in saturated),
-            first_tokens=sum(one.count("first_tokens_total") for one in counted),
-            first_tokens_late=sum(one.count("first_tokens_late_total") for one in counted),
-            finished=sum(one.count("finished_total") for one in counted),
-            finished_slow=sum(one.count("finished_slow_total") for one in counted),
+            first_tokens=count("first_tokens_total"),
+            first_tokens_late=count("first_tokens_late_total"),
+            finished=count("finished_total"),
+            finished_slow=count("finished_slow_total"),
         )
 
     def _traffic(self, gateways: Mapping[str, GatewayReport], passed: float) -> GatewayTraffic:
@@ -181,6 +190,12 @@ class _Rates:
             and self._now.waiting > 0
             and self.computed() * self._passed <= before.waiting_tokens
         )
+
+
+def _mean_measured(values: Iterable[float]) -> float:
+    """Return the mean of the positive values; 0 without any, which means not measured."""
+    measured = [value for value in values if value > 0]
+    return sum(measured) / len(measured) if measured else 0.0
 
 
 def _silent(*reports: Mapping[str, object]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: float = 0.0
     """Seconds that have passed. A clock change moves it by `AutoscalerConfig.longest_gap` at most, never
     back."""
-    known: float = 0.0
+    known_seconds: float = msgspec.field(default=0.0, name="known")
     """Seconds of `elapsed` with a known load of all ready engines; recommendations age by these."""
     whole_at: float = -1.0
     """`elapsed` when the load of all ready engines was last known; -1 = never."""
@@ -33,10 +33,10 @@ class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     """`elapsed` when all gateways last answered; -1 = never."""
     target: int | None = None
     """Number of engines of the last decision."""
-    asked: int | None = None
-    """`Observation.asked` of the last observation: a decision takes a moment to come into force."""
+    desired: int | None = msgspec.field(default=None, name="asked")
+    """`Observation.desired` of the last observation: a decision takes a moment to come into force."""
     window: tuple[tuple[float, int], ...] = ()
-    """Recent recommendations (known, engines) that no later one has exceeded, oldest first."""
+    """Recent recommendations (known seconds, engines) that no later one has exceeded, oldest first."""
     busy: float = 0.0
     """`elapsed` when there was last a request or a starting engine, or when neither could be excluded."""
     starting: tuple[tuple[str, float], ...] = ()

@@ -74,7 +74,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     """Seconds on any clock; only differences count, and changes of the clock do no harm."""
-    asked: int
+    desired: int = msgspec.field(name="asked")
     """Number of engines in force now."""
     ready: int
     """Engines that may be sent requests."""
@@ -93,6 +93,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     def whole(self) -> bool:
         """Return whether the load of all ready engines is known; an unknown load is not zero."""
         load = self.load
-        if self.asked == 0 and self.ready == 0:
+        if self.desired == 0 and self.ready == 0:
             return True
         return load is not None and load.engines >= self.ready and not load.unrated

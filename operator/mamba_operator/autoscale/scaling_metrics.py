@@ -50,11 +50,11 @@ def samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sam
     yield Sample("capacity_engines", observation.ready)
     yield Sample("reporting_engines", load.engines if load is not None else 0)
     all_report = load is not None and load.engines >= observation.ready
-    stopped = observation.asked == 0 and observation.ready == 0
+    stopped = observation.desired == 0 and observation.ready == 0
     if not (all_report or stopped):
         return
     for unit in UNITS:
-        if unit not in RATES or decision.memory.known >= WARM_UP_SECONDS:
+        if unit not in RATES or decision.memory.known_seconds >= WARM_UP_SECONDS:
             yield Sample("demand_engines", getattr(decision.demand, unit), unit)
     if load is not None:
         yield Sample("pool_usage", max(load.slots_used, load.pages_used) / load.engines)

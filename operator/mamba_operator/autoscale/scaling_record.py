@@ -70,7 +70,7 @@ def from_text(text: str) -> ScalingRecord:
 class LatestDecision:
     """The autoscaler's last decision about one deployment."""
 
-    asked: int
+    desired: int
     """Number of engines in force at that time."""
     start: int
     """spec.replicas at that time."""

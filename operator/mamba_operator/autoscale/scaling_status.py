@@ -98,7 +98,7 @@ def scaling_status(
         return _with_change(current, config.lowest, "a gateway holds a request", "wake", wake, now)
     if (
         latest_decision is not None
-        and latest_decision.asked == old.desired
+        and latest_decision.desired == old.desired
         and latest_decision.start == start
     ):
         target = _bounded(latest_decision.decision.target, config)

@@ -51,7 +51,7 @@ _WAITS_FOR_VOLUME = re.compile(
 ADVICE: dict[Reason, str] = {
     Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret to pull it with",
     Reason.CONTAINER_NOT_CREATED: "create the Secret, ConfigMap or key that is named, or correct its name",
-    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the way to the Hub and the volume's free space",
+    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the way to the Hub and the volume's space",
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
     Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
     Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
@@ -185,10 +185,11 @@ def _lost(pod: Manifest, what: str) -> Trouble:
 
 
 def is_downloading(pod: Manifest) -> bool:
-    """Return whether an engine's pod downloads its model to a user's claim, or waits for that."""
+    """Return whether an engine's pod is downloading its model to a user's claim."""
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
     return is_engine(pod) and not is_terminating(pod) and any(
-        status.get("name") == names.LOADER_CONTAINER and (status.get("state") or {}).get("running") is not None
+        status.get("name") == names.LOADER_CONTAINER
+        and (status.get("state") or {}).get("running") is not None
         for status in statuses
     )  # fmt: skip
 
@@ -277,30 +278,29 @@ def _pod_troubles(pod: Manifest, now: datetime) -> Iterator[Trouble]:
             Reason.UNSCHEDULABLE, f"{message}, until the owner of the gates, such as a queue, removes them"
         )
     for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            message = last_words(condition)
-            claim = _WAITS_FOR_VOLUME.search(message) is not None
-            yield _trouble(
-                Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE, f"pod {name_of(pod)}: {message}"
-            )
-        if condition.get("type") == "PodReadyToStartContainers" and condition.get("status") == "False":
-            # Volumes are mounted before this condition becomes True; no other part of the status shows it.
-            since = parse_timestamp(str(condition.get("lastTransitionTime")))
-            if since is not None and (now - since).total_seconds() >= MAX_MOUNT_SECONDS:
-                yield _trouble(
-                    Reason.VOLUMES_NOT_MOUNTED, f"pod {name_of(pod)} still waits for {_mounts(pod)}"
-                )
+        yield from _condition_troubles(pod, condition, now)
     for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         yield from _container_troubles(pod, container)
+
+
+def _condition_troubles(pod: Manifest, condition: dict[str, Any], now: datetime) -> Iterator[Trouble]:
+    if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+        message = last_words(condition)
+        claim = _WAITS_FOR_VOLUME.search(message) is not None
+        yield _trouble(
+            Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE, f"pod {name_of(pod)}: {message}"
+        )
+    if condition.get("type") == "PodReadyToStartContainers" and condition.get("status") == "False":
+        # Volumes are mounted before this condition becomes True; no other part of the status shows it.
+        since = parse_timestamp(str(condition.get("lastTransitionTime")))
+        if since is not None and (now - since).total_seconds() >= MAX_MOUNT_SECONDS:
+            yield _trouble(Reason.VOLUMES_NOT_MOUNTED, f"pod {name_of(pod)} still waits for {_mounts(pod)}")
 
 
 def _container_troubles(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]:
     node = f" on node {node_of(pod)}" if node_of(pod) else ""
     where = f"pod {name_of(pod)}{node}, container {container.get('name')}"
-    waiting = (container.get("state") or {}).get("waiting") or {}
-    ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get(
-        "terminated"
-    )
+    waiting, ended = _waiting_and_ended(container)
     if waiting.get("reason") in PULL_FAILED:
         yield _trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {last_words(waiting)}")
     if waiting.get("reason") in NOT_CREATED:
@@ -312,9 +312,15 @@ def _container_troubles(pod: Manifest, container: dict[str, Any]) -> Iterator[Tr
     ):
         code = f"exit code {ended.get('exitCode')}: " if ended else ""
         yield _trouble(
-            _crash(pod, container, ended or {}),
+            _crash(pod, container, ended),
             f"{where} ended again and again: {code}{last_words(ended or waiting)}",
         )
+
+
+def _waiting_and_ended(container: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the states `waiting` and, of this or the last run, `terminated`; empty where there is none."""
+    state, last_state = container.get("state") or {}, container.get("lastState") or {}
+    return state.get("waiting") or {}, state.get("terminated") or last_state.get("terminated") or {}
 
 
 def _trouble(reason: Reason, message: str) -> Trouble:

@@ -1,6 +1,8 @@
 """The status of a Deployment: its number of pods and the progress of its roll-out. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mamba_operator.objects.manifest import Manifest, metadata
 
@@ -30,20 +32,23 @@ def workload_state(deployment: Manifest | None) -> WorkloadState:
         return WorkloadState()
     status = deployment.get("status") or {}
     conditions = {condition.get("type"): condition for condition in status.get("conditions") or ()}
-    progress = conditions.get("Progressing") or {}
+    progress, failure, available = (
+        conditions.get(name) or {} for name in ("Progressing", "ReplicaFailure", "Available")
+    )
     late = progress.get("status") == "False" and progress.get("reason") == "ProgressDeadlineExceeded"
-    failure = conditions.get("ReplicaFailure") or {}
-    refused = str(failure.get("message") or "no message") if failure.get("status") == "True" else None
-    available = conditions.get("Available") or {}
     replicas = (deployment.get("spec") or {}).get("replicas")
     return WorkloadState(
         exists=True,
         current=status.get("observedGeneration", 0) >= metadata(deployment).get("generation", 0),
         wanted=1 if replicas is None else int(replicas),
-        replicas=int(status.get("replicas") or 0),
-        updated=int(status.get("updatedReplicas") or 0),
-        ready=int(status.get("readyReplicas") or 0),
+        replicas=_count(status, "replicas"),
+        updated=_count(status, "updatedReplicas"),
+        ready=_count(status, "readyReplicas"),
         stuck=str(progress.get("message") or "no progress within the deadline") if late else None,
-        refused=refused,
+        refused=str(failure.get("message") or "no message") if failure.get("status") == "True" else None,
         unavailable_since=available.get("lastTransitionTime") if available.get("status") == "False" else None,
     )
+
+
+def _count(status: Mapping[str, Any], field: str) -> int:
+    return int(status.get(field) or 0)

@@ -180,10 +180,8 @@ def test_whose_namespace_cannot_be_asked_is_served_by_nobody(error: ClusterError
 
         assert release.passes == []
         # A right that is missing does not come by itself; without a status an object would stay silent.
-        said = [
-            "Forbidden: The operator may not ask whose the namespace is, and serves nothing in it: no rule"
-        ]
-        assert release.messages == (said if isinstance(error, Forbidden) else [])
+        message = "The operator may not read the claim on the namespace, and serves nothing in it: no rule"
+        assert release.messages == ([f"Forbidden: {message}"] if isinstance(error, Forbidden) else [])
         cluster.fault = lambda *_: None
         await asyncio.sleep(20)
         assert release.passes
