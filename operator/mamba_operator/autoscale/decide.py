@@ -176,14 +176,15 @@ def _window(
     An observation without the whole load recommends nothing and ages nothing. Once the load has been unknown
     for `longest_gap`, the running number counts as a recommendation for a whole delay of known load.
     """
-    window, at = list(memory.window), sight.known_seconds
+    window, age = list(memory.window), sight.known_seconds
     unseen = elapsed - max(sight.whole_at, 0.0) > config.longest_gap
     if memory.at is None or unseen or observation.desired not in (memory.target, memory.desired):
         # The past is unknown, or somebody else has set the number: the number counts as a recommendation.
-        window = [*_without_smaller(window, observation.desired), (at, observation.desired)]
+        window = [*_without_smaller(window, observation.desired), (age, observation.desired)]
     if observation.whole:
-        window = [*_without_smaller(window, engines), (at, engines)]
-    return tuple((when, each) for when, each in window if at - when < config.scale_down_delay or when == at)
+        window = [*_without_smaller(window, engines), (age, engines)]
+    delay = config.scale_down_delay
+    return tuple((since, number) for since, number in window if age - since < delay or since == age)
 
 
 def _blind(observation: Observation, config: AutoscalerConfig, sight: _Sight, elapsed: float) -> str:
@@ -238,7 +239,7 @@ def _chosen(
             return _Recommendation(engines=0, binding="idle", why=why)
     if grow.engines > desired:
         return _grown(desired, starts, grow, config)
-    low = max(each for _, each in window)
+    low = max(engines for _, engines in window)
     floor = min(max(low, config.lowest), config.max_replicas)
     if desired > config.max_replicas or desired < config.lowest:
         return _bounded(desired, config)

@@ -106,14 +106,14 @@ class FleetView:
             return sum(getattr(report, field) for report in reports)
 
         def rate(counter: str) -> float:
-            return sum(one.rate(counter) for one in rates)
+            return sum(engine_rates.rate(counter) for engine_rates in rates)
 
         def count(counter: str) -> float:
-            return sum(one.count(counter) for one in rates)
+            return sum(engine_rates.count(counter) for engine_rates in rates)
 
         return EngineLoad(
             engines=len(engines),
-            unrated=sum(not one.known for one in rates) if passed > 0 else len(engines),
+            unrated=sum(not engine_rates.known for engine_rates in rates) if passed > 0 else len(engines),
             running=total("running"),
             waiting=total("waiting"),
             places=total("places"),
@@ -127,8 +127,8 @@ class FleetView:
             prefill_speed=_mean_measured(report.prefill_speed for report in reports),
             decode_step=_mean_measured(report.decode_step for report in reports),
             saturated=len(saturated),
-            saturated_prompt_rate=sum(one.computed() for one in saturated),
-            saturated_output_rate=sum(one.rate("output_tokens_total") for one in saturated),
+            saturated_prompt_rate=sum(engine_rates.computed() for engine_rates in saturated),
+            saturated_output_rate=sum(engine_rates.rate("output_tokens_total") for engine_rates in saturated),
             first_tokens=count("first_tokens_total"),
             first_tokens_late=count("first_tokens_late_total"),
             finished=count("finished_total"),
@@ -137,14 +137,14 @@ class FleetView:
 
     def _traffic(self, gateways: Mapping[str, GatewayReport], passed: float) -> GatewayTraffic:
         arrived = sum(
-            _increase(self._gateways[name].arrivals_total, one.arrivals_total)
-            for name, one in gateways.items()
+            _increase(self._gateways[name].arrivals_total, report.arrivals_total)
+            for name, report in gateways.items()
             if name in self._gateways
         )
         return GatewayTraffic(
-            in_flight=sum(one.in_flight for one in gateways.values()),
-            queued=sum(one.queued for one in gateways.values()),
-            held=sum(one.held for one in gateways.values()),
+            in_flight=sum(report.in_flight for report in gateways.values()),
+            queued=sum(report.queued for report in gateways.values()),
+            held=sum(report.held for report in gateways.values()),
             arrivals=arrived / passed if passed > 0 else 0.0,
         )
 

@@ -123,7 +123,8 @@ def series(text: str, series_names: frozenset[str]) -> dict[str, list[Sample]]:
 
 def _lines(text: str, series_names: frozenset[str]) -> Iterator[str]:
     for line in text.splitlines():
-        name = line[: min(at for at in (line.find("{"), line.find(" "), len(line)) if at >= 0)]
+        ends = (line.find("{"), line.find(" "), len(line))
+        name = line[: min(end for end in ends if end >= 0)]
         if name in series_names:
             yield line
 

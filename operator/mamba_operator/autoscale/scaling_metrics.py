@@ -22,11 +22,11 @@ RATES = ("prefill", "decode")
 WARM_UP_SECONDS = 60.0
 """Seconds of known load after a restart of the operator until rates are reliable."""
 HELP = {
-    "desired_engines": "Engines that shall run; in mode External, that the operator would let run.",
+    "desired_engines": "Engines that shall run; in mode External, those that the operator would run.",
     "capacity_engines": "Engines that may be sent requests.",
-    "reporting_engines": "Ready engines that told their load at the last look.",
-    "demand_engines": "Engines' worth asked for, by what they have so much of.",
-    "pool_usage": "Share in use of the fuller of both pools, state slots and KV pages, mean over engines.",
+    "reporting_engines": "Ready engines that reported their load at the last poll.",
+    "demand_engines": "Demand in engines, by limited resource of an engine.",
+    "pool_usage": "Share in use of the fuller pool, state slots or KV pages, mean over engines.",
     "waiting_requests": "Requests that wait in gateways and engines.",
 }
 """Metric name without the prefix -> help text."""

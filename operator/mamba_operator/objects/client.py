@@ -1,7 +1,7 @@
 """Client of the API server with the operations of the operator: get, list, server-side apply, create, delete.
 
 A thin layer over `mamba_kube`: it knows kinds, pages and the field manager. Bodies stay plain data; every
-failure is one of `errors`.
+failure is one of `errors`. It also moves the ownership of the operator's fields from Update to Apply.
 """
 
 import builtins
@@ -14,8 +14,7 @@ from mamba_kube.api_server import APPLY_PATCH, JSON, MERGE_PATCH, METADATA_LIST,
 from mamba_kube.errors import ApiError
 from mamba_operator.objects.errors import NotFound, ObjectRejected, of_status
 from mamba_operator.objects.kinds import BY_NAME, Kind
-from mamba_operator.objects.managed_fields import owned_by_apply
-from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest, metadata
 
 PAGE_OBJECTS = 500
 """Largest number of objects in one page of a list."""
@@ -187,3 +186,37 @@ class KubeClient:
             )
         except ApiError as error:
             raise of_status(error.status, str(error), error.retry_after) from error
+
+
+# --- ownership of fields ---
+
+
+def owned_by_apply(observed: Manifest) -> list[dict[str, Any]] | None:
+    """Return managedFields in which the operator's Update entries are Apply entries; None if it has none.
+
+    `kubectl apply --server-side` does the same to objects of a client-side apply.
+    """
+    entries = metadata(observed).get("managedFields") or []
+    created = [entry for entry in entries if _is_ours(entry, "Update")]
+    if not created:
+        return None
+    applied = next((entry for entry in entries if _is_ours(entry, "Apply")), None)
+    fields: Any = {}
+    for entry in (*created, *([applied] if applied else [])):
+        fields = _union(fields, entry.get("fieldsV1") or {})
+    ours = {**(applied or created[-1]), "operation": "Apply", "fieldsV1": fields}
+    others = (entry for entry in entries if not (_is_ours(entry, "Update") or _is_ours(entry, "Apply")))
+    return [ours, *others]
+
+
+def _is_ours(entry: Mapping[str, Any], operation: str) -> bool:
+    """Return whether the entry is the operator's; a subresource, such as the status, has its own entries."""
+    return (entry.get("manager"), entry.get("operation"), entry.get("subresource") or "") == (
+        FIELD_MANAGER, operation, "",
+    )  # fmt: skip
+
+
+def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the union of two sets of fields, which are trees of names."""
+    both = one.keys() & other.keys()
+    return {**one, **other, **{name: _union(one[name], other[name]) for name in both}}

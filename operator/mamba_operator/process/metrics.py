@@ -12,13 +12,13 @@ class OperatorMetrics:
         self.registry = CollectorRegistry()
         self.reconciles = Counter(
             "mambaserve_operator_reconciles",
-            "Passes over a MambaDeployment, by how they ended.",
+            "Passes over a MambaDeployment, by result.",
             ["result"],
             registry=self.registry,
         )
         self.seconds = Histogram(
             "mambaserve_operator_reconcile_seconds",
-            "Length of a pass.",
+            "Duration of a pass in seconds.",
             buckets=BUCKETS,
             registry=self.registry,
         )
@@ -36,7 +36,7 @@ class OperatorMetrics:
         )
         self.requests = Counter(
             "mambaserve_operator_requests",
-            "Requests to the API server by method and resource, watches aside.",
+            "Requests to the API server by method and resource, without watches.",
             ["method", "resource"],
             registry=self.registry,
         )

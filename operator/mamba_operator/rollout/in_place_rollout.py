@@ -222,8 +222,8 @@ def _refused_since(engine: Manifest) -> datetime | None:
 
 def _fits_in_place_of(pod: Manifest, other: Manifest) -> bool:
     """Return whether the pod could run in place of `other`: same requests, and no fewer tolerations."""
-    mine, theirs = ((one.get("spec") or {}).get("tolerations") or [] for one in (pod, other))
-    return _needs(pod) == _needs(other) and all(toleration in mine for toleration in theirs)
+    own, required = ((candidate.get("spec") or {}).get("tolerations") or [] for candidate in (pod, other))
+    return _needs(pod) == _needs(other) and all(toleration in own for toleration in required)
 
 
 def _needs(pod: Manifest) -> dict[str, Any]:
@@ -231,7 +231,9 @@ def _needs(pod: Manifest) -> dict[str, Any]:
     spec = pod.get("spec") or {}
     needs = {name: spec.get(name) for name in _PLACE}
     for kind in ("initContainers", "containers"):
-        needs[kind] = [(one.get("resources") or {}).get("requests") for one in spec.get(kind) or ()]
+        needs[kind] = [
+            (container.get("resources") or {}).get("requests") for container in spec.get(kind) or ()
+        ]
     return needs
 
 
