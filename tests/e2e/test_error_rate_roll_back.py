@@ -100,7 +100,7 @@ def test_an_engine_that_is_ready_and_fails_requests_is_taken_back(installed: Nod
 
     rollout = deployed.status()["rollout"]
     assert rollout["reason"] == "ErrorRateRose"
-    assert "beside it failed 0 of" in rollout["message"]
+    assert " failed 0 of" in rollout["message"]
     assert deployed.condition("Ready")["status"] == "True"
     assert deployed.condition("Degraded")["reason"] == "RolledBack"
     question = questions()[0]

@@ -98,4 +98,4 @@ def test_a_revision_that_answers_and_fails_requests_is_taken_back(
         said = {one["type"]: one for one in status["conditions"]}
         assert said["Ready"]["status"] == "True"
         assert said["Degraded"]["reason"] == "RolledBack"
-        assert "beside it failed 0 of" in said["Degraded"]["message"]
+        assert " failed 0 of" in said["Degraded"]["message"]

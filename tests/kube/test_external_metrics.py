@@ -260,7 +260,7 @@ def test_only_who_may_reads_and_the_rights_of_the_chart_are_those_that_are_used(
     found = json.loads(plane.kubectl(*read, "--as=somebody-else", "--as-group=system:authenticated"))
     assert [(one["metricLabels"], one["value"]) for one in found["items"]] == [({"name": "hpa"}, "1")]
     assert DESIRED in plane.kubectl("get", "--raw", API, "--as=somebody", "--as-group=system:authenticated")
-    with pytest.raises(CommandFailed, match="there are mambaserve_operator_scaling_desired_engines"):
+    with pytest.raises(CommandFailed, match="available are mambaserve_operator_scaling_desired_engines"):
         plane.kubectl("get", "--raw", f"{API}/namespaces/{namespace}/bogus")
     assert plane.kubectl("get", "--raw", f"{API}/namespaces/elsewhere/{DESIRED}").count('"items": []')
 

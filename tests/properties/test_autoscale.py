@@ -24,7 +24,7 @@ loads = st.builds(
 )  # fmt: skip
 traffics = st.builds(GatewayTraffic, in_flight=count, queued=count, held=count, arrivals=share)
 observations = st.builds(
-    Observation, at=st.floats(-1e9, 1e9), asked=st.integers(0, 40), ready=st.integers(0, 12),
+    Observation, at=st.floats(-1e9, 1e9), desired=st.integers(0, 40), ready=st.integers(0, 12),
     pending=st.lists(st.sampled_from("abcdef"), max_size=4, unique=True).map(sorted).map(tuple),
     load=st.none() | loads, traffic=st.none() | traffics, woken=st.booleans(),
 )  # fmt: skip
@@ -99,7 +99,7 @@ def test_nothing_shrinks_on_missing_data(
     now = seen(asked, requests, at=memory.at or 0.0, ready=ready, load=told)
 
     for number in range(60):
-        made = decide(msgspec.structs.replace(now, at=now.at + 10.0 * number, asked=asked), config, memory)
+        made = decide(msgspec.structs.replace(now, at=now.at + 10.0 * number, desired=asked), config, memory)
         assert made.target >= asked
         memory, asked = made.memory, made.target
 

@@ -36,7 +36,7 @@ def load(engines: int, requests: float, **more: float) -> EngineLoad:
 def seen(asked: int, requests: float = 0.0, *, at: float = 0.0, **more: object) -> Observation:
     """A fleet that is whole and keeps up."""
     found: dict[str, object] = {
-        "at": at, "asked": asked, "ready": asked, "load": load(asked, requests) if asked else None,
+        "at": at, "desired": asked, "ready": asked, "load": load(asked, requests) if asked else None,
         "traffic": GatewayTraffic(arrivals=requests), **more,
     }  # fmt: skip
     return Observation(**found)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ class Fleet:
         traffic = GatewayTraffic(arrivals=requests, held=0 if ready else round(requests * LOOK))
         self._on_their_way.append(
             Observation(
-                at=self.clock(self.at), asked=self.asked, ready=len(ready), pending=pending,
+                at=self.clock(self.at), desired=self.asked, ready=len(ready), pending=pending,
                 load=told if ready and not self.silent else None,
                 traffic=None if self.silent or self.gateways_silent else traffic,
             )
@@ -96,7 +96,7 @@ class Fleet:
         if len(self._on_their_way) < (self._on_their_way.maxlen or 1):
             return self.asked
         # The number that is asked for is the autoscaler's own: that is known at once.
-        found = msgspec.structs.replace(self._on_their_way[0], asked=self.asked)
+        found = msgspec.structs.replace(self._on_their_way[0], desired=self.asked)
         made = decide(found, self.config, self.memory)
         self.memory, self.asked = made.memory, made.target
         self.decisions.append(made)

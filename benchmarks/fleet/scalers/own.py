@@ -32,7 +32,7 @@ class OwnScaler:
         )
         seen = self._view.observe(
             sample.at,
-            asked=sample.desired,
+            desired=sample.desired,
             ready={engine.name: self._report(engine) for engine in sample.ready},
             pending=sample.pending,
             gateways={GATEWAY: gateway},

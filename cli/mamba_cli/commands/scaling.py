@@ -87,7 +87,7 @@ def replay(
             recorded, again = replayed.recorded.decision, replayed.again
             table.add_row(
                 replayed.where,
-                f"{replayed.recorded.observation.asked} -> {recorded.target}",
+                f"{replayed.recorded.observation.desired} -> {recorded.target}",
                 recorded.binding,
                 Text(recorded.reason),
                 Text("the same") if replayed.same else Text(f"{again.target}: {again.reason}", "red"),

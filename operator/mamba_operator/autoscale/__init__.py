@@ -1,5 +1,5 @@
-"""How many engines traffic needs: a pure decision over what engines and gateways report.
+"""The autoscaler: a pure decision on the number of engines, from the reports of engines and gateways.
 
-`observation` is what is seen, `config` what is wanted, `memory` what is carried from one decision to the
-next, `decide` the decision; `fleet_view` makes observations from reports. No clock and no I/O in any of them.
+`observation` is the input, `config` the targets, `memory` the state between two decisions, and `decide` the
+decision; `fleet_view` builds observations from reports. None of these has a clock or does I/O.
 """

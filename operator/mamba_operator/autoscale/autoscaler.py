@@ -1,4 +1,4 @@
-"""`Autoscaler`: polls every deployment periodically and decides how many engines each of them needs.
+"""`Autoscaler`: polls every deployment periodically and decides on its number of engines.
 
 Wired by `main`; the reconcile passes carry out its latest decision. It takes deployments, engine pods and
 gateways from the watches. In mode External its numbers are published as metrics and not carried out.
@@ -36,20 +36,20 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _ScalingSpec:
-    """What the object specifies about its number of engines."""
+    """The part of an object that determines its number of engines."""
 
     config: AutoscalerConfig
-    asked: int
+    desired: int
     """Number of engines in force now (`status.scaling.desired`)."""
     start: int
     """spec.replicas."""
     decides: bool
-    """Whether this autoscaler sets the number. False: it only publishes metrics for another one."""
+    """Whether this autoscaler sets the number; False = it only publishes metrics for another autoscaler."""
     answered_wake: str | None = None
 
 
 class _DeploymentState:
-    """State of one deployment that is kept between two polls."""
+    """State of one deployment between two polls."""
 
     def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config
@@ -83,7 +83,7 @@ class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
         super().__init__(indices, wake, period=period, failure_event="autoscaler_poll_failed", now=now)
         self._read, self._metrics = read, metrics
         self._specs: dict[Key, tuple[Manifest, _ScalingSpec | None]] = {}
-        """By deployment: the object that was parsed last, as the watches held it, and its scaling spec."""
+        """Deployment -> (object that was parsed last, as the watches held it; its scaling spec)."""
 
     def latest_decision(self, key: Key) -> LatestDecision | None:
         """Return the last decision about a deployment."""
@@ -102,16 +102,16 @@ class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
 
     def _select(self, key: Key) -> _ScalingSpec | None:
         """Return the scaling spec of the object, parsed once per version that the watches hold."""
-        found = self._indices.of(MAMBA_DEPLOYMENT, key)
-        if len(found) != 1:
+        objects = self._indices.of(MAMBA_DEPLOYMENT, key)
+        if len(objects) != 1:
             return None
-        known = self._specs.get(key)
-        if known is None or known[0] is not found[0]:
-            known = self._specs[key] = found[0], _scaling_spec(found[0])
-        return known[1]
+        parsed = self._specs.get(key)
+        if parsed is None or parsed[0] is not objects[0]:
+            parsed = self._specs[key] = objects[0], _scaling_spec(objects[0])
+        return parsed[1]
 
     async def _update(self, key: Key, selection: _ScalingSpec) -> bool:
-        scaled, config = selection, selection.config
+        spec, config = selection, selection.config
         state = self._reports.get(key)
         if state is None or state.config != config:
             # The memory of decisions with other bounds and targets does not apply to these.
@@ -127,45 +127,45 @@ class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
         woken = wake_text(next(iter(self._wakes(key)), None))
         observation = state.view.observe(
             self._now(),
-            asked=scaled.asked,
+            desired=spec.desired,
             ready=engine_reports,
             pending=tuple(name_of(pod) for pod in engines if pod not in ready),
             gateways=gateway_reports,
-            woken=woken is not None and woken != scaled.answered_wake,
+            woken=woken is not None and woken != spec.answered_wake,
         )
         before = state.memory
         decision = decide(observation, config, before)
         state.memory = decision.memory
         self._metrics.show(key, observation, decision)
-        if not scaled.decides:
+        if not spec.decides:
             state.latest_decision = None
             return False
-        changes = decision.target != scaled.asked
+        changes = decision.target != spec.desired
         last = state.latest_decision
-        news = decision.blind != (last.decision.blind if last is not None else "")
+        blindness_changed = decision.blind != (last.decision.blind if last is not None else "")
         record = ""
         if changes:
             record = ScalingRecord(
                 config=config, observation=observation, memory=before, decision=decision
             ).encode()
-        state.latest_decision = LatestDecision(scaled.asked, scaled.start, decision, record)
+        state.latest_decision = LatestDecision(spec.desired, spec.start, decision, record)
         if changes:
             log.info(
                 "engines_decided",
                 key=str(key),
-                before=scaled.asked,
+                before=spec.desired,
                 after=decision.target,
                 why=decision.reason,
             )
-        return changes or news
+        return changes or blindness_changed
 
     def _wakes(self, key: Key) -> list[Manifest]:
-        wanted = names.Children(key.name).wake
-        return [one for one in self._indices.of(CONFIG_MAP, key) if name_of(one) == wanted]
+        wake_name = names.Children(key.name).wake
+        return [config for config in self._indices.of(CONFIG_MAP, key) if name_of(config) == wake_name]
 
 
 def _scaling_spec(owner: Manifest) -> _ScalingSpec | None:
-    """None where spec.replicas is a number that people write."""
+    """Return the scaling spec; None where users set spec.replicas."""
     if is_terminating(owner):
         return None
     try:
@@ -186,5 +186,5 @@ def _scaling_spec(owner: Manifest) -> _ScalingSpec | None:
 
 
 def _may_serve(pod: Manifest) -> bool:
-    """Whether the pod may still serve, or be about to; one that drains is on its way out."""
+    """Return whether the pod serves or may serve soon; a draining pod does not count."""
     return not is_terminating(pod) and not has_ended(pod)

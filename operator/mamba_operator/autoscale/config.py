@@ -1,68 +1,69 @@
-"""`AutoscalerConfig`: what an autoscaler is to hold, and the constants it decides with. Frozen; recorded,
-too."""
+"""`AutoscalerConfig`: targets and constants of the autoscaler. Frozen, and recorded with each decision."""
 
 from typing import Annotated
 
 import msgspec
 
-PAST = 12.0
-"""Delays after which what traffic did counts for 1/e."""
+HISTORY_DELAYS = 12.0
+"""Number of scale-down delays after which the weight of past traffic has decayed to 1/e."""
 Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
 class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one MambaDeployment. The first six are its fields; the others are the same for all."""
+    """Targets of one MambaDeployment, which are the first six fields, and constants."""
 
     min_replicas: Annotated[int, msgspec.Meta(ge=0)] = 1
-    """Fewest engines; with 0 they stop when nothing came for `scale_down_delay`."""
+    """Smallest number of engines; with 0 all stop after `scale_down_delay` without a request."""
     max_replicas: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """Most engines."""
+    """Largest number of engines."""
     first: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """Fewest engines that serve, and as many as the first request starts."""
+    """Smallest number of engines that serve; the first request starts this many."""
     ttft_target: float | None = None
-    """Seconds to the first token; None = requests may wait `wait_target` for their turn."""
+    """Target for the seconds to the first token; None = requests may wait `wait_target` for their turn."""
     tpot_target: float | None = None
-    """Seconds per output token; None = no bound."""
+    """Target for the seconds per output token; None = no bound."""
     scale_down_delay: float = 300.0
-    """Seconds for which the largest recommendation holds."""
+    """Seconds for which the largest recommendation stays in force."""
 
     wait_target: float = 2.0
-    """Seconds a prompt may wait without a ttft_target."""
+    """Seconds that a prompt may wait without a `ttft_target`."""
     grow_goal: Share = 0.96
     """Share of requests within the targets below which a fleet is too small."""
     keep_goal: Share = 0.975
-    """Share with which an engine less must still do, before it is given up."""
+    """Share of requests within the targets that a fleet must keep with one engine less, before it shrinks."""
     grow_use: Share = 0.85
     """Share of slots and pages that may be used before the fleet grows."""
     grow_time: Share = 1.0
-    """Share of the time that engines were seen to make use of, before the fleet grows."""
+    """Share of an engine's measured capacity that may be used before the fleet grows."""
     keep_use: Share = 0.70
-    """Share that must do with an engine less, before it is given up."""
+    """Share of the remaining engines that may be used, before the fleet shrinks."""
     history: float = 3600.0
-    """Seconds after which what traffic did counts for 1/e; of an object, `history_of` its delay."""
+    """Seconds after which the weight of past traffic has decayed to 1/e; `history_of` the object's delay."""
     rises: Share = 0.5
-    """Part of `history` after which a rise of the load counts for 1/e."""
+    """Part of `history` after which the weight of a rise of the load has decayed to 1/e."""
     fast: float = 30.0
-    """Time constant of the load that growth follows, in seconds."""
+    """Time constant, in seconds, of the smoothed load that growth follows."""
     slow: float = 180.0
-    """Time constant of the load that its slope is taken against, in seconds."""
+    """Time constant, in seconds, of the smoothed load with which `fast` is compared for the slope."""
     first_start: float = 120.0
-    """Seconds an engine is taken to need to start, before one was seen to."""
+    """Assumed seconds of an engine's start, before one was observed."""
     start_patience: float = 3.0
-    """Starts that take so many times longer than usual, and `start_timeout`, are not counted on any more."""
+    """Multiple of the usual start time after which a start counts as stuck, but `start_timeout` at least."""
     start_timeout: float = 600.0
-    """Seconds that a pod may take to be ready at least."""
+    """Smallest number of seconds after which a start counts as stuck."""
     start_deadline: float = 1800.0
-    """Seconds for which a pod that was never ready counts as one that starts; idleness begins after it."""
+    """Seconds for which a pod that was never ready counts as starting; the deployment is not idle
+    meanwhile."""
     longest_gap: float = 60.0
-    """Seconds that two observations may lie apart; beyond, a clock was set or nobody looked."""
+    """Largest number of seconds counted between two observations; longer gaps come from clock changes or
+    outages."""
 
     @property
     def lowest(self) -> int:
-        """Fewest engines that requests are served with."""
+        """Return the smallest number of engines that serve requests."""
         return max(self.first, self.min_replicas)
 
 
 def history_of(scale_down_delay: float) -> float:
-    """Seconds for which the past of an object counts: twelve times as long as a recommendation holds."""
-    return PAST * max(scale_down_delay, 1.0)
+    """Return the time constant of the history, in seconds: twelve scale-down delays."""
+    return HISTORY_DELAYS * max(scale_down_delay, 1.0)

@@ -1,8 +1,9 @@
-"""`decide`: from an observation, a config and a memory to how many engines there shall be. Pure; no clock.
+"""`decide`: computes the number of engines from an observation, a config and a memory. Pure; no clock.
 
-Called by the operator's autoscaler, by `mambaserve scaling replay` and by the fleet simulator, with the same
-result. A fleet grows at once to what is needed now and to what would have been enough lately; it shrinks to
-the largest number recommended in the last `scale_down_delay`, and never on data that is missing.
+Called by the operator's autoscaler, by `mambaserve scaling replay` and by the fleet simulator, with the
+same result. A fleet grows at once to the number needed now, or to the number that would have been enough
+recently. It shrinks to the largest number recommended in the last `scale_down_delay`, and never on missing
+data.
 """
 
 import math
@@ -20,24 +21,24 @@ from mamba_operator.autoscale.virtual_fleets import share_met, smallest_sufficie
 
 
 class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """How many, and why."""
+    """A number of engines and its reason."""
 
     target: int
-    """Engines that shall run."""
+    """Number of engines that shall run."""
     reason: str
     """One sentence with numbers."""
     binding: str
-    """What asks for the number: prefill, decode, slots, pages, queue, history, idle, wake, bounds or data."""
+    """Cause of the number: prefill, decode, slots, pages, queue, history, idle, wake, bounds or data."""
     blind: str = ""
-    """What has been unknown for so long that somebody should know; empty otherwise."""
+    """Message about data that has been missing for too long; empty otherwise."""
     demand: Demand
-    """Engines' worth asked for, by unit."""
+    """Demand in engines, by unit."""
     memory: AutoscalerMemory
-    """For the next decision."""
+    """Memory for the next decision."""
 
 
 class _Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of engines and what asks for it."""
+    """A number of engines and its cause."""
 
     engines: int
     binding: str
@@ -45,12 +46,12 @@ class _Recommendation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(observation: Observation, config: AutoscalerConfig, memory: AutoscalerMemory) -> ScalingDecision:
-    """How many engines shall run.
+    """Decide how many engines shall run.
 
     Args:
-        observation: the fleet now; what is not known is None in it.
+        observation: the fleet now; unknown values are None.
         config: bounds, targets and constants.
-        memory: of the last decision; `AutoscalerMemory()` at first.
+        memory: the memory of the last decision; `AutoscalerMemory()` at first.
     """
     passed = _seconds_since(observation, config, memory)
     elapsed = memory.elapsed + passed
@@ -63,7 +64,7 @@ def decide(observation: Observation, config: AutoscalerConfig, memory: Autoscale
     sight = _sight(memory, observation, elapsed, passed)
     window = _window(memory, observation, config, sight, elapsed, max(keep.engines, grow.engines))
     idle = _is_idle(observation)
-    # An engine that starts was asked for, and who asked comes back: only then is it idle.
+    # A starting engine was requested by a client that will retry: the deployment is not idle until then.
     busy = memory.busy if idle and not starts.coming and memory.at is not None else elapsed
     chosen = _chosen(observation, config, starts, grow, keep, window, elapsed - busy, idle)
     estimates = updated_estimates(memory, observation, config, cost, demanded, passed)
@@ -78,11 +79,11 @@ def decide(observation: Observation, config: AutoscalerConfig, memory: Autoscale
             estimates,
             at=observation.at,
             elapsed=elapsed,
-            known=sight.known,
+            known_seconds=sight.known_seconds,
             whole_at=sight.whole_at,
             heard_at=sight.heard_at,
             target=chosen.engines,
-            asked=observation.asked,
+            desired=observation.desired,
             window=window,
             busy=busy,
             starting=starts.starting,
@@ -96,7 +97,7 @@ def decide(observation: Observation, config: AutoscalerConfig, memory: Autoscale
 
 
 def _seconds_since(observation: Observation, config: AutoscalerConfig, memory: AutoscalerMemory) -> float:
-    """Seconds since the last observation, from 0 (the clock was set back) to `config.longest_gap`."""
+    """Return the seconds since the last observation, from 0 (clock set back) to `config.longest_gap`."""
     return 0.0 if memory.at is None else min(max(observation.at - memory.at, 0.0), config.longest_gap)
 
 
@@ -109,30 +110,32 @@ def _needed(
     *,
     growing: bool,
 ) -> _Recommendation:
-    """Engines for the unit with the largest demand, with the configured headroom left free."""
+    """Return the engines for the unit with the largest demand, with the configured headroom."""
     use = config.grow_use if growing else config.keep_use
     share = demanded.prefill / demanded.work if demanded.work > 0 else 1.0
     usable = cost.usable(config, config.grow_time if growing else config.keep_use, share)
     unit = demanded.binding()
-    now = {
+    engines_by_unit = {
         unit if unit in ("prefill", "decode") else "prefill": work / usable,
         "slots": demanded.slots / use,
         "pages": demanded.pages / use,
         "queue": demanded.queue,
     }
     if not growing:
-        # As much as the load rose by lately while an engine would have started, on top of what comes now.
-        now["history"] = (work + memory.rise / cost.capacity) / cost.usable(config, config.grow_time, share)
-    binding, most = max(now.items(), key=lambda item: item[1])
+        # The current load, plus the recent rise of the load during an engine's start.
+        engines_by_unit["history"] = (work + memory.rise / cost.capacity) / cost.usable(
+            config, config.grow_time, share
+        )
+    binding, most = max(engines_by_unit.items(), key=lambda item: item[1])
     engines = math.ceil(most - 1e-9)
-    why = f"{binding} asks for {most:.2f} engines"
+    why = f"{binding} needs {most:.2f} engines"
     if binding == "history":
-        why = f"the load and what it rose by lately ask for {most:.2f} engines"
+        why = f"the load and its recent rise need {most:.2f} engines"
     past = smallest_sufficient(memory, config, growing=growing)
     if past is not None and past > engines:
         met = share_met(memory, config, past) or 0.0
         less = share_met(memory, config, past - 1) if past > 1 else None
-        why = f"with {past} engines {met:.1%} of the last requests would have been in time"
+        why = f"with {past} engines {met:.1%} of the recent requests would have met the targets"
         why += f", with {past - 1} {less:.1%}" if less is not None else ""
         engines, binding = past, "history"
     bounded = min(max(engines, config.lowest), config.max_replicas)
@@ -143,18 +146,18 @@ def _needed(
 
 
 class _Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """What the autoscaler sees, and for how long: the three of the memory with that name."""
+    """The fields of the memory that record when the load was known."""
 
-    known: float
+    known_seconds: float
     whole_at: float
     heard_at: float
 
 
 def _sight(memory: AutoscalerMemory, observation: Observation, elapsed: float, passed: float) -> _Sight:
-    """Return what is seen with one observation more."""
+    """Return the record after one more observation."""
     whole = observation.whole
     return _Sight(
-        known=memory.known + (passed if whole and memory.whole_at >= 0 else 0.0),
+        known_seconds=memory.known_seconds + (passed if whole and memory.whole_at >= 0 else 0.0),
         whole_at=elapsed if whole else memory.whole_at,
         heard_at=elapsed if observation.traffic is not None else memory.heard_at,
     )
@@ -168,23 +171,24 @@ def _window(
     elapsed: float,
     engines: int,
 ) -> tuple[tuple[float, int], ...]:
-    """(known, engines) recommended within `scale_down_delay`; each is larger than all that follow it.
+    """Return the (known seconds, engines) recommended within `scale_down_delay`, each above all later ones.
 
-    A look that did not see the whole load recommends nothing, and ages nothing. Once that has lasted for
-    `longest_gap`, what runs stands for a whole delay of looks that do see it: nobody knows what came.
+    An observation without the whole load recommends nothing and ages nothing. Once the load has been unknown
+    for `longest_gap`, the running number counts as a recommendation for a whole delay of known load.
     """
-    window, at = list(memory.window), sight.known
+    window, age = list(memory.window), sight.known_seconds
     unseen = elapsed - max(sight.whole_at, 0.0) > config.longest_gap
-    if memory.at is None or unseen or observation.asked not in (memory.target, memory.asked):
-        # Nothing is known of before, or somebody else has set the number: it stands for its time, too.
-        window = [*_without_smaller(window, observation.asked), (at, observation.asked)]
+    if memory.at is None or unseen or observation.desired not in (memory.target, memory.desired):
+        # The past is unknown, or somebody else has set the number: the number counts as a recommendation.
+        window = [*_without_smaller(window, observation.desired), (age, observation.desired)]
     if observation.whole:
-        window = [*_without_smaller(window, engines), (at, engines)]
-    return tuple((when, each) for when, each in window if at - when < config.scale_down_delay or when == at)
+        window = [*_without_smaller(window, engines), (age, engines)]
+    delay = config.scale_down_delay
+    return tuple((since, number) for since, number in window if age - since < delay or since == age)
 
 
 def _blind(observation: Observation, config: AutoscalerConfig, sight: _Sight, elapsed: float) -> str:
-    """Name the pods that told no load for a whole `scale_down_delay`; empty where none was needed."""
+    """Return a message on pods whose load was unknown for a whole `scale_down_delay`; empty without any."""
     engines = observation.ready > 0 and elapsed - max(sight.whole_at, 0.0) >= config.scale_down_delay
     gateways = config.min_replicas == 0 and elapsed - max(sight.heard_at, 0.0) >= config.scale_down_delay
     if not elapsed or not (engines or gateways):
@@ -193,18 +197,18 @@ def _blind(observation: Observation, config: AutoscalerConfig, sight: _Sight, el
 
 
 def _unseen(observation: Observation, which: str) -> str:
-    """Say what is not known, and who did not tell it."""
-    who = ", ".join(observation.silent) or f"some {which}"
-    what = "the load" if which == "engines" else "traffic"
-    return f"{who} did not tell the operator its metrics: {what} is not known, so no engine stops"
+    """Return a message that names the missing data and the pods that did not report it."""
+    pods = ", ".join(observation.silent) or f"some {which}"
+    data = "the load" if which == "engines" else "traffic"
+    return f"the operator got no metrics from {pods}: {data} is unknown, so no engine stops"
 
 
 def _without_smaller(window: list[tuple[float, int]], engines: int) -> list[tuple[float, int]]:
-    return [one for one in window if one[1] > engines]
+    return [(time, larger) for time, larger in window if larger > engines]
 
 
 def _is_idle(observation: Observation) -> bool | None:
-    """Whether the deployment has no requests at all; None while reports are missing."""
+    """Return whether the deployment has no requests at all; None while reports are missing."""
     load, traffic = observation.load, observation.traffic
     if traffic is not None and (traffic.in_flight or traffic.queued or traffic.held or traffic.arrivals > 0):
         return False
@@ -225,60 +229,72 @@ def _chosen(
     idle_seconds: float,
     idle: bool | None,
 ) -> _Recommendation:
-    """The final number: grow at once, shrink only to the largest of `window`, within the bounds."""
-    asked = observation.asked
+    """Return the final number: grow at once, shrink only to the largest of `window`, within the bounds."""
+    desired = observation.desired
     if config.min_replicas == 0:
-        if asked == 0:
-            waiting = waiting_requests(observation.traffic)
-            if not waiting and not observation.woken:
-                return _Recommendation(
-                    engines=0, binding="idle", why="no engine runs and no request waits for one"
-                )
-            return _Recommendation(
-                engines=grow.engines, binding="wake", why=f"{waiting} requests wait and no engine runs"
-            )
+        if desired == 0:
+            return _woken(observation, grow)
         if idle and idle_seconds >= config.scale_down_delay:
             why = f"no request for {idle_seconds:.0f} s, and minReplicas is 0"
             return _Recommendation(engines=0, binding="idle", why=why)
-    if grow.engines > asked:
-        return _grown(asked, starts, grow, config)
-    low = max(each for _, each in window)
+    if grow.engines > desired:
+        return _grown(desired, starts, grow, config)
+    low = max(engines for _, engines in window)
     floor = min(max(low, config.lowest), config.max_replicas)
-    if asked > config.max_replicas or asked < config.lowest:
-        which = "maxReplicas" if asked > config.max_replicas else "minReplicas"
-        return _Recommendation(engines=min(max(asked, config.lowest), config.max_replicas), binding="bounds",
-                     why=f"{asked} engines are asked for, and {which} is another bound")  # fmt: skip
-    if not observation.whole and asked > config.lowest:
-        return _Recommendation(engines=asked, binding="data", why=_stays(observation, asked))
-    if config.min_replicas == 0 and idle is None and observation.traffic is None and floor >= asked:
-        why = f"{asked} engines stay: {_unseen(observation, 'gateways')}"
-        return _Recommendation(engines=asked, binding="data", why=why)
-    if floor >= asked:
-        return _Recommendation(engines=asked, binding=grow.binding, why=f"{asked} engines stay: {grow.why}")
+    if desired > config.max_replicas or desired < config.lowest:
+        return _bounded(desired, config)
+    if not observation.whole and desired > config.lowest:
+        return _Recommendation(engines=desired, binding="data", why=_stays(observation, desired))
+    if config.min_replicas == 0 and idle is None and observation.traffic is None and floor >= desired:
+        why = f"{desired} engines stay: {_unseen(observation, 'gateways')}"
+        return _Recommendation(engines=desired, binding="data", why=why)
+    if floor >= desired:
+        return _Recommendation(
+            engines=desired, binding=grow.binding, why=f"{desired} engines stay: {grow.why}"
+        )
     delay = config.scale_down_delay
     return _Recommendation(
         engines=floor, binding=keep.binding,
-        why=f"{floor} engines instead of {asked}: {keep.why}, and no more than {low} in {delay:.0f} s",
+        why=f"{floor} engines instead of {desired}: {keep.why}, and no more than {low} in {delay:.0f} s",
     )  # fmt: skip
 
 
-def _stays(observation: Observation, asked: int) -> str:
-    """Say why a number of engines stays that nobody can say to be too large."""
+def _woken(observation: Observation, grow: _Recommendation) -> _Recommendation:
+    """Return the number of engines to start where none runs: zero unless requests wait."""
+    waiting = waiting_requests(observation.traffic)
+    if not waiting and not observation.woken:
+        return _Recommendation(engines=0, binding="idle", why="no engine runs and no request waits for one")
+    why = f"{waiting} requests wait and no engine runs"
+    return _Recommendation(engines=grow.engines, binding="wake", why=why)
+
+
+def _bounded(desired: int, config: AutoscalerConfig) -> _Recommendation:
+    """Return the nearest number within the bounds."""
+    which = "maxReplicas" if desired > config.max_replicas else "minReplicas"
+    engines = min(max(desired, config.lowest), config.max_replicas)
+    why = f"the number was {desired} engines, and {which} does not allow it"
+    return _Recommendation(engines=engines, binding="bounds", why=why)
+
+
+def _stays(observation: Observation, desired: int) -> str:
+    """Return the reason why the number of engines stays while reports are missing."""
     load = observation.load
     reporting = load.engines - load.unrated if load is not None else 0
-    return f"{reporting} of {observation.ready} ready engines report: {asked} stay until all of them do"
+    return f"{reporting} of {observation.ready} ready engines report: {desired} stay until all of them do"
 
 
-def _grown(asked: int, starts: PodStarts, grow: _Recommendation, config: AutoscalerConfig) -> _Recommendation:
-    """More engines than are asked for."""
-    wanted = min(grow.engines + starts.replaced, config.max_replicas, 2 * grow.engines)
-    why = f"{wanted} engines instead of {asked}: {grow.why}"
+def _grown(
+    desired: int, starts: PodStarts, grow: _Recommendation, config: AutoscalerConfig
+) -> _Recommendation:
+    """Return a larger number of engines, or the old number if more pods would not become ready either."""
+    target = min(grow.engines + starts.replaced, config.max_replicas, 2 * grow.engines)
+    why = f"{target} engines instead of {desired}: {grow.why}"
     if starts.stuck:
-        why += f"; {starts.stuck} pods do not get ready"
-        if not starts.replaced and asked >= config.lowest:
+        why += f"; {starts.stuck} pods do not become ready"
+        if not starts.replaced and desired >= config.lowest:
             return _Recommendation(
-                engines=asked, binding="data",
-                why=f"{asked} engines stay, though {grow.why}: {starts.stuck} pods do not get ready, and "
-                "more would not either",
+                engines=desired, binding="data",
+                why=f"{desired} engines stay, though {grow.why}: {starts.stuck} pods do not become ready, "
+                "and more would not either",
             )  # fmt: skip
-    return _Recommendation(engines=wanted, binding=grow.binding, why=why)
+    return _Recommendation(engines=target, binding=grow.binding, why=why)

@@ -1,7 +1,7 @@
-"""How many engines the current load needs, for each resource that an engine has a limited amount of. Pure.
+"""Demand of the current load in engines, for each limited resource of an engine. Pure.
 
-Monotone: a larger load never gives a smaller number, since what one observation teaches is used only from the
-next one on.
+The demand is monotone: a larger load never gives a smaller number, because estimates learned from one
+observation are used only from the next one on.
 """
 
 import math
@@ -14,37 +14,37 @@ from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.observation import EngineLoad, GatewayTraffic, Observation
 from mamba_operator.autoscale.pod_starts import PodStarts
 
-CROWDED = 0.8
-"""Share of slots or pages in use from which on requests are taken to wait for them."""
-LEAST_DRAIN = 10.0
-"""Seconds in which a queue is to be gone once more engines run, at least."""
+CROWDED_SHARE = 0.8
+"""Share of slots or pages in use from which requests are assumed to wait for them."""
+MIN_DRAIN_SECONDS = 10.0
+"""Smallest number of seconds in which more engines have to clear a queue."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Demand by resource, in engines, without any headroom."""
 
     prefill: float = 0.0
-    """Of time, for prompts."""
+    """Demand for time, for prompts."""
     decode: float = 0.0
-    """Of time, for generation."""
+    """Demand for time, for generation."""
     slots: float = 0.0
-    """Of state slots, or of places in batches."""
+    """Demand for state slots, or for places in batches."""
     pages: float = 0.0
-    """Of KV pages."""
+    """Demand for KV pages."""
     queue: float = 0.0
-    """Of time, to work off what waits once more engines could run."""
+    """Demand for time, to clear the queue once more engines could run."""
     work_fast: float = 0.0
-    """Seconds of an engine per second, over the last half minute or so."""
+    """Seconds of engine time per second, over about half a minute."""
     work_slow: float = 0.0
-    """The same over some minutes."""
+    """Seconds of engine time per second, over some minutes."""
 
     @property
     def work(self) -> float:
-        """Engines' worth of time for prompts and generation."""
+        """Return the engines needed for prompts and generation."""
         return self.prefill + self.decode
 
     def binding(self) -> str:
-        """The unit that is asked for most."""
+        """Return the unit with the largest demand."""
         work = max((self.prefill, "prefill"), (self.decode, "decode"))[1]
         return max((self.work, work), (self.slots, "slots"), (self.pages, "pages"), (self.queue, "queue"))[1]
 
@@ -57,14 +57,14 @@ def demand(
     starts: PodStarts,
     passed: float,
 ) -> Demand:
-    """The demand of one observation. `passed`: seconds since the observation before it."""
+    """Return the demand of one observation. `passed`: seconds since the previous observation."""
     load = observation.load or EngineLoad()
     prefill, decode = costs.prefill(load), costs.decode(load)
     first = memory.whole_at < 0
     fast = _smoothed(memory.work_fast, prefill + decode, passed, config.fast, first=first)
     slow = _smoothed(memory.work_slow, prefill + decode, passed, config.slow, first=first)
     if not observation.whole:
-        # What is not seen is not gone: such a look may raise the load, and never lower it.
+        # Unseen load may still exist: a partial observation may raise the load, but never lower it.
         fast, slow = max(fast, memory.work_fast), max(slow, memory.work_slow)
     rising = max(fast - slow, 0.0) * min(starts.seconds / config.slow, 1.0)
     total = prefill + decode
@@ -82,16 +82,15 @@ def demand(
 
 
 def waiting_requests(traffic: GatewayTraffic | None) -> int:
-    """Requests that no engine has yet."""
+    """Return the number of requests that no engine has yet."""
     return traffic.queued + traffic.held if traffic is not None else 0
 
 
 def _pool_demand(used: float, load: EngineLoad) -> float:
-    """Engines' worth of a pool in use, plus what waiting requests would take if the pool is what they wait
-    for."""
+    """Return the use of a pool in engines, plus that of waiting requests if they wait for the pool."""
     if load.places and load.engines:
         used = max(used, load.running * load.engines / load.places)
-    if load.engines and load.running and used >= CROWDED * load.engines:
+    if load.engines and load.running and used >= CROWDED_SHARE * load.engines:
         used += load.waiting * used / load.running
     return used
 
@@ -104,19 +103,19 @@ def _queue_demand(
     starts: PodStarts,
     work: float,
 ) -> float:
-    """Engines that clear, in time, the queue that will be left once new engines could be ready."""
+    """Return the engines that clear, in time, the queue that will remain once new engines could be ready."""
     load = observation.load or EngineLoad()
     tokens = load.waiting_tokens + waiting_requests(observation.traffic) * memory.prompt_tokens
     ahead = starts.seconds
     ready = observation.ready * ahead
-    # Those on their way have half of their start before them, on average.
+    # Starting engines have half of their start before them, on average.
     starting = max(len(observation.pending) - starts.stuck, 0) * ahead / 2
     left = (
         tokens * costs.prompt_token + (work - (ready + starting) / max(ahead, 1e-9) * costs.capacity) * ahead
     )
     if tokens <= 0 or left <= 0:
         return 0.0
-    within = max(config.ttft_target or config.wait_target, LEAST_DRAIN, ahead)
+    within = max(config.ttft_target or config.wait_target, MIN_DRAIN_SECONDS, ahead)
     return (work + left / within) / costs.capacity
 
 
@@ -128,13 +127,13 @@ def updated_rise(
     start: float,
     passed: float,
 ) -> tuple[float, float]:
-    """(base, rise) of the memory after one more observation.
+    """Return (base, rise) of the memory after one more observation.
 
-    At first nothing is known of how the load changes: it is assumed that it may rise by as many engines as
-    are asked for, and this assumption decays like an observed rise.
+    At first the changes of the load are unknown. The load is then assumed to rise by the current number of
+    engines, and this assumption decays like an observed rise.
     """
     if memory.whole_at < 0:
-        return demanded.work_fast, float(observation.asked)
+        return demanded.work_fast, float(observation.desired)
     if not observation.whole:
         return memory.base, memory.rise
     base = min(demanded.work_fast, _smoothed(memory.base, demanded.work_fast, passed, start, first=False))
@@ -143,8 +142,7 @@ def updated_rise(
 
 
 def _smoothed(old: float, new: float, passed: float, constant: float, *, first: bool) -> float:
-    """The exponential moving average after `passed` seconds more; `constant`: its time constant in
-    seconds."""
+    """Return the exponential moving average after `passed` seconds; `constant`: time constant in seconds."""
     if first:
         return new
     return old + (1.0 - math.exp(-passed / constant)) * (new - old)

@@ -1,7 +1,8 @@
-"""What requests cost an engine: seconds of its device per second, from what engines measured. Pure.
+"""Cost of requests for an engine: seconds of its device, from measurements of engines. Pure.
 
-A prompt token costs 1 / speed. A generated token costs what one more sequence adds to a step: the rest
-of a step is paid once, however many sequences and prompts share it, and bounds the time per token from below.
+A prompt token costs 1 / speed. A generated token costs the time that one more sequence adds to a step. The
+rest of a step is paid once, regardless of the sequences and prompts that share it, and is the minimum time
+per token.
 """
 
 import msgspec
@@ -10,40 +11,40 @@ from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.memory import AutoscalerMemory, StepFit
 from mamba_operator.autoscale.observation import EngineLoad
 
-STEP_MEMORY = 0.98
-"""Weight of what was known of steps, at each look."""
-LEARNING = 0.1
-"""Weight of one look at saturated engines."""
-EFFICIENCY = (0.3, 1.25)
-"""What the efficiency may be."""
+STEP_DECAY = 0.98
+"""Factor by which the weight of earlier steps falls with each observation."""
+EFFICIENCY_WEIGHT = 0.1
+"""Weight of one observation of saturated engines."""
+EFFICIENCY_RANGE = (0.3, 1.25)
+"""Smallest and largest efficiency."""
 UNSEEN_SLOPE = 0.3
-"""Share of a step that grows with its batch, before steps of different batches were seen."""
+"""Assumed share of a step that grows with its batch, before steps of different batches were observed."""
 
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one engine's device for each kind of work."""
 
     prompt_token: float
-    """Seconds of device per prompt token; 0 = not known."""
+    """Device seconds per prompt token; 0 = unknown."""
     output_token: float
-    """Seconds per generated token; 0 = not known."""
+    """Device seconds per generated token; 0 = unknown."""
     step: float
-    """Seconds of a step with nothing in it; 0 = not known."""
+    """Seconds of an empty step; 0 = unknown."""
     capacity: float
-    """Seconds of such work that one engine does in a second."""
+    """Seconds of such work that one engine completes per second."""
 
     def prefill(self, load: EngineLoad) -> float:
-        """Seconds of prompts per second that came."""
+        """Return the work of arriving prompts, in device seconds per second."""
         return max(load.prompt_rate - load.cached_rate, 0.0) * self.prompt_token
 
     def decode(self, load: EngineLoad) -> float:
-        """Seconds of generation per second."""
+        """Return the work of generation, in device seconds per second."""
         return load.output_rate * self.output_token
 
     def usable(self, config: AutoscalerConfig, use: float, prompts: float) -> float:
-        """Share of an engine that may be used, so that `use` and the target per token are kept.
+        """Return the share of an engine that may be used under `use` and the target per token.
 
-        `prompts` is the share of the work that is prompts: steps wait for those, not for one another.
+        `prompts` is the share of prompts in the work: steps wait for prompts, not for one another.
         """
         if config.tpot_target is None or self.step <= 0 or prompts <= 0:
             return use
@@ -52,7 +53,7 @@ class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_costs(memory: AutoscalerMemory, load: EngineLoad | None) -> EngineCosts:
-    """What is known of an engine; before its speed was learned, what this look says of it."""
+    """Return the learned costs of an engine; its current speed is used before a speed was learned."""
     speed = memory.speed or (load.prefill_speed if load else 0.0)
     step, slope = _line(memory.step)
     return EngineCosts(
@@ -64,10 +65,10 @@ def engine_costs(memory: AutoscalerMemory, load: EngineLoad | None) -> EngineCos
 
 
 def learn_step(fit: StepFit, load: EngineLoad | None) -> StepFit:
-    """With one look more at how long steps take."""
+    """Return the fit of step times after one more observation."""
     if load is None or load.decode_step <= 0 or load.running <= 0 or load.engines <= 0:
         return fit
-    x, y, keep = load.running / load.engines, load.decode_step, STEP_MEMORY
+    x, y, keep = load.running / load.engines, load.decode_step, STEP_DECAY
     return StepFit(
         n=fit.n * keep + 1,
         x=fit.x * keep + x,
@@ -78,25 +79,25 @@ def learn_step(fit: StepFit, load: EngineLoad | None) -> StepFit:
 
 
 def learn_efficiency(memory: AutoscalerMemory, load: EngineLoad | None, costs: EngineCosts) -> float:
-    """What engines do that never lack work, by what they should do."""
+    """Return the ratio of saturated engines' work to their expected work, after one more observation."""
     if load is None or not load.saturated:
         return memory.efficiency
     done = load.saturated_prompt_rate * costs.prompt_token + load.saturated_output_rate * costs.output_token
     if done <= 0:
         return memory.efficiency
-    least, most = EFFICIENCY
-    seen = min(max(done / load.saturated, least), most)
-    return memory.efficiency + LEARNING * (seen - memory.efficiency)
+    least, most = EFFICIENCY_RANGE
+    observed = min(max(done / load.saturated, least), most)
+    return memory.efficiency + EFFICIENCY_WEIGHT * (observed - memory.efficiency)
 
 
 def _line(fit: StepFit) -> tuple[float, float]:
-    """(seconds of an empty step, seconds per sequence); zeros when no step was seen."""
+    """Return (seconds of an empty step, seconds per sequence); zeros when no step was observed."""
     if fit.n <= 0:
         return 0.0, 0.0
     x, y = fit.x / fit.n, fit.y / fit.n
     spread = fit.xx / fit.n - x * x
     guess = UNSEEN_SLOPE * y / max(x, 1.0)
     if spread > (0.1 * x) ** 2:
-        # No fit of noise: an empty step takes something, and a sequence costs something.
+        # Bounds against noise: an empty step takes time, and a sequence adds time.
         guess = min(max((fit.xy / fit.n - x * y) / spread, 0.02 * y / max(x, 1.0)), y / max(x, 1.0))
     return max(y - guess * x, 0.05 * y), guess

@@ -1,4 +1,4 @@
-"""Updates the autoscaler's estimates after an observation: speed, costs, virtual fleets' correction. Pure."""
+"""Estimates of the autoscaler after an observation: speed, costs, correction of virtual fleets. Pure."""
 
 import math
 
@@ -11,12 +11,12 @@ from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.observation import EngineLoad, Observation
 from mamba_operator.autoscale.virtual_fleets import IntervalArrivals, advance, simulated_interval, sizes
 
-SPEED = 0.2
-"""Weight of one look at how fast prompts are computed."""
-CORRECTION = (0.5, 3.0)
-"""What the correction may be."""
-GAIN = 0.5
-"""How far the correction moves for a difference of all requests, each minute."""
+SPEED_WEIGHT = 0.2
+"""Weight of one measurement of the prefill speed."""
+CORRECTION_RANGE = (0.5, 3.0)
+"""Smallest and largest correction."""
+CORRECTION_GAIN = 0.5
+"""Change of the correction's logarithm per minute if all requests differ from the prediction."""
 
 
 def updated_estimates(
@@ -27,14 +27,14 @@ def updated_estimates(
     demanded: Demand,
     passed: float,
 ) -> AutoscalerMemory:
-    """The memory after one more observation; the caller sets its times and recommendations."""
+    """Return the memory after one more observation; the caller sets its times and recommendations."""
     load = observation.load
     memory = msgspec.structs.replace(memory, work_fast=demanded.work_fast, work_slow=demanded.work_slow)
     if load is None or load.unrated:
         return memory
     speed = memory.speed
     if load.prefill_speed > 0:
-        speed = load.prefill_speed if speed <= 0 else speed + SPEED * (load.prefill_speed - speed)
+        speed = load.prefill_speed if speed <= 0 else speed + SPEED_WEIGHT * (load.prefill_speed - speed)
     arrivals = _arrivals(memory, observation, costs, load, passed)
     memory = _corrected(memory, observation, config, costs, arrivals, load)
     past = advance(memory, config, costs, arrivals)
@@ -51,7 +51,7 @@ def updated_estimates(
 
 
 def _prompt(memory: AutoscalerMemory, load: EngineLoad) -> float:
-    """Mean of tokens to compute per request."""
+    """Return the mean number of tokens to compute per request."""
     if load.arrivals <= 0:
         return memory.prompt_tokens
     mean = max(load.prompt_rate - load.cached_rate, 0.0) / load.arrivals
@@ -61,11 +61,11 @@ def _prompt(memory: AutoscalerMemory, load: EngineLoad) -> float:
 def _arrivals(
     memory: AutoscalerMemory, observation: Observation, costs: EngineCosts, load: EngineLoad, passed: float
 ) -> IntervalArrivals:
-    """Requests and work since the last observation, with costs scaled by the learned correction."""
+    """Return the requests and work since the last observation, scaled by the learned correction."""
     prompt = _prompt(memory, load) * costs.prompt_token
     prefill = costs.prefill(load)
     if load.engines:
-        # Requests that no engine has yet are not in what engines count.
+        # Engines do not count the requests that no engine has yet.
         prefill += (
             waiting_requests(observation.traffic) * prompt / max(passed, 1.0) if not load.arrivals else 0.0
         )
@@ -79,8 +79,10 @@ def _arrivals(
     )
 
 
-def _unsettled(memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig) -> bool:
-    """Whether the real fleet may have a queue from when it was smaller, which the virtual one never had."""
+def _fleet_changed_recently(
+    memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig
+) -> bool:
+    """Return whether the real fleet may still have a queue from a smaller size, unlike the virtual one."""
     since = memory.elapsed - max(memory.started, 0.0)
     return (
         bool(observation.pending)
@@ -97,23 +99,23 @@ def _corrected(
     arrivals: IntervalArrivals,
     load: EngineLoad,
 ) -> AutoscalerMemory:
-    """Compares what the virtual fleet of the real size would have done with what was measured."""
+    """Return the memory with a correction from the virtual fleet of the real size and the measured times."""
     counted, late = load.first_tokens, load.first_tokens_late
     if load.finished > 0 and load.finished_slow / load.finished > late / max(counted, 1.0):
         counted, late = load.finished, load.finished_slow
     if counted <= 0 or config.ttft_target is None or not memory.backlog or observation.ready <= 0:
         return memory
     fleets = sizes(config)
-    if len(memory.backlog) != len(fleets) or _unsettled(memory, observation, config):
+    if len(memory.backlog) != len(fleets) or _fleet_changed_recently(memory, observation, config):
         return memory
-    index = max((at for at, one in enumerate(fleets) if one <= observation.ready), default=0)
+    index = max((place for place, size in enumerate(fleets) if size <= observation.ready), default=0)
     _, share = simulated_interval(fleets[index], memory.backlog[index], config, costs, arrivals)
     keep = math.exp(-arrivals.seconds / config.history)
     measured = memory.measured * keep + late
     foreseen = memory.foreseen * keep + counted * (1.0 - share)
     requests = memory.requests * keep + counted
-    least, most = CORRECTION
-    step = GAIN * arrivals.seconds / 60.0 * (measured - foreseen) / requests
+    least, most = CORRECTION_RANGE
+    step = CORRECTION_GAIN * arrivals.seconds / 60.0 * (measured - foreseen) / requests
     return msgspec.structs.replace(
         memory,
         measured=measured,

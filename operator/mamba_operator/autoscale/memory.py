@@ -1,8 +1,7 @@
-"""`AutoscalerMemory`: what a decision leaves for the next one. Frozen, plain data, of bounded size: it is
-recorded too.
+"""`AutoscalerMemory`: the state that a decision leaves for the next one. Frozen plain data of bounded size.
 
-An autoscaler that starts anew starts with an empty one; it then keeps what runs until it has seen the load of
-all engines for a whole `scale_down_delay`.
+Each decision is recorded with its memory. An autoscaler that restarts begins with an empty memory; it keeps
+the running engines until it has seen the load of all engines for a whole `scale_down_delay`.
 """
 
 import msgspec
@@ -19,61 +18,62 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """After some decisions. Times are `elapsed`, the time that passed as far as observations tell."""
+    """State after some decisions. Times are values of `elapsed`, the time that observations cover."""
 
     at: float | None = None
-    """`Observation.at` of the last one; None before the first."""
+    """`Observation.at` of the last observation; None before the first."""
     elapsed: float = 0.0
-    """Seconds that have passed; a clock that is set moves it by `Config.longest_gap` at most, never back."""
-    known: float = 0.0
-    """Seconds of it in which the load of all ready engines was known. What was recommended ages by these."""
+    """Seconds that have passed. A clock change moves it by `AutoscalerConfig.longest_gap` at most, never
+    back."""
+    known_seconds: float = msgspec.field(default=0.0, name="known")
+    """Seconds of `elapsed` with a known load of all ready engines; recommendations age by these."""
     whole_at: float = -1.0
-    """Elapsed when it was last known; -1 = never."""
+    """`elapsed` when the load of all ready engines was last known; -1 = never."""
     heard_at: float = -1.0
-    """Elapsed when all gateways last answered; -1 = never."""
+    """`elapsed` when all gateways last answered; -1 = never."""
     target: int | None = None
-    """The last decision."""
-    asked: int | None = None
-    """`Observation.asked` of the last one: what was decided takes a moment to be asked for."""
+    """Number of engines of the last decision."""
+    desired: int | None = msgspec.field(default=None, name="asked")
+    """`Observation.desired` of the last observation: a decision takes a moment to come into force."""
     window: tuple[tuple[float, int], ...] = ()
-    """(known, engines) recommended lately: those that a later one has not exceeded, oldest first."""
+    """Recent recommendations (known seconds, engines) that no later one has exceeded, oldest first."""
     busy: float = 0.0
-    """Elapsed when there was last a request, an engine that started, or no saying that there was neither."""
+    """`elapsed` when there was last a request or a starting engine, or when neither could be excluded."""
     starting: tuple[tuple[str, float], ...] = ()
-    """(pod, elapsed) of pods that are not ready yet, and when each was first seen."""
+    """(pod, `elapsed` when it was first seen) of pods that are not ready yet."""
     started: float = -1.0
-    """Elapsed when a pod was last seen to become ready; -1 = never."""
+    """`elapsed` when a pod was last seen to become ready; -1 = never."""
     ready: int = 0
-    """Engines that were ready then."""
+    """Engines that were ready at the last observation."""
     start_seconds: float = 0.0
-    """Seconds a pod needs to be ready, learned; 0 = none was seen."""
+    """Learned seconds of a pod's start; 0 = none was observed."""
     speed: float = 0.0
     """Prompt tokens per second of one engine, as last measured."""
     step: StepFit = StepFit()
-    """Time of decoding steps by batch."""
+    """Fit of the time of decoding steps by batch size."""
     efficiency: float = 1.0
-    """What saturated engines do, by what they should by `speed` and `step`."""
+    """Ratio of the work of saturated engines to the work expected from `speed` and `step`."""
     prompt_tokens: float = 0.0
-    """Mean of tokens to compute per request."""
+    """Mean number of tokens to compute per request."""
     work_fast: float = 0.0
-    """Engines' worth of work that came, over `Config.fast`."""
+    """Work that arrived, in engines, smoothed over `AutoscalerConfig.fast`."""
     work_slow: float = 0.0
-    """The same over `Config.slow`."""
+    """Work that arrived, in engines, smoothed over `AutoscalerConfig.slow`."""
     base: float = 0.0
-    """Least work of about a start's time: it falls at once with `work_fast` and rises slowly after it."""
+    """Smallest work over about the time of a start: it falls at once with `work_fast` and rises slowly."""
     rise: float = 0.0
-    """Most by which work rose above its base lately, decayed; before anything was seen, all that runs."""
+    """Largest recent rise of work above `base`, decayed; before any observation, the running engines."""
     correction: float = 1.0
-    """Work that makes virtual fleets keep the targets as badly as the real one did, by the work that came."""
+    """Factor on the work with which virtual fleets miss the targets as often as the real fleet did."""
     measured: float = 0.0
-    """Share of requests in time that were missed, decayed sum of late ones."""
+    """Late requests of the real fleet, decayed."""
     foreseen: float = 0.0
-    """The same as the virtual fleet of the real size has it."""
+    """Late requests of the virtual fleet of the real size, decayed."""
     requests: float = 0.0
     """Requests whose times were measured, decayed."""
     backlog: tuple[float, ...] = ()
-    """Seconds of work that wait in each virtual fleet, by `virtual_fleets.sizes`."""
+    """Seconds of waiting work in each virtual fleet, in the order of `virtual_fleets.sizes`."""
     met: tuple[float, ...] = ()
-    """Requests that each would have served in time, decayed."""
+    """Requests that each virtual fleet would have served in time, decayed."""
     came: float = 0.0
-    """Requests that came, decayed."""
+    """Requests that arrived, decayed."""

@@ -1,4 +1,4 @@
-"""Reads `/metrics` of pods over few connections; silence and nonsense are None."""
+"""Reads `/metrics` of pods over few connections; a missing or unusable answer is None."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,17 +11,17 @@ from mamba_api import names
 from mamba_api.names import authority
 
 ReadMetrics = Callable[[str], Awaitable[str | None]]
-"""From the address of a pod to the text of its `/metrics`; None when it does not answer in time."""
+"""Function from the address of a pod to the text of its `/metrics`; None when it does not answer in time."""
 
 CONNECTIONS = 32
-"""At once, to all pods of all deployments."""
+"""Largest number of connections at the same time, to all pods of all deployments."""
 TIMEOUT = aiohttp.ClientTimeout(total=4)
-MOST_BYTES = 4 << 20
-"""Of one answer."""
+MAX_ANSWER_BYTES = 4 << 20
+"""Largest size of one answer."""
 
 
 class MetricsReader:
-    """Use as an async context manager."""
+    """Reader of pods' metrics, to be used as an async context manager."""
 
     def __init__(self, port: int = names.HTTP_PORT) -> None:
         self._port = port
@@ -29,7 +29,7 @@ class MetricsReader:
         self._places = asyncio.Semaphore(CONNECTIONS)
 
     async def __aenter__(self) -> Self:
-        # Pods come and go: a kept connection would mostly be one to a pod that is gone.
+        # Pods come and go: most kept connections would lead to pods that no longer exist.
         self._session = aiohttp.ClientSession(
             timeout=TIMEOUT, connector=aiohttp.TCPConnector(limit=CONNECTIONS, force_close=True)
         )
@@ -42,18 +42,18 @@ class MetricsReader:
             await self._session.close()
 
     async def read(self, address: str) -> str | None:
-        """The text of one pod."""
+        """Return the text of one pod; None when it does not answer in time."""
         assert self._session is not None
         url = f"http://{authority(address, self._port)}/metrics"
         try:
-            # Waiting for a place is no silence of the pod: the time-out begins after it.
+            # The time-out begins after the wait for a free connection, which is not the pod's fault.
             async with self._places, self._session.get(url) as answer:
                 if answer.status != 200:
                     return None
                 body = bytearray()
                 async for chunk in answer.content.iter_any():
                     body += chunk
-                    if len(body) > MOST_BYTES:
+                    if len(body) > MAX_ANSWER_BYTES:
                         return None
                 return body.decode(errors="replace")
         except (TimeoutError, aiohttp.ClientError, OSError):

@@ -1,4 +1,4 @@
-"""`pod_reports`: what pods say of themselves, asked all at the same time."""
+"""`pod_reports`: reads the reports of several pods concurrently."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -15,19 +15,19 @@ Report = TypeVar("Report")
 
 
 async def pod_reports(
-    read: ReadMetrics, pods: Iterable[Manifest], understood: Callable[[str], Report]
+    read: ReadMetrics, pods: Iterable[Manifest], parse: Callable[[str], Report]
 ) -> Mapping[str, Report | None]:
-    """By name of the pod; None = it did not answer, or said what is not `understood` (ReportInvalid)."""
+    """Return the report of each pod by its name; None = no answer, or one that `parse` refused."""
 
-    async def one(pod: Manifest) -> Report | None:
+    async def read_report(pod: Manifest) -> Report | None:
         address = (pod.get("status") or {}).get("podIP")
         text = await read(str(address)) if address else None
         try:
-            return understood(text) if text is not None else None
+            return parse(text) if text is not None else None
         except ReportInvalid as error:
-            log.warning("pod_not_understood", pod=name_of(pod), error=str(error))
+            log.warning("pod_report_invalid", pod=name_of(pod), error=str(error))
             return None
 
-    those = list(pods)
-    answers = await asyncio.gather(*map(one, those))
-    return {name_of(pod): answer for pod, answer in zip(those, answers, strict=True)}
+    pods = list(pods)
+    reports = await asyncio.gather(*map(read_report, pods))
+    return {name_of(pod): report for pod, report in zip(pods, reports, strict=True)}

@@ -1,4 +1,4 @@
-"""Pods on their way: how long one takes to be ready, and which are not counted on any more. Pure."""
+"""Starting pods: the duration of a start, and the pods that are stuck. Pure."""
 
 import msgspec
 
@@ -6,47 +6,47 @@ from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.observation import Observation
 
-LEARNING = 0.5
-"""Weight of one start."""
+START_WEIGHT = 0.5
+"""Weight of one start in the learned duration."""
 
 
 class PodStarts(msgspec.Struct, frozen=True, kw_only=True):
-    """The pods that start, and how long a start takes, at one moment."""
+    """The starting pods and the duration of a start at one moment."""
 
     starting: tuple[tuple[str, float], ...]
-    """(pod, elapsed when first seen), by name."""
+    """(pod, `elapsed` when it was first seen), sorted by name."""
     seconds: float
-    """What a start takes."""
+    """Expected seconds of a start."""
     learned: float
-    """The same, 0 before one was seen."""
+    """Learned seconds of a start; 0 before one was observed."""
     started: float
-    """Elapsed when a pod was last seen to become ready; -1 = never."""
+    """`elapsed` when a pod was last seen to become ready; -1 = never."""
     coming: int
-    """Pods that may still get ready: none of them has taken `start_deadline`."""
+    """Pods that may still become ready: none of them has reached `start_deadline`."""
     stuck: int
-    """Pods that have taken too long to be counted on."""
+    """Pods whose start has taken too long to count on them."""
     replaced: int
-    """How many of them are worth another pod: none while no pod starts at all."""
+    """Stuck pods that need a replacement: none while no pod starts at all."""
 
 
 def pod_starts(
     memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig, elapsed: float
 ) -> PodStarts:
-    """With one observation more."""
+    """Return the starting pods after one more observation."""
     before = dict(memory.starting)
     now = {name: before.get(name, elapsed) for name in observation.pending}
     arrived = sorted(since for name, since in before.items() if name not in now)
-    # A pod that is not pending any more became ready, or went: as many as are ready more did the former.
+    # A pod that is no longer pending became ready or was removed; the increase of `ready` counts the former.
     became = arrived[: max(observation.ready - memory.ready, 0)] if memory.at is not None else []
     learned = memory.start_seconds
     for since in became:
-        took = elapsed - since
-        learned = took if learned <= 0 else learned + LEARNING * (took - learned)
+        duration = elapsed - since
+        learned = duration if learned <= 0 else learned + START_WEIGHT * (duration - learned)
     seconds = learned or config.first_start
     started = elapsed if became else memory.started
     patience = max(config.start_timeout, config.start_patience * seconds)
     stuck = [since for since in now.values() if elapsed - since >= patience]
-    # Where nothing starts, more pods would not either: the fleet would grow without end.
+    # If no pod starts, replacements would not either, and the fleet would grow without end.
     cluster_starts = bool(stuck) and started > min(stuck)
     return PodStarts(
         starting=tuple(sorted(now.items())),

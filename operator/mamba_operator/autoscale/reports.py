@@ -1,4 +1,4 @@
-"""From the Prometheus text of an engine or a gateway to its report. Pure; other lines cost nothing."""
+"""Parses the Prometheus text of an engine or a gateway into its report. Pure; other lines cost nothing."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,53 +26,59 @@ Sample = tuple[Mapping[str, str], float]
 
 
 class ReportInvalid(ValueError):
-    """The text is not that of an engine or a gateway of this product."""
+    """A text that does not come from an engine or a gateway of this product."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionCost:
-    """What would go with an engine."""
+    """The checkpoints and requests that the end of an engine would lose."""
 
     checkpoints: float
     requests: float
-    """That run or wait."""
+    """Requests that run or wait."""
 
 
 def deletion_cost(text: str) -> DeletionCost:
-    """Raises ReportInvalid."""
-    found = {name: sum(value for _, value in samples) for name, samples in series(text, _HOLDING).items()}
-    running = found.get(_E + "requests_running")
+    """Return the deletion cost of an engine. Raises ReportInvalid."""
+    totals = {name: sum(value for _, value in samples) for name, samples in series(text, _HOLDING).items()}
+    running = totals.get(_E + "requests_running")
     if running is None:
         raise ReportInvalid("no mambaserve_requests_running in it")
-    return DeletionCost(found.get(_E + "checkpoints", 0.0), running + found.get(_E + "requests_waiting", 0.0))
+    return DeletionCost(
+        totals.get(_E + "checkpoints", 0.0), running + totals.get(_E + "requests_waiting", 0.0)
+    )
 
 
 def engine_report(text: str, config: AutoscalerConfig) -> EngineReport:
-    """Raises ReportInvalid."""
-    found = series(text, _ENGINE)
-    if _E + "requests_running" not in found:
+    """Return the report of an engine. Raises ReportInvalid."""
+    series_by_name = series(text, _ENGINE)
+    if _E + "requests_running" not in series_by_name:
         raise ReportInvalid("no mambaserve_requests_running in it")
 
-    def one(name: str) -> float:
-        return sum(value for _, value in found.get(_E + name, ()))
+    def total(name: str) -> float:
+        return sum(value for _, value in series_by_name.get(_E + name, ()))
 
-    states, pages, arena = one("state_usage"), one("kv_usage"), one("arena_usage")
-    firsts, late = _late(found.get(_E + "time_to_first_token_seconds_bucket", []), config.ttft_target)
-    ended, slow = _late(found.get(_E + "time_per_output_token_seconds_bucket", []), config.tpot_target)
+    states, pages, arena = total("state_usage"), total("kv_usage"), total("arena_usage")
+    firsts, late = _late(
+        series_by_name.get(_E + "time_to_first_token_seconds_bucket", []), config.ttft_target
+    )
+    ended, slow = _late(
+        series_by_name.get(_E + "time_per_output_token_seconds_bucket", []), config.tpot_target
+    )
     return EngineReport(
-        running=int(one("requests_running")),
-        waiting=int(one("requests_waiting")),
-        places=int(one("max_running_requests")),
-        # Slots and pages share one arena: what of it is taken counts for the one that takes more.
+        running=int(total("requests_running")),
+        waiting=int(total("requests_waiting")),
+        places=int(total("max_running_requests")),
+        # Slots and pages share one arena: its use counts for the one of the two that uses more.
         slots_used=max(states, arena) if states > pages else states,
         pages_used=pages if states > pages else max(pages, arena),
-        waiting_tokens=one("prompt_tokens_waiting"),
-        prefill_speed=one("prefill_tokens_per_second"),
-        decode_step=one("decode_step_seconds"),
-        arrivals_total=one("request_prompt_tokens_count"),
-        prompt_tokens_total=one("prompt_tokens_total"),
-        cached_tokens_total=one("cached_tokens_total"),
-        output_tokens_total=one("generated_tokens_total"),
+        waiting_tokens=total("prompt_tokens_waiting"),
+        prefill_speed=total("prefill_tokens_per_second"),
+        decode_step=total("decode_step_seconds"),
+        arrivals_total=total("request_prompt_tokens_count"),
+        prompt_tokens_total=total("prompt_tokens_total"),
+        cached_tokens_total=total("cached_tokens_total"),
+        output_tokens_total=total("generated_tokens_total"),
         first_tokens_total=firsts,
         first_tokens_late_total=late,
         finished_total=ended,
@@ -81,12 +87,14 @@ def engine_report(text: str, config: AutoscalerConfig) -> EngineReport:
 
 
 def gateway_report(text: str) -> GatewayReport:
-    """Raises ReportInvalid."""
-    found = series(text, _GATEWAY)
-    if _G + "in_flight" not in found:
-        raise ReportInvalid("no mambaserve_gateway_in_flight in it")
-    arrived = sum(value for labels, value in found.get(_G + "requests_total", ()) if _is_work(labels))
-    gauges = {name: int(sum(value for _, value in found.get(_G + name, ()))) for name in
+    """Return the report of a gateway. Raises ReportInvalid."""
+    series_by_name = series(text, _GATEWAY)
+    if _G + "in_flight" not in series_by_name:
+        raise ReportInvalid("the report has no mambaserve_gateway_in_flight")
+    arrived = sum(
+        value for labels, value in series_by_name.get(_G + "requests_total", ()) if _is_work(labels)
+    )
+    gauges = {name: int(sum(value for _, value in series_by_name.get(_G + name, ()))) for name in
               ("in_flight", "queued", "held")}  # fmt: skip
     return GatewayReport(
         in_flight=gauges["in_flight"], queued=gauges["queued"], held=gauges["held"], arrivals_total=arrived
@@ -94,34 +102,35 @@ def gateway_report(text: str) -> GatewayReport:
 
 
 def _is_work(labels: Mapping[str, str]) -> bool:
-    """Tell whether engines were wanted; no key, a key over its limit, and nonsense keep none awake."""
+    """Return whether requests with these labels need engines: refused and invalid requests do not."""
     code = labels.get("code", "")
     if labels.get("reason") == "key_limit":
         return False
     return not code.startswith("4") or code == "429"
 
 
-def series(text: str, wanted: frozenset[str]) -> dict[str, list[Sample]]:
-    """(labels, value) of the wanted series by name. Raises ReportInvalid."""
-    found: dict[str, list[Sample]] = {}
+def series(text: str, series_names: frozenset[str]) -> dict[str, list[Sample]]:
+    """Return the samples (labels, value) of the named series, by name. Raises ReportInvalid."""
+    series_by_name: dict[str, list[Sample]] = {}
     try:
-        for family in text_string_to_metric_families("\n".join(_lines(text, wanted)) + "\n"):
+        for family in text_string_to_metric_families("\n".join(_lines(text, series_names)) + "\n"):
             for sample in family.samples:
-                found.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
+                series_by_name.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
     except (ValueError, KeyError, IndexError) as error:
         raise ReportInvalid(f"not Prometheus text: {error}") from error
-    return found
+    return series_by_name
 
 
-def _lines(text: str, wanted: frozenset[str]) -> Iterator[str]:
+def _lines(text: str, series_names: frozenset[str]) -> Iterator[str]:
     for line in text.splitlines():
-        name = line[: min(at for at in (line.find("{"), line.find(" "), len(line)) if at >= 0)]
-        if name in wanted:
+        ends = (line.find("{"), line.find(" "), len(line))
+        name = line[: min(end for end in ends if end >= 0)]
+        if name in series_names:
             yield line
 
 
 def _late(buckets: list[Sample], target: float | None) -> tuple[float, float]:
-    """(all, those above the target) of a histogram; inside a bucket they are taken to lie evenly."""
+    """Return the counts (all, above the target) of a histogram, interpolated linearly inside a bucket."""
     edges: dict[float, float] = {}
     for labels, value in buckets:
         edge = float(labels.get("le", "inf"))

@@ -1,6 +1,6 @@
 """Gauges of the autoscaler for each deployment: for the operator's /metrics and the external metrics API.
 
-A value that is not known has no sample and is never 0: an external autoscaler would remove engines for a 0.
+An unknown value has no sample and is never 0: an external autoscaler would remove engines for a 0.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from mamba_operator.objects.manifest import Key
 
 PREFIX = "mambaserve_operator_scaling_"
 UNITS = ("prefill", "decode", "slots", "pages", "queue")
-"""What engines have so much of."""
+"""Limited resources of an engine."""
 RATES = ("prefill", "decode")
-"""Units that are known by rates, which are means over a while."""
-WARM = 60.0
-"""Seconds of known load after which those means are believed, as after a restart of the operator."""
+"""Units that are measured by rates, which are means over time."""
+WARM_UP_SECONDS = 60.0
+"""Seconds of known load after a restart of the operator until rates are reliable."""
 HELP = {
-    "desired_engines": "Engines that shall run; in mode External, that the operator would let run.",
+    "desired_engines": "Engines that shall run; in mode External, those that the operator would run.",
     "capacity_engines": "Engines that may be sent requests.",
-    "reporting_engines": "Ready engines that told their load at the last look.",
-    "demand_engines": "Engines' worth asked for, by what they have so much of.",
-    "pool_usage": "Share in use of the fuller of both pools, state slots and KV pages, mean over engines.",
+    "reporting_engines": "Ready engines that reported their load at the last poll.",
+    "demand_engines": "Demand in engines, by limited resource of an engine.",
+    "pool_usage": "Share in use of the fuller pool, state slots or KV pages, mean over engines.",
     "waiting_requests": "Requests that wait in gateways and engines.",
 }
-"""By name, without the prefix."""
+"""Metric name without the prefix -> help text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,21 @@ class Sample:
     """One of HELP."""
     value: float
     unit: str = ""
-    """Of demand_engines."""
+    """Unit of a `demand_engines` sample; empty for other metrics."""
 
 
 def samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sample]:
-    """The samples that are known after one observation."""
+    """Yield the samples with known values after one observation."""
     load, traffic = observation.load, observation.traffic
     yield Sample("desired_engines", decision.target)
     yield Sample("capacity_engines", observation.ready)
     yield Sample("reporting_engines", load.engines if load is not None else 0)
     all_report = load is not None and load.engines >= observation.ready
-    stopped = observation.asked == 0 and observation.ready == 0
+    stopped = observation.desired == 0 and observation.ready == 0
     if not (all_report or stopped):
         return
     for unit in UNITS:
-        if unit not in RATES or decision.memory.known >= WARM:
+        if unit not in RATES or decision.memory.known_seconds >= WARM_UP_SECONDS:
             yield Sample("demand_engines", getattr(decision.demand, unit), unit)
     if load is not None:
         yield Sample("pool_usage", max(load.slots_used, load.pages_used) / load.engines)
@@ -65,7 +65,7 @@ def samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sam
 
 
 class ScalingMetrics:
-    """Registers its gauges; labels of deployments that are gone, and of numbers not known, are taken away."""
+    """Gauges for all deployments; samples of removed deployments and of unknown values are removed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {
@@ -74,33 +74,33 @@ class ScalingMetrics:
         self._last: dict[Key, tuple[float, tuple[Sample, ...]]] = {}
 
     def show(self, key: Key, observation: Observation, decision: ScalingDecision) -> None:
-        """One decision."""
-        now = tuple(samples(observation, decision))
-        shown = {(one.metric, one.unit) for one in now}
-        for one in self._samples(key):
-            if (one.metric, one.unit) not in shown:
-                self._remove(key, one)
-        for one in now:
-            self._gauges[one.metric].labels(*_values(key, one)).set(one.value)
-        self._last[key] = (observation.at, now)
+        """Publish the samples of one decision."""
+        current = tuple(samples(observation, decision))
+        series = {(sample.metric, sample.unit) for sample in current}
+        for old in self._samples(key):
+            if (old.metric, old.unit) not in series:
+                self._remove(key, old)
+        for sample in current:
+            self._gauges[sample.metric].labels(*_values(key, sample)).set(sample.value)
+        self._last[key] = (observation.at, current)
 
     def forget(self, key: Key) -> None:
-        """Nothing is decided about it any more."""
-        for one in self._samples(key):
-            self._remove(key, one)
+        """Remove all samples of a deployment that the autoscaler no longer handles."""
+        for sample in self._samples(key):
+            self._remove(key, sample)
         self._last.pop(key, None)
 
     def last(self, namespace: str, metric: str) -> list[tuple[str, float, Sample]]:
-        """(name, when by the autoscaler's clock, sample) of all deployments of a namespace, by name."""
+        """Return (name, time by the autoscaler's clock, sample) of a namespace's deployments, by name."""
         return [
-            (key.name, at, one)
-            for key, (at, found) in sorted(self._last.items(), key=lambda item: item[0])
-            for one in found
-            if key.namespace == namespace and one.metric == metric
+            (key.name, time, sample)
+            for key, (time, published) in sorted(self._last.items(), key=lambda item: item[0])
+            for sample in published
+            if key.namespace == namespace and sample.metric == metric
         ]
 
     def _samples(self, key: Key) -> tuple[Sample, ...]:
-        # Its first look may have failed before anything was shown.
+        # The first poll of a deployment may have failed, so that it has no samples.
         return self._last.get(key, (0.0, ()))[1]
 
     def _remove(self, key: Key, sample: Sample) -> None:

@@ -1,6 +1,6 @@
-"""`ScalingRecord`: one decision of the autoscaler as `status.scaling.history` keeps it.
+"""`ScalingRecord`: one decision of the autoscaler, as `status.scaling.history` keeps it.
 
-A record is the compressed JSON of all that went into one decision, and of what came out. Pure.
+A record is the compressed JSON of the inputs and the result of one decision. Pure.
 """
 
 import base64
@@ -15,18 +15,19 @@ from mamba_operator.autoscale.decide import ScalingDecision, decide
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.observation import Observation
 
-LONGEST = 16_384
-"""Characters of a record; a longer one is left out. It is about 1,500."""
-LARGEST = 1 << 20
-"""Bytes of JSON that a record may hold."""
+MAX_RECORD_CHARACTERS = 16_384
+"""Largest length of an encoded record; a longer one is left out. Usual records have about 1,500
+characters."""
+MAX_JSON_BYTES = 1 << 20
+"""Largest size of the JSON in a record."""
 
 
 class RecordInvalid(ValueError):
-    """A record cannot be read; the message says why."""
+    """A text that is no readable record; the message has the cause."""
 
 
 class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision, whole."""
+    """One decision with all of its inputs."""
 
     config: AutoscalerConfig
     observation: Observation
@@ -34,21 +35,21 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     decision: ScalingDecision
 
     def to_json(self) -> bytes:
-        """The same for the same decision, always."""
+        """Return the JSON text, which is deterministic."""
         return msgspec.json.encode(self)
 
     def encode(self) -> str:
-        """For `status.scaling.history`; empty if it does not fit there."""
+        """Return the text for `status.scaling.history`; empty if it does not fit there."""
         text = base64.b64encode(zlib.compress(self.to_json(), 9)).decode()
-        return text if len(text) <= LONGEST else ""
+        return text if len(text) <= MAX_RECORD_CHARACTERS else ""
 
     def replayed(self) -> ScalingDecision:
-        """The decision, made again."""
+        """Return the decision that the recorded inputs give now."""
         return decide(self.observation, self.config, self.memory)
 
 
 def from_json(text: bytes | str) -> ScalingRecord:
-    """Raises RecordInvalid."""
+    """Return the record in JSON text. Raises RecordInvalid."""
     try:
         return msgspec.json.decode(text, type=ScalingRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -56,23 +57,23 @@ def from_json(text: bytes | str) -> ScalingRecord:
 
 
 def from_text(text: str) -> ScalingRecord:
-    """Of `status.scaling.history`. Raises RecordInvalid."""
+    """Return the record in a text of `status.scaling.history`. Raises RecordInvalid."""
     try:
         unpacker = zlib.decompressobj()
-        found = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST)
+        json_text = unpacker.decompress(base64.b64decode(text, validate=True), MAX_JSON_BYTES)
     except (binascii.Error, zlib.error, ValueError) as error:
         raise RecordInvalid(f"not a recorded decision: {error}") from error
-    return from_json(found)
+    return from_json(json_text)
 
 
 @dataclass(frozen=True, slots=True)
 class LatestDecision:
-    """What the autoscaler last decided about one deployment."""
+    """The autoscaler's last decision about one deployment."""
 
-    asked: int
-    """Engines that were asked for."""
+    desired: int
+    """Number of engines in force at that time."""
     start: int
     """spec.replicas at that time."""
     decision: ScalingDecision
     record: str
-    """For the history; empty while the number stays."""
+    """Encoded record for the history; empty while the number stays."""

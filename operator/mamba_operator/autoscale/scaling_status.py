@@ -1,6 +1,6 @@
-"""How many engines are wanted now: spec.replicas, or what the autoscaler decided and a wake adds to it. Pure.
+"""The number of engines in force: spec.replicas, or the autoscaler's decision plus wake-ups. Pure.
 
-The number that is in force stands in `status.scaling`: it outlives the operator, and decisions are about it.
+`status.scaling` holds the number in force: it outlives the operator, and decisions refer to it.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.timestamp import parse_timestamp
 
-MOST_REPLICAS = 10_000
-"""What spec.replicas may be at most."""
+MAX_REPLICAS = 10_000
+"""Largest value of spec.replicas."""
 
 
 def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
-    """What the autoscaler is to hold; None where spec.replicas is what runs.
+    """Return the autoscaler's targets; None where spec.replicas alone sets the number.
 
-    Without a range there may still be nothing to do: engines then stop, and start, all together.
+    A deployment without a range may still be idle: all engines then stop and start together.
     """
     spec, scaling = deployment.spec, deployment.spec.scaling
     delay = scaling.scale_down_delay.seconds
@@ -51,14 +51,14 @@ def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
 
 
 def advisory_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
-    """What the autoscaler works with where somebody else decides by its numbers; None in any other case."""
+    """Return the targets where an external autoscaler decides by the published metrics; otherwise None."""
     scaling = deployment.spec.scaling
     if scaling.mode != "External" or autoscaler_config(deployment) is not None:
         return None
     delay = scaling.scale_down_delay.seconds
     return AutoscalerConfig(
         min_replicas=1 if scaling.min_replicas is None else scaling.min_replicas,
-        max_replicas=scaling.max_replicas or MOST_REPLICAS,
+        max_replicas=scaling.max_replicas or MAX_REPLICAS,
         scale_down_delay=delay,
         history=history_of(delay),
     )
@@ -72,15 +72,15 @@ def scaling_status(
     latest_decision: LatestDecision | None,
     now: datetime,
 ) -> ScalingStatus | None:
-    """What `status.scaling` shall say; None where spec.replicas is what runs.
+    """Return the new `status.scaling`; None where spec.replicas alone sets the number.
 
     Args:
         deployment: the object.
-        old: what it said before.
+        old: the previous status.
         engine: the engine Deployment, if there is one.
-        woken: the text in which a gateway last asked for an engine.
-        decided: the autoscaler's last decision. One that was made of another number than the one in force is
-            left out: it has been carried out, or was overtaken.
+        wake: the text with which a gateway last asked for an engine.
+        latest_decision: the autoscaler's last decision. It is ignored if it started from another number than
+            the one in force: it has then been carried out or is out of date.
         now: the time.
     """
     config = autoscaler_config(deployment)
@@ -98,13 +98,15 @@ def scaling_status(
         return _with_change(current, config.lowest, "a gateway holds a request", "wake", wake, now)
     if (
         latest_decision is not None
-        and latest_decision.asked == old.desired
+        and latest_decision.desired == old.desired
         and latest_decision.start == start
     ):
         target = _bounded(latest_decision.decision.target, config)
         if target != old.desired:
-            made = latest_decision.decision
-            return _with_change(current, target, made.reason, made.binding, wake, now, latest_decision.record)
+            decision = latest_decision.decision
+            return _with_change(
+                current, target, decision.reason, decision.binding, wake, now, latest_decision.record
+            )
     if (bounded := _bounded(old.desired, config)) != old.desired:
         return _with_change(current, bounded, "the bounds were changed", "bounds", wake, now)
     return current
@@ -117,11 +119,11 @@ def _initial_status(
     wake: str | None,
     now: datetime,
 ) -> ScalingStatus:
-    """The first number: what runs goes on, unless the spec says that nothing shall."""
+    """Return the first status: running engines continue, unless spec.replicas is 0."""
     start = deployment.spec.replicas
     running = (engine.get("spec") or {}).get("replicas") if engine is not None else None
     if isinstance(running, int) and start > 0:
-        desired, reason = _bounded(running, config), f"{running} engines were asked for before"
+        desired, reason = _bounded(running, config), f"{running} engines ran before"
     elif config.min_replicas == 0 and not _is_recent(wake, config, now):
         desired, reason = 0, "no request has come yet"
     else:
@@ -137,13 +139,13 @@ def _initial_status(
 
 
 def _is_recent(wake: str | None, config: AutoscalerConfig, now: datetime) -> bool:
-    """Whether a gateway asked so lately that somebody may still wait."""
+    """Return whether a gateway asked for an engine so recently that a client may still wait."""
     when = parse_timestamp(wake) if wake is not None else None
     return when is not None and (now - when).total_seconds() < config.scale_down_delay
 
 
 def _bounded(engines: int, config: AutoscalerConfig) -> int:
-    """Within the bounds; none at all, or as many as a first request starts."""
+    """Return the number within the bounds: zero, or at least the number that a first request starts."""
     if engines == 0 and config.min_replicas == 0:
         return 0
     return min(max(engines, config.lowest), config.max_replicas)
@@ -168,7 +170,7 @@ def _with_change(
             "reason": reason,
             "binding": binding,
             "last_change": when,
-            # What asked for the engines that stop now is answered; who asks again writes something else.
+            # The wake-up of the engines that stop now is answered; a new wake-up has another text.
             "answered_wake": wake if desired == 0 else old.answered_wake,
             "history": [*old.history, change][-HISTORY:],
         }
@@ -176,14 +178,14 @@ def _with_change(
 
 
 def wake_text(request: Manifest | None) -> str | None:
-    """When a gateway last asked for an engine, as it wrote it; None when none did, or wrote no time."""
+    """Return the text of the time when a gateway last asked for an engine; None without a valid time."""
     data = request.get("data") if request else None
     text = data.get(names.WAKE_KEY) if isinstance(data, Mapping) else None
-    # Gateways are not trusted with more than this: a text that is no time wakes nothing.
+    # Gateways are trusted with nothing more than this: a text that is no time wakes nothing.
     return text if isinstance(text, str) and len(text) <= 64 and parse_timestamp(text) is not None else None
 
 
 def woken_at(request: Manifest | None) -> datetime | None:
-    """The same as a time."""
+    """Return the time when a gateway last asked for an engine; None without a valid time."""
     text = wake_text(request)
     return parse_timestamp(text) if text is not None else None

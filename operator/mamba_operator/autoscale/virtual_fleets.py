@@ -1,7 +1,7 @@
-"""Fleets of every size that could have run, each with the queue that the traffic would have made in it. Pure.
+"""Virtual fleets of every size that could have run, each with the queue that the traffic would cause. Pure.
 
-The answer to "how many engines would have been enough lately" is counted, not guessed from averages: bursts
-are in it as often as they come. Queues are fluid, one per fleet, with a waiting time for chance on top
+The number of engines that would have been enough recently is counted, not estimated from averages: bursts
+are in it as often as they happen. Queues are fluid, one per fleet, plus a waiting time for random arrivals
 (Sakasegawa's approximation of M/M/c, Ann. Inst. Stat. Math. 29, 1977).
 """
 
@@ -14,17 +14,18 @@ from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.engine_costs import EngineCosts
 from mamba_operator.autoscale.memory import AutoscalerMemory
 
-EXACT = 48
-"""Up to so many engines there is a virtual fleet of each size; beyond, each is 4 % larger than the last."""
+LAST_EXACT_SIZE = 48
+"""Number of engines up to which each size has a virtual fleet; larger fleets grow by 4 % each."""
 VARIABILITY = 1.25
 """(1 + squared coefficient of variation of prompts) / 2."""
-ENOUGH = 20.0
-"""Requests that must have come before the past is believed."""
-DIGITS = 5
+MIN_PAST_REQUESTS = 20.0
+"""Smallest number of requests in a past that counts."""
+RECORDED_DIGITS = 5
+"""Significant digits of recorded values."""
 
 
 class IntervalArrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """What came between two looks; rates per second, work in seconds of an engine."""
+    """Arrivals between two observations; rates are per second, work is in seconds of an engine."""
 
     seconds: float
     requests: float
@@ -36,15 +37,17 @@ class IntervalArrivals(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def sizes(config: AutoscalerConfig) -> tuple[int, ...]:
-    """Sizes of the virtual fleets, ascending."""
-    found = list(range(1, min(EXACT, config.max_replicas) + 1))
-    while found[-1] < config.max_replicas:
-        found.append(min(max(found[-1] + 1, math.ceil(found[-1] * 1.04)), config.max_replicas))
-    return tuple(found)
+    """Return the sizes of the virtual fleets, ascending."""
+    fleet_sizes = list(range(1, min(LAST_EXACT_SIZE, config.max_replicas) + 1))
+    while fleet_sizes[-1] < config.max_replicas:
+        fleet_sizes.append(
+            min(max(fleet_sizes[-1] + 1, math.ceil(fleet_sizes[-1] * 1.04)), config.max_replicas)
+        )
+    return tuple(fleet_sizes)
 
 
 class VirtualFleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a Memory that this file keeps."""
+    """The fields of the memory that describe virtual fleets."""
 
     backlog: tuple[float, ...]
     met: tuple[float, ...]
@@ -54,7 +57,7 @@ class VirtualFleetState(msgspec.Struct, frozen=True, kw_only=True):
 def advance(
     memory: AutoscalerMemory, config: AutoscalerConfig, costs: EngineCosts, arrivals: IntervalArrivals
 ) -> VirtualFleetState:
-    """The past with one interval more."""
+    """Return the virtual fleets after one more interval."""
     fleets = sizes(config)
     backlog = memory.backlog if len(memory.backlog) == len(fleets) else (0.0,) * len(fleets)
     met = memory.met if len(memory.met) == len(fleets) else (0.0,) * len(fleets)
@@ -63,17 +66,17 @@ def advance(
     new_backlog, new_met = [], []
     for size, left, done in zip(fleets, backlog, met, strict=True):
         after, share = simulated_interval(size, left, config, costs, arrivals)
-        new_backlog.append(_short(after))
-        new_met.append(_short(done * keep + share * came))
+        new_backlog.append(_rounded(after))
+        new_met.append(_rounded(done * keep + share * came))
     return VirtualFleetState(
-        backlog=tuple(new_backlog), met=tuple(new_met), came=_short(memory.came * keep + came)
+        backlog=tuple(new_backlog), met=tuple(new_met), came=_rounded(memory.came * keep + came)
     )
 
 
 def simulated_interval(
     size: int, backlog: float, config: AutoscalerConfig, costs: EngineCosts, arrivals: IntervalArrivals
 ) -> tuple[float, float]:
-    """(seconds of work that wait after the interval, share of its requests served in time) in one fleet."""
+    """Return (seconds of waiting work after the interval, share of requests in time) for one fleet."""
     capacity = size * costs.capacity
     free = capacity - arrivals.decode
     grown = backlog + (arrivals.prefill - free) * arrivals.seconds
@@ -85,7 +88,7 @@ def simulated_interval(
     share = 1.0 if last <= allowed else 0.0 if first >= allowed else (allowed - first) / (last - first)
     use = min((arrivals.prefill + arrivals.decode) / capacity, 0.999)
     if arrivals.prompt > 0:
-        # One prompt at a time in each engine: with chance alone, so many wait, and so long.
+        # Waiting time from random arrivals alone, with one prompt at a time in each engine.
         mean = arrivals.prompt / costs.capacity * VARIABILITY / (size * (1.0 - use))
         share *= 1.0 - use ** (math.sqrt(2.0 * (size + 1)) - 1.0) * math.exp(-allowed / mean)
     if config.tpot_target is not None and costs.step > 0:
@@ -96,7 +99,7 @@ def simulated_interval(
 
 
 def allowed_wait(config: AutoscalerConfig, costs: EngineCosts, prompt: float) -> float:
-    """Seconds that a prompt of so much work may wait for its turn."""
+    """Return the seconds that a prompt with this amount of work may wait for its turn."""
     if config.ttft_target is None:
         return config.wait_target
     own = prompt / costs.capacity + costs.step
@@ -104,32 +107,32 @@ def allowed_wait(config: AutoscalerConfig, costs: EngineCosts, prompt: float) ->
 
 
 def smallest_sufficient(memory: AutoscalerMemory, config: AutoscalerConfig, *, growing: bool) -> int | None:
-    """The smallest fleet that would have kept the goal; None as long as too little came to say.
+    """Return the smallest fleet that would have met the goal; None while there were too few requests.
 
-    A share of what any fleet could have kept: no number of engines makes one prompt faster. What was not
-    seen yet speaks against any change: a fleet may miss, before it grows, what it may miss in a whole
-    `history` (the burst of the first minutes is not taken to come back every few minutes), and one that
-    shrinks must do with so much less of that as less of a history was seen.
+    The goal is a share of the requests that the largest fleet would have met, because no number of engines
+    makes one prompt faster. A short history makes any change less likely: before a fleet grows, it may miss
+    as many requests as in a whole `history` (a burst in the first minutes is not expected to return every
+    few minutes), and before it shrinks, it may miss fewer in proportion to the history seen.
     """
     fleets = sizes(config)
-    if memory.came < ENOUGH or len(memory.met) != len(fleets):
+    if memory.came < MIN_PAST_REQUESTS or len(memory.met) != len(fleets):
         return None
     seen = -math.expm1(-max(memory.elapsed, 1.0) / config.history)
     best = memory.met[-1]
     misses = (1.0 - config.grow_goal) / seen if growing else (1.0 - config.keep_goal) * seen
-    wanted = best * (1.0 - misses)
-    return next((size for size, met in zip(fleets, memory.met, strict=True) if met >= wanted), fleets[-1])
+    required = best * (1.0 - misses)
+    return next((size for size, met in zip(fleets, memory.met, strict=True) if met >= required), fleets[-1])
 
 
 def share_met(memory: AutoscalerMemory, config: AutoscalerConfig, size: int) -> float | None:
-    """Share of the past's requests that a fleet of about `size` would have served in time."""
+    """Return the share of past requests that a fleet of about `size` would have served in time."""
     fleets = sizes(config)
-    if memory.came < ENOUGH or len(memory.met) != len(fleets):
+    if memory.came < MIN_PAST_REQUESTS or len(memory.met) != len(fleets):
         return None
-    index = max((at for at, one in enumerate(fleets) if one <= size), default=0)
+    index = max((place for place, fleet in enumerate(fleets) if fleet <= size), default=0)
     return memory.met[index] / memory.came
 
 
-def _short(value: float) -> float:
-    """With as many digits as matter: it is recorded."""
-    return float(f"{value:.{DIGITS}g}")
+def _rounded(value: float) -> float:
+    """Return the value rounded to the digits that matter, to keep records short."""
+    return float(f"{value:.{RECORDED_DIGITS}g}")

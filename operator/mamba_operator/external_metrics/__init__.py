@@ -1,1 +1,1 @@
-"""The external metrics API (external.metrics.k8s.io/v1beta1), for autoscalers that are not ours."""
+"""The external metrics API (external.metrics.k8s.io/v1beta1), for external autoscalers."""

@@ -1,6 +1,6 @@
-"""Whether somebody may read external metrics: the API server is asked, by a SubjectAccessReview.
+"""Authorization of external metrics' readers by a SubjectAccessReview of the API server.
 
-Answers are kept for some seconds, since autoscalers ask the same again and again.
+Answers are cached for some seconds, because autoscalers repeat the same request.
 """
 
 import time
@@ -11,34 +11,34 @@ from mamba_operator.external_metrics.front_proxy import UserInfo
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.kinds import SUBJECT_ACCESS_REVIEW
 
-KEPT = 10.0
-"""Seconds for which an answer holds."""
-MOST = 1024
-"""Answers kept."""
+CACHE_SECONDS = 10.0
+"""Seconds for which an answer is valid."""
+MAX_ANSWERS = 1024
+"""Largest number of cached answers."""
 AccessQuery = tuple[tuple[str, str], ...]
 """Fields of resourceAttributes or nonResourceAttributes, sorted."""
 
 
 class AccessReview:
-    """Asks and remembers."""
+    """Client of SubjectAccessReview with a cache of answers."""
 
     def __init__(self, client: KubeClient, now: Callable[[], float] = time.monotonic) -> None:
         self._client, self._now = client, now
         self._answers: dict[tuple[UserInfo, str, AccessQuery], tuple[float, bool]] = {}
 
     async def may(self, user_info: UserInfo, about: str, **question: str) -> bool:
-        """Whether `user_info` may. `about` is resourceAttributes or nonResourceAttributes.
+        """Return whether the user may do this. `about` is resourceAttributes or nonResourceAttributes.
 
         Raises:
             ClusterError: the API server gave no answer.
         """
         key = (user_info, about, tuple(sorted(question.items())))
         when, allowed = self._answers.get(key, (float("-inf"), False))
-        if self._now() - when < KEPT:
+        if self._now() - when < CACHE_SECONDS:
             return allowed
         answer = await self._client.create(_manifest(user_info, about, question))
         allowed = (answer.get("status") or {}).get("allowed") is True
-        if len(self._answers) >= MOST:
+        if len(self._answers) >= MAX_ANSWERS:
             self._answers.clear()
         self._answers[key] = (self._now(), allowed)
         return allowed

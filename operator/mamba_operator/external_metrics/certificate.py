@@ -1,7 +1,8 @@
-"""Certificates of the external metrics API: a key pair and an authority for each, made anew before they end.
+"""Certificates of the external metrics API, each with its own key pair and authority, rotated regularly.
 
-Held in memory alone: whoever takes the lease makes others, and tells the API server. The authority's key is
-thrown away with the one certificate that it signs, so that nobody can sign a second.
+They exist in memory only: the next holder of the lease creates new ones and registers them at the API
+server. The authority's key signs one certificate and is then discarded, so that nobody can sign a second
+one.
 """
 
 import datetime
@@ -15,40 +16,40 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-CLOCKS = datetime.timedelta(hours=1)
-"""By which clocks may differ."""
+CLOCK_TOLERANCE = datetime.timedelta(hours=1)
+"""Largest tolerated difference between clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingCertificate:
-    """PEM texts."""
+    """A certificate, its key and its authority, as PEM texts."""
 
     authority: bytes
-    """What clients are to trust."""
+    """Certificate of the authority, which clients trust."""
     certificate: bytes
     key: bytes
     until: datetime.datetime
-    """From when on it is not valid any more."""
+    """Time at which the certificate expires."""
 
 
 def serving_certificate(
     name: str, now: datetime.datetime, valid_for: datetime.timedelta
 ) -> ServingCertificate:
-    """For a server of that DNS name."""
+    """Return a certificate for a server with that DNS name."""
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    # Two authorities of one name in a bundle are told apart by their keys' identifiers.
+    # The identifiers of their keys distinguish two authorities of the same name in a bundle.
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mambaserve external metrics")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mambaserve-operator")])
     until = now + valid_for
 
-    def builder(of: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def builder(name: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
-            .subject_name(of)
+            .subject_name(name)
             .issuer_name(issuer)
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - CLOCKS)
+            .not_valid_before(now - CLOCK_TOLERANCE)
             .not_valid_after(until)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(
@@ -86,11 +87,11 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )  # fmt: skip
 
 
-def show(context: ssl.SSLContext, shown: ServingCertificate) -> None:
-    """Handshakes from now on see it; connections that are open stay as they are."""
-    # The standard library reads keys from files alone.
+def load_certificate(context: ssl.SSLContext, serving: ServingCertificate) -> None:
+    """Use the certificate for new handshakes; open connections stay as they are."""
+    # The standard library reads keys only from files.
     with tempfile.TemporaryDirectory(prefix="mambaserve-") as folder:
         both = Path(folder, "pem")
         both.touch(mode=0o600)
-        both.write_bytes(shown.certificate + shown.key)
+        both.write_bytes(serving.certificate + serving.key)
         context.load_cert_chain(both)

@@ -1,4 +1,4 @@
-"""What the external metrics API answers: discovery, lists of values, refusals. Pure."""
+"""Answers of the external metrics API: discovery, lists of values, refusals. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from mamba_operator.external_metrics.label_selector import Requirement
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 API_VERSION = f"{GROUP}/{VERSION}"
 SERVED = ("desired_engines", "demand_engines", "pool_usage", "waiting_requests")
-"""Of the autoscaler's series those that say something about how many engines there should be."""
+"""Metrics of the autoscaler that help to decide on the number of engines."""
 NAMES = {PREFIX + metric: metric for metric in SERVED}
 
 
 def group() -> dict[str, Any]:
-    """The APIGroup."""
+    """Return the APIGroup."""
     version = {"groupVersion": API_VERSION, "version": VERSION}
     return {
         "kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [version],
@@ -25,7 +25,7 @@ def group() -> dict[str, Any]:
 
 
 def resources() -> dict[str, Any]:
-    """The APIResourceList: each metric is a resource whose name is the metric's."""
+    """Return the APIResourceList, in which each metric is a resource of the same name."""
     return {
         "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": API_VERSION,
         "resources": [
@@ -39,16 +39,16 @@ def resources() -> dict[str, Any]:
 
 
 def values(
-    metric: str, found: Iterable[tuple[str, datetime, Sample]], selected: Requirement
+    metric: str, timed_samples: Iterable[tuple[str, datetime, Sample]], selected: Requirement
 ) -> dict[str, Any]:
-    """The ExternalMetricValueList of (deployment, when it was seen, sample)."""
+    """Return the ExternalMetricValueList of (deployment, time of the sample, sample)."""
     items = []
-    for name, when, one in found:
-        labels = {"name": name, **({"unit": one.unit} if one.unit else {})}
+    for name, when, sample in timed_samples:
+        labels = {"name": name, **({"unit": sample.unit} if sample.unit else {})}
         if selected(labels):
             items.append(
                 {
-                    "metricName": metric, "metricLabels": labels, "value": quantity(one.value),
+                    "metricName": metric, "metricLabels": labels, "value": quantity(sample.value),
                     "timestamp": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
                 }
             )  # fmt: skip
@@ -56,13 +56,13 @@ def values(
 
 
 def quantity(value: float) -> str:
-    """A Kubernetes quantity, to the thousandth upwards: an engine too few is worse than one too many."""
+    """Return a quantity, rounded up to thousandths: one engine too many is better than one too few."""
     thousandths = math.ceil(value * 1000 - 1e-6)
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
 def refusal(code: int, reason: str, message: str) -> dict[str, Any]:
-    """A Status, as all of the Kubernetes API answers where it does not do what it was asked."""
+    """Return a Status, with which the Kubernetes API answers refused requests."""
     return {
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message,
         "reason": reason, "code": code,

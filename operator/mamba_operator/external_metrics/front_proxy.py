@@ -1,7 +1,7 @@
-"""Who asks: the API server alone may, and says in headers for whom.
+"""Authentication of clients: only the API server has access, and names the user in headers.
 
-How it proves itself, and which headers it uses, stands in the ConfigMap `extension-apiserver-authentication`
-of kube-system, which each cluster with an aggregation layer has.
+The ConfigMap `extension-apiserver-authentication` of kube-system, which each cluster with an aggregation
+layer has, names the authority of the API server's certificate and the headers.
 """
 
 import json
@@ -19,7 +19,7 @@ NAMESPACE, NAME = "kube-system", "extension-apiserver-authentication"
 
 
 class NoFrontProxy(ValueError):
-    """The cluster does not say how its API server proves itself; the message says what is missing."""
+    """The cluster does not publish how its API server authenticates; the message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,18 @@ class UserInfo:
 
 @dataclass(frozen=True, slots=True)
 class FrontProxy:
-    """What the ConfigMap says."""
+    """The authentication data in the ConfigMap."""
 
     authority: str
-    """PEM of who signs the API server's client certificate."""
+    """PEM of the authority of the API server's client certificate."""
     names: frozenset[str]
-    """Common names that it may have; none = any."""
+    """Common names that the certificate may have; empty = any."""
     user_headers: tuple[str, ...]
     group_headers: tuple[str, ...]
     extra_prefixes: tuple[str, ...]
 
     def context(self) -> ssl.SSLContext:
-        """For a server that takes connections of the API server alone. Raises NoFrontProxy."""
+        """Return the TLS context of a server that only the API server may use. Raises NoFrontProxy."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
@@ -57,11 +57,11 @@ class FrontProxy:
     def user_info(
         self, certificate: Mapping[str, Any] | None, headers: CIMultiDictProxy[str]
     ) -> UserInfo | None:
-        """For whom the API server asks; None when somebody else does, or for nobody.
+        """Return the user for whom the API server asks; None without a user or for another client.
 
         Args:
-            certificate: the peer's, as `ssl.SSLSocket.getpeercert` gives it.
-            headers: of the request.
+            certificate: the peer's certificate, as `ssl.SSLSocket.getpeercert` returns it.
+            headers: headers of the request.
         """
         common = {
             value
@@ -74,7 +74,7 @@ class FrontProxy:
         user = next((headers[name] for name in self.user_headers if headers.get(name)), None)
         if user is None:
             return None
-        groups = tuple(one for name in self.group_headers for one in headers.getall(name, ()))
+        groups = tuple(group for name in self.group_headers for group in headers.getall(name, ()))
         extra: dict[str, list[str]] = {}
         for name, value in headers.items():
             for prefix in self.extra_prefixes:
@@ -84,7 +84,7 @@ class FrontProxy:
 
 
 def front_proxy(config_map: Manifest | None) -> FrontProxy:
-    """Raises NoFrontProxy."""
+    """Return the authentication data in the ConfigMap. Raises NoFrontProxy."""
     data = (config_map or {}).get("data") or {}
     authority = data.get("requestheader-client-ca-file")
     if not authority:

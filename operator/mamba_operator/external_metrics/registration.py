@@ -1,4 +1,4 @@
-"""Registers the external metrics API: serving certificate, `caBundle` of its APIService, EndpointSlice.
+"""Registration of the external metrics API: serving certificate, `caBundle` of its APIService, EndpointSlice.
 
 Only the operator that holds the lease has metrics, so it writes its own address into the EndpointSlice of a
 Service without selector. Failures are logged and retried; nothing here ends the operator.
@@ -18,7 +18,11 @@ import structlog
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.external_metrics import front_proxy, server
 from mamba_operator.external_metrics.access_review import AccessReview
-from mamba_operator.external_metrics.certificate import ServingCertificate, serving_certificate, show
+from mamba_operator.external_metrics.certificate import (
+    ServingCertificate,
+    load_certificate,
+    serving_certificate,
+)
 from mamba_operator.external_metrics.documents import GROUP, VERSION
 from mamba_operator.external_metrics.front_proxy import FrontProxy, NoFrontProxy
 from mamba_operator.objects.client import KubeClient
@@ -32,26 +36,26 @@ API_SERVICE_NAME = f"{VERSION}.{GROUP}"
 
 @dataclass(frozen=True, slots=True)
 class RegistrationSettings:
-    """Where the API is to be found, and how long things last; times are seconds."""
+    """Address of the API and the lifetimes of its registration; times are seconds."""
 
     namespace: str
     service: str
     """Name of the Service that the APIService names, and of its EndpointSlice."""
     host: str
     port: int
-    """Where we listen; 0 takes a free one."""
+    """Port of our server; 0 takes a free one."""
     address: str | None
-    """IP address of our pod; None = somebody else sees to the Service."""
+    """IP address of our pod; None = the Service's endpoints are managed elsewhere."""
     valid_for: float = 7 * 86400.0
-    """Of a certificate; another follows after half of it."""
+    """Validity of a certificate, which is rotated after half of it."""
     check_interval: float = 60.0
-    """Between two checks of the API server's front-proxy certificates and of our registration."""
+    """Time between two checks of the API server's front-proxy certificates and of our registration."""
     overlap: float = 15.0
-    """For which both authorities are trusted before the new certificate is shown."""
+    """Time for which both authorities are trusted before the new certificate is used."""
 
 
 def registration_settings(settings: OperatorSettings, host: str, namespace: str) -> RegistrationSettings:
-    """What an operator in `namespace` that listens on `host` is told; the pod says its own address."""
+    """Return the settings of an operator in `namespace` that listens on `host`; POD_IP is its address."""
     return RegistrationSettings(
         namespace=namespace,
         service=settings.external_metrics_service,
@@ -62,7 +66,7 @@ def registration_settings(settings: OperatorSettings, host: str, namespace: str)
 
 
 class Registration:
-    """One per operator that acts."""
+    """Serves and registers the external metrics API. One instance per active operator."""
 
     def __init__(
         self,
@@ -79,7 +83,7 @@ class Registration:
         self._last_error = ""
 
     async def run(self) -> None:
-        """For ever; ends only by cancellation. What fails is tried again.
+        """Serve and register until cancelled; failures are retried.
 
         Raises:
             OSError: the port cannot be bound.
@@ -99,7 +103,7 @@ class Registration:
     async def _serve(self, proxy: FrontProxy) -> None:
         """Serve until the front-proxy certificates of the API server change."""
         settings, context = self._settings, proxy.context()
-        show(context, self._certificate)
+        load_certificate(context, self._certificate)
         api = server.ExternalMetrics(self._metrics, AccessReview(self._client), proxy, wall=self._wall)
         async with server.serving(api.app(), settings.host, self._port, context) as self._port:
             log.info("external_metrics_served", address=f"{settings.host}:{self._port}")
@@ -116,13 +120,12 @@ class Registration:
                 await asyncio.sleep(settings.check_interval)
 
     async def _rotate(self, context: ssl.SSLContext) -> None:
-        """Rotate the certificate: trust the new authority, present the new certificate, drop the old
-        authority."""
+        """Trust the new authority, use the new certificate, then drop the old authority."""
         new = self._new_certificate()
         self._ca_bundle = self._certificate.authority + new.authority
         await self._register()
         await asyncio.sleep(self._settings.overlap)
-        show(context, new)
+        load_certificate(context, new)
         self._certificate = new
         await asyncio.sleep(self._settings.overlap)
         self._ca_bundle = new.authority
@@ -144,14 +147,14 @@ class Registration:
         return serving_certificate(name, self._wall(), timedelta(seconds=settings.valid_for))
 
     def _log_once(self, error: Exception) -> None:
-        # The same words every few seconds help nobody.
+        # The same message every few seconds would only fill the log.
         if str(error) != self._last_error:
             self._last_error = str(error)
             log.warning("external_metrics_not_registered", error=str(error))
 
 
 def endpoint_slice(namespace: str, service: str, address: str, port: int) -> dict[str, object]:
-    """The one endpoint of a Service without selector."""
+    """Return the EndpointSlice with the only endpoint of a Service without selector."""
     return {
         "apiVersion": ENDPOINT_SLICE.api_version,
         "kind": ENDPOINT_SLICE.kind,

@@ -1,7 +1,7 @@
-"""The HTTPS server of the external metrics API. Run by the operator that holds the lease, which has numbers.
+"""HTTPS server of the external metrics API. Only the holder of the lease, which has the metrics, runs it.
 
-The API server is its only client. It is let in by its certificate, asks for somebody, and whether that one
-may is asked of the API server in turn.
+The API server is its only client. The API server authenticates by its certificate and names a user, whose
+access the API server then reviews.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from mamba_operator.objects.errors import ClusterError
 from mamba_operator.process.liveness import listen
 
 log = structlog.get_logger(__name__)
-OLDEST = 120.0
-"""Seconds after which a number is not told any more: twice the longest time between looks."""
+MAX_AGE_SECONDS = 120.0
+"""Largest age of a sample that is served: twice the longest time between polls."""
 ROOT = f"/apis/{documents.GROUP}"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ExternalMetrics:
-    """The requests, whoever listens.
+    """Handlers of the API's requests, independent of the listening socket.
 
     Args:
-        metrics: what the autoscaler last saw.
-        review: asks what somebody may.
-        proxy: how the API server proves itself.
+        metrics: latest samples of the autoscaler.
+        review: authorization of users.
+        proxy: authentication of the API server.
         now: the clock of the autoscaler.
         wall: the time of day.
     """
@@ -53,10 +53,10 @@ class ExternalMetrics:
         self._now, self._wall = now, wall
 
     def app(self) -> web.Application:
-        """The routes."""
+        """Return the application with its routes."""
 
         @web.middleware
-        async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
                 return await handler(request)
             except web.HTTPNotFound:
@@ -65,9 +65,9 @@ class ExternalMetrics:
                 return _refused(405, "MethodNotAllowed", f"{request.method} is not supported")
             except ClusterError as error:
                 log.warning("access_not_reviewed", error=str(error))
-                return _refused(503, "ServiceUnavailable", f"whether you may could not be asked: {error}")
+                return _refused(503, "ServiceUnavailable", f"your access could not be reviewed: {error}")
 
-        app = web.Application(middlewares=[answered])
+        app = web.Application(middlewares=[answer_errors])
         app.add_routes(
             [
                 web.get(ROOT, self._group),
@@ -84,7 +84,7 @@ class ExternalMetrics:
         return await self._discovery(request) or web.json_response(documents.resources())
 
     async def _discovery(self, request: web.Request) -> web.Response | None:
-        """The refusal; None when there is none."""
+        """Return the refusal of a discovery request; None when it is allowed."""
         user_info = self._user_info(request)
         if user_info is None:
             return _unauthorized()
@@ -108,19 +108,19 @@ class ExternalMetrics:
                 f" in namespace {namespace}",
             )  # fmt: skip
         if metric not in documents.NAMES:
-            known = ", ".join(documents.NAMES)
-            return _refused(404, "NotFound", f"no external metric {metric}: there are {known}")
+            available = ", ".join(documents.NAMES)
+            return _refused(404, "NotFound", f"no external metric {metric}: available are {available}")
         try:
             selected = selector(request.query.get("labelSelector", ""))
         except SelectorInvalid as error:
             return _refused(400, "BadRequest", str(error))
         now, wall = self._now(), self._wall()
-        found = (
-            (name, wall - timedelta(seconds=now - at), one)
-            for name, at, one in self._metrics.last(namespace, documents.NAMES[metric])
-            if now - at <= OLDEST
+        samples = (
+            (name, wall - timedelta(seconds=now - time), sample)
+            for name, time, sample in self._metrics.last(namespace, documents.NAMES[metric])
+            if now - time <= MAX_AGE_SECONDS
         )
-        return web.json_response(documents.values(metric, found, selected))
+        return web.json_response(documents.values(metric, samples, selected))
 
     def _user_info(self, request: web.Request) -> UserInfo | None:
         transport = request.transport
@@ -129,7 +129,7 @@ class ExternalMetrics:
 
 
 def _unauthorized() -> web.Response:
-    return _refused(401, "Unauthorized", "only the API server is answered, for a user that it names")
+    return _refused(401, "Unauthorized", "only the API server has access, for a user that it names")
 
 
 def _refused(code: int, reason: str, message: str) -> web.Response:
@@ -138,7 +138,7 @@ def _refused(code: int, reason: str, message: str) -> web.Response:
 
 @asynccontextmanager
 async def serving(app: web.Application, host: str, port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
-    """Listens for the length of the block; gives the port."""
+    """Serve for the length of the block, and yield the port."""
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
     try:
@@ -146,5 +146,5 @@ async def serving(app: web.Application, host: str, port: int, context: ssl.SSLCo
         await site.start()
         yield int(runner.addresses[0][1])
     finally:
-        # Those who are being answered are let finish; kept connections are closed.
+        # Running requests finish; idle connections are closed.
         await asyncio.shield(runner.cleanup())

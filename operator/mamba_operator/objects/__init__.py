@@ -1,1 +1,1 @@
-"""Kubernetes objects as the operator reads, writes and judges them: kinds, manifests, the client, pods."""
+"""Kubernetes objects as the operator reads, writes and evaluates them: kinds, manifests, the client, pods."""

@@ -1,7 +1,7 @@
-"""The API server as the operator uses it: get, list, server-side apply, create, delete, status.
+"""Client of the API server with the operations of the operator: get, list, server-side apply, create, delete.
 
 A thin layer over `mamba_kube`: it knows kinds, pages and the field manager. Bodies stay plain data; every
-failure is one of `errors`.
+failure is one of `errors`. It also moves the ownership of the operator's fields from Update to Apply.
 """
 
 import builtins
@@ -14,25 +14,26 @@ from mamba_kube.api_server import APPLY_PATCH, JSON, MERGE_PATCH, METADATA_LIST,
 from mamba_kube.errors import ApiError
 from mamba_operator.objects.errors import NotFound, ObjectRejected, of_status
 from mamba_operator.objects.kinds import BY_NAME, Kind
-from mamba_operator.objects.managed_fields import owned_by_apply
-from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest, metadata
 
-PAGE = 500
+PAGE_OBJECTS = 500
+"""Largest number of objects in one page of a list."""
 NO_VERSION = "1"
-"""Older than any object: an apply for that version makes what is not there, and conflicts with what is."""
+"""resourceVersion older than any object: an apply with it creates a new object and conflicts with an old
+one."""
 
 
 class KubeClient:
     """Objects of the cluster by kind; safe to share between tasks."""
 
     counted: Callable[[str, str], None] = staticmethod(lambda _method, _plural: None)
-    """Told the method and the kind's plural of each request."""
+    """Called with the method and the kind's plural of each request."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
-        """One object, or None when there is none of that name."""
+        """Return one object, or None when there is none of that name."""
         try:
             return await self._request("GET", kind, kind.path(namespace, name))
         except NotFound:
@@ -47,7 +48,7 @@ class KubeClient:
         name: str = "",
         metadata_only: bool = False,
     ) -> list[Manifest]:
-        """All objects of a kind, or the one of that name; items carry their kind as single objects do."""
+        """Return all objects of a kind, or the one of that name; items have their kind as well."""
         pages = self.pages(kind, namespace, selector=selector, name=name, metadata_only=metadata_only)
         return [item async for page in pages for item in page]
 
@@ -59,9 +60,9 @@ class KubeClient:
         selector: str = "",
         name: str = "",
         metadata_only: bool = False,
-        page: int = PAGE,
+        page: int = PAGE_OBJECTS,
     ) -> AsyncIterator[builtins.list[Manifest]]:
-        """What `list` returns, at most `page` objects at a time."""
+        """Yield the objects that `list` returns, at most `page` at a time."""
         query = {"limit": str(page), **({"labelSelector": selector} if selector else {})}
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
@@ -83,38 +84,40 @@ class KubeClient:
             query = {**query, "continue": token}
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
-        """Server-side apply as the operator's one field manager; it wins conflicts, the child being ours."""
+        """Apply an object on the server as the operator's field manager, which wins all conflicts."""
         kind = BY_NAME[manifest["kind"]]
         meta = manifest["metadata"]
         return await self._request(
             "PATCH",
             kind,
             kind.path(meta.get("namespace"), meta["name"], subresource),
-            # Unknown fields are refused all the same. To warn of twins, of which we send none, the API server
-            # would parse it a second time.
+            # Unknown fields are refused anyway. To warn of duplicate fields, which we never send, the API
+            # server would parse the body a second time.
             query={"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Ignore"},
             body=manifest,
             content_type=APPLY_PATCH,
         )
 
     async def make(self, manifest: Manifest) -> Manifest:
-        """Create a child that must not exist yet. Raises Conflict when it does, and else what `apply` does.
+        """Create a child that must not exist yet. Raises Conflict if it exists, and the errors of `apply`.
 
-        It costs the API server two thirds of an apply, and makes the fields ours by Update: `own` has to come
-        before the first `apply`, or fields that this one leaves out would stay.
+        A create costs the API server two thirds of an apply, and makes the fields ours by Update: `own` has
+        to be called before the first `apply`, or fields that the apply leaves out would stay.
         """
         try:
             return await self.create(manifest, validation="Strict")
         except ObjectRejected as error:
             if error.status != HTTPStatus.BAD_REQUEST:
                 raise
-            # A field that the kind does not have: the answer to an apply names it as `errors` can read it.
+            # The kind lacks a field: the answer to an apply names it in a form that `errors` can parse.
             meta = {**manifest["metadata"], "resourceVersion": NO_VERSION}
             return await self.apply({**manifest, "metadata": meta})
 
     async def own(self, observed: Manifest) -> None:
-        """Fields of the object that are ours by Update become ours by Apply; without any there is no request.
-        Raises Conflict when it is not that version any more."""
+        """Make the object's fields that are ours by Update ours by Apply; no request without such fields.
+
+        Raises Conflict if the object has another version by now.
+        """
         fields = owned_by_apply(observed)
         if fields is None:
             return
@@ -123,9 +126,9 @@ class KubeClient:
         await self.merge(kind, meta.get("namespace"), meta["name"], patch)
 
     async def create(self, manifest: Manifest, *, validation: str = "Ignore") -> Manifest:
-        """Create an object that must not exist yet. Raises Conflict when it does.
+        """Create an object that must not exist yet. Raises Conflict if it exists.
 
-        `validation`: of fields that the kind does not have, Strict to be refused.
+        `validation`: Strict = fields that the kind does not have are refused.
         """
         kind = BY_NAME[manifest["kind"]]
         return await self._request(
@@ -137,19 +140,19 @@ class KubeClient:
         )
 
     async def replace(self, manifest: Manifest) -> Manifest:
-        """Replace an object. Raises Conflict when its resourceVersion is not the newest."""
+        """Replace an object. Raises Conflict if its resourceVersion is not the newest."""
         kind = BY_NAME[manifest["kind"]]
         meta = manifest["metadata"]
         return await self._request("PUT", kind, kind.path(meta.get("namespace"), meta["name"]), body=manifest)
 
     async def merge(self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any]) -> Manifest:
-        """JSON merge patch of one object."""
+        """Apply a JSON merge patch to one object."""
         return await self._request(
             "PATCH", kind, kind.path(namespace, name), body=patch, content_type=MERGE_PATCH
         )
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly the object of that uid in the background; one that is gone already is no error."""
+        """Delete exactly the object of that uid in the background; a missing object is no error."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         try:
             await self._request("DELETE", kind, kind.path(namespace, name), body=body)
@@ -157,7 +160,7 @@ class KubeClient:
             return
 
     async def serves(self, kind: Kind) -> bool:
-        """Whether the cluster knows the kind."""
+        """Return whether the cluster serves the kind."""
         group = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.api_version}"
         try:
             resources = (await self._request("GET", kind, group)).get("resources") or ()
@@ -183,3 +186,37 @@ class KubeClient:
             )
         except ApiError as error:
             raise of_status(error.status, str(error), error.retry_after) from error
+
+
+# --- ownership of fields ---
+
+
+def owned_by_apply(observed: Manifest) -> list[dict[str, Any]] | None:
+    """Return managedFields in which the operator's Update entries are Apply entries; None if it has none.
+
+    `kubectl apply --server-side` does the same to objects of a client-side apply.
+    """
+    entries = metadata(observed).get("managedFields") or []
+    created = [entry for entry in entries if _is_ours(entry, "Update")]
+    if not created:
+        return None
+    applied = next((entry for entry in entries if _is_ours(entry, "Apply")), None)
+    fields: Any = {}
+    for entry in (*created, *([applied] if applied else [])):
+        fields = _union(fields, entry.get("fieldsV1") or {})
+    ours = {**(applied or created[-1]), "operation": "Apply", "fieldsV1": fields}
+    others = (entry for entry in entries if not (_is_ours(entry, "Update") or _is_ours(entry, "Apply")))
+    return [ours, *others]
+
+
+def _is_ours(entry: Mapping[str, Any], operation: str) -> bool:
+    """Return whether the entry is the operator's; a subresource, such as the status, has its own entries."""
+    return (entry.get("manager"), entry.get("operation"), entry.get("subresource") or "") == (
+        FIELD_MANAGER, operation, "",
+    )  # fmt: skip
+
+
+def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the union of two sets of fields, which are trees of names."""
+    both = one.keys() & other.keys()
+    return {**one, **other, **{name: _union(one[name], other[name]) for name in both}}

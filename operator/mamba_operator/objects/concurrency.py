@@ -1,4 +1,4 @@
-"""`run_concurrently`: the same work for many objects at once; one that fails does not stop the others."""
+"""`run_concurrently`: runs the same work for many objects; a failure for one does not stop the others."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping
@@ -11,8 +11,8 @@ log = structlog.get_logger(__name__)
 
 
 async def run_concurrently(work: Mapping[Key, Awaitable[None]], broken: str) -> None:
-    """All of it. What fails is logged as event `broken`, with the key and the error."""
-    done = await asyncio.gather(*work.values(), return_exceptions=True)
-    for key, error in zip(work, done, strict=True):
+    """Run all of the work. A failure is logged as event `broken`, with the key and the error."""
+    results = await asyncio.gather(*work.values(), return_exceptions=True)
+    for key, error in zip(work, results, strict=True):
         if isinstance(error, Exception):
             log.error(broken, key=str(key), error=repr(error))

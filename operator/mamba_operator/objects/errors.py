@@ -1,22 +1,22 @@
-"""What the operator can fail with, and what follows from each.
+"""Errors of the operator, and the reaction to each.
 
 OperatorError
-├── ClusterError            the API server said no, or nothing
+├── ClusterError            the API server refused or gave no answer
 │   ├── Unreachable         no answer, 5xx or 429: retried with back-off, after `retry_after` at least
-│   ├── Conflict            409: somebody wrote at the same time; observed again and retried at once
-│   ├── NotFound            404: the object or its kind is not there
+│   ├── Conflict            409: a concurrent write; observed again and retried at once
+│   ├── NotFound            404: the object or its kind does not exist
 │   ├── Forbidden           401, 403: RBAC lacks a rule; the message names verb and resource
 │   └── ObjectRejected      400, 413, 422, and 403 of an admission plugin (a quota, a volume that cannot
 │       │                   grow): the object breaks a rule; the message is the server's
 │       └── NotInSchema     500 of an apply: a field that the kind does not have; condition InvalidSpec
 ├── NameTaken               a child's name belongs to somebody else's object; condition ApplyFailed
-├── Terminating             a child is on its way out and comes back when it is gone; retried soon
+├── Terminating             a child is being deleted and is created again afterwards; retried soon
 ├── InvalidPatch            a pod template that cannot be merged; condition InvalidSpec
 ├── SettingsInvalid         wrong settings; exit code 2
-├── PassHangs               what acts does not end; the lease is kept until it runs out
+├── PassHangs               a running pass does not end; the lease is kept until it expires
 └── LeadershipLost          another operator took the lease; the process ends with exit code 1
 
-`condition_reason` is the word that the condition and the event carry.
+`condition_reason` is the reason in the condition and the event.
 """
 
 import re
@@ -29,11 +29,11 @@ _TYPED_PATCH = re.compile(
 )
 
 
-_OF_ADMISSION = re.compile(r"is forbidden: (?!user )|denied the request", re.IGNORECASE)
+_ADMISSION_REFUSAL = re.compile(r"is forbidden: (?!user )|denied the request", re.IGNORECASE)
 
 
 class OperatorError(Exception):
-    """Base: the message says what happened and what to do."""
+    """Base of all errors of the operator; the message says what happened and what to do."""
 
     condition_reason: ClassVar[Reason] = Reason.APPLY_FAILED
 
@@ -46,33 +46,33 @@ class ClusterError(OperatorError):
         self.status = status
         """HTTP status; 0 without an answer."""
         self.retry_after = retry_after
-        """Seconds the server asked to wait."""
+        """Seconds for which the server asked to wait; None = it did not ask."""
 
 
 class Unreachable(ClusterError):
-    """No answer, 5xx or 429."""
+    """The API server gave no answer, or answered 5xx or 429."""
 
 
 class Conflict(ClusterError):
-    """409."""
+    """The API server answered 409: somebody else has written the object."""
 
 
 class NotFound(ClusterError):
-    """404."""
+    """The API server answered 404: the object or its kind does not exist."""
 
 
 class Forbidden(ClusterError):
-    """401 or 403."""
+    """The API server answered 401 or 403: RBAC lacks a rule."""
 
     condition_reason = Reason.FORBIDDEN
 
 
 class ObjectRejected(ClusterError):
-    """400, 413 or 422, or an admission plugin's 403."""
+    """The API server answered 400, 413 or 422, or an admission plugin answered 403."""
 
 
 class NotInSchema(ObjectRejected):
-    """A field that the kind does not have, or of another type; `path` is where, `complaint` what about it."""
+    """A field that the kind lacks, or that has another type; `path` names it, `complaint` is the problem."""
 
     condition_reason = Reason.INVALID_SPEC
 
@@ -86,7 +86,7 @@ class NameTaken(OperatorError):
 
 
 class Terminating(OperatorError):
-    """A child is on its way out."""
+    """A child is being deleted."""
 
 
 class InvalidPatch(OperatorError):
@@ -96,11 +96,11 @@ class InvalidPatch(OperatorError):
 
 
 class SettingsInvalid(OperatorError):
-    """Wrong settings."""
+    """The operator's settings are invalid."""
 
 
 class PassHangs(OperatorError):
-    """Something that may write was asked to end and has not."""
+    """A task that may write was cancelled and has not ended."""
 
 
 class LeadershipLost(OperatorError):
@@ -108,13 +108,13 @@ class LeadershipLost(OperatorError):
 
 
 def of_status(status: int, message: str, retry_after: float | None = None) -> ClusterError:
-    """The error an HTTP status stands for."""
-    # The API server answers a typing error in a server-side apply with 500, as if it were at fault itself.
-    if status == 500 and (found := _TYPED_PATCH.search(message)):
-        return NotInSchema(message, path=found[1], complaint=found[2])
-    # RBAC answers `is forbidden: User "..." cannot ...`; with the same status quotas and admission plugins
-    # refuse what somebody may well do.
-    if status == 403 and _OF_ADMISSION.search(message):
+    """Return the error for an HTTP status."""
+    # The API server answers a typing error in a server-side apply with 500.
+    if status == 500 and (typing_error := _TYPED_PATCH.search(message)):
+        return NotInSchema(message, path=typing_error[1], complaint=typing_error[2])
+    # RBAC answers `is forbidden: User "..." cannot ...`. Quotas and admission plugins answer with the same
+    # status, although the operator has the permission.
+    if status == 403 and _ADMISSION_REFUSAL.search(message):
         return ObjectRejected(message, status=status, retry_after=retry_after)
     kinds: dict[int, type[ClusterError]] = {
         400: ObjectRejected, 401: Forbidden, 403: Forbidden, 404: NotFound, 405: ObjectRejected,

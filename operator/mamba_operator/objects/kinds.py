@@ -1,4 +1,4 @@
-"""The kinds of objects that belong to a MambaDeployment, and the API paths of all kinds that are touched.
+"""The kinds of a MambaDeployment's objects, and the API paths of all kinds that the operator uses.
 
 `observe` lists them, `main` watches them, `client` builds paths from them; RBAC in the chart mirrors them.
 """
@@ -20,17 +20,17 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """API group; empty for the core group."""
+        """Return the API group; empty for the core group."""
         group, slash, _ = self.api_version.partition("/")
         return group if slash else ""
 
     @property
     def version(self) -> str:
-        """Version inside the group."""
+        """Return the version inside the group."""
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
-        """URL path of the collection, of one object or of a part of it."""
+        """Return the URL path of the collection, of one object or of a subresource."""
         parts = ["apis" if self.group else "api", *self.api_version.split("/")]
         if self.namespaced and namespace:
             parts += ["namespaces", namespace]
@@ -72,13 +72,14 @@ OWNED: tuple[Kind, ...] = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY,
     DISRUPTION_BUDGET, JOB, DEPLOYMENT,
 )  # fmt: skip
-"""Children, in the order they are applied: what pods need comes before the pods. The Secret of the admin
-token is made and never read: whoever may list Secrets may read all of a cluster's."""
+"""Children in the order of their application: dependencies of pods before the pods. The admin token's
+Secret is created and never read, because the permission to list Secrets would reveal all Secrets of a
+cluster."""
 OPTIONAL: tuple[Kind, ...] = (INFERENCE_POOL,)
-"""Children of kinds that a cluster may lack. Not watched, since watches of such kinds come and go with them:
-each pass over an object that asks for one looks at them."""
+"""Children of kinds that a cluster may lack. They are not watched, because such watches depend on the kind's
+existence: each pass over an object that needs one reads it instead."""
 WATCHED: tuple[Kind, ...] = (*OWNED, POD)
-"""Whatever wakes its MambaDeployment."""
+"""Kinds whose events wake their MambaDeployment."""
 BY_NAME: dict[str, Kind] = {
     kind.kind: kind
     for kind in (

@@ -1,4 +1,4 @@
-"""Plain Kubernetes objects: what a manifest is, how it is identified, hashed and owned. Pure."""
+"""Manifests, which are plain Kubernetes objects: their identity, hash and owner. Pure."""
 
 import hashlib
 import json
@@ -9,12 +9,12 @@ from typing import Any
 from mamba_api import names
 
 Manifest = dict[str, Any]
-"""JSON data of one Kubernetes object; treated as immutable by everyone who did not make it."""
+"""JSON data of one Kubernetes object; only the code that creates it may change it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Which MambaDeployment: all that a reconcile is told."""
+    """Identity of one MambaDeployment, the only argument of a reconcile pass."""
 
     namespace: str
     name: str
@@ -25,7 +25,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ref:
-    """Which child of a MambaDeployment; the namespace is the owner's."""
+    """Identity of one child of a MambaDeployment; its namespace is the owner's."""
 
     kind: str
     name: str
@@ -35,40 +35,40 @@ class Ref:
 
 
 def name_of(manifest: Manifest) -> str:
-    """Name of an object; empty where it says none."""
+    """Return the name of an object; empty where it has none."""
     return str(metadata(manifest).get("name", ""))
 
 
 def ref(manifest: Manifest) -> Ref:
-    """Kind and name of an object."""
+    """Return the kind and name of an object."""
     return Ref(manifest["kind"], manifest["metadata"]["name"])
 
 
 def metadata(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object's metadata; empty when there is none."""
+    """Return the object's metadata; empty when there is none."""
     return manifest.get("metadata") or {}
 
 
 def annotation(manifest: Mapping[str, Any], name: str) -> str | None:
-    """One annotation."""
+    """Return the value of one annotation; None when there is none."""
     value = (metadata(manifest).get("annotations") or {}).get(name)
     return str(value) if value is not None else None
 
 
 def digest(data: Any, length: int = 16) -> str:
-    """Hash of JSON data that does not depend on the order of keys."""
+    """Return a hash of JSON data that does not depend on the order of keys."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def owner_uid(manifest: Mapping[str, Any]) -> str | None:
-    """uid of the MambaDeployment that controls the object, if one does."""
+    """Return the uid of the MambaDeployment that controls the object, if one does."""
     owner = _controller(manifest)
     return str(owner.get("uid")) if owner is not None else None
 
 
 def owner_name(manifest: Mapping[str, Any]) -> str | None:
-    """Name of the MambaDeployment that controls the object, if one does."""
+    """Return the name of the MambaDeployment that controls the object, if one does."""
     owner = _controller(manifest)
     return str(owner.get("name")) if owner is not None else None
 
@@ -77,18 +77,18 @@ def _controller(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for owner in metadata(manifest).get("ownerReferences") or ():
         group = str(owner.get("apiVersion", "")).partition("/")[0]
         if owner.get("controller") and owner.get("kind") == names.KIND and group == names.GROUP:
-            found: Mapping[str, Any] = owner
-            return found
+            controller: Mapping[str, Any] = owner
+            return controller
     return None
 
 
 def is_terminating(manifest: Mapping[str, Any]) -> bool:
-    """Whether deletion was asked for and the object waits for its finalizers."""
+    """Return whether the object is being deleted and waits for its finalizers."""
     return bool(metadata(manifest).get("deletionTimestamp"))
 
 
 def sealed(manifest: Manifest) -> Manifest:
-    """The manifest with the hash of itself as annotation, from which the need of an update is read."""
+    """Return the manifest with its own hash as annotation, by which an update is detected."""
     annotations = {
         **(metadata(manifest).get("annotations") or {}),
         names.ANNOTATION_SPEC_HASH: digest(manifest),

@@ -1,4 +1,4 @@
-"""What pods suffer from, in the words of conditions. Pure; called by `status`."""
+"""Problems of pods as reasons and messages of conditions, and predicates over pods. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,28 +11,31 @@ from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.objects.manifest import Manifest, is_terminating, metadata, name_of
 from mamba_operator.objects.timestamp import parse_timestamp
 
-PULL = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 BEFORE_THE_FIRST = frozenset({"ContainerCreating", "PodInitializing"})
-"""What each container waits for before a pod's first has started; the second if it has init containers."""
+"""Reasons for which containers wait before the first container of a pod has started; PodInitializing if the
+pod has init containers."""
 NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES_BEFORE_TROUBLE = 1
-"""Restarts that may be chance; a container in back-off is trouble at once."""
+"""Restarts that may be chance; a container in back-off is reported at once."""
 FAILURES_BEFORE_TROUBLE = 2
-"""Pods of a component that failed lately and whose place none has taken; one alone is no trouble."""
-RECENTLY = 600.0
-"""Seconds in which one alone is told, while another starts in its place."""
-LATELY = 3600.0
-"""Seconds. An engine that fills its node's disk while it downloads is evicted only every some ten minutes."""
-LONGEST_END = 60.0
-"""Seconds beyond its grace period in which a kubelet has ended a pod; a node that is gone never does."""
-LONGEST_MOUNT = 60.0
-"""Seconds that a pod may wait for its volumes and its network; what is created with it comes within a few."""
+"""Recently failed and unreplaced pods of a component from which they are reported; a single one is not."""
+SINGLE_FAILURE_SECONDS = 600.0
+"""Seconds for which a single failed engine is mentioned while another starts in its place."""
+REPEATED_FAILURE_SECONDS = 3600.0
+"""Seconds within which failed pods count. An engine that fills its node's disk with a download is evicted
+only about every ten minutes."""
+MAX_END_SECONDS = 60.0
+"""Seconds beyond its grace period after which a terminating pod is overdue: its node is lost."""
+MAX_MOUNT_SECONDS = 60.0
+"""Seconds that a pod may wait for its volumes and network; children created with it exist within a few."""
 WRONG_INPUT = 2
-"""Exit code of `mambaserve` when what it was given cannot be used: arguments, settings, the model's files."""
+"""Exit code of `mambaserve` for unusable input: arguments, settings, or the model's files."""
 EXCEEDED_QUOTA = "exceeded quota"
-"""What the API server says of a pod for which a quota has no room."""
+"""Part of the API server's message about a pod for which a quota has no room."""
 TEMPLATE_LABEL = "pod-template-hash"
-MAX_WORDS = 500
+MAX_MESSAGE_CHARACTERS = 500
+"""Largest length of a container's or condition's message in ours."""
 SEVERITY = (
     Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.DOWNLOAD_FAILED,
     Reason.MODEL_NOT_LOADED,
@@ -41,48 +44,48 @@ SEVERITY = (
 )  # fmt: skip
 
 
-_OF_CLAIMS = re.compile(
+_WAITS_FOR_VOLUME = re.compile(
     r"persistentvolumeclaim|persistent volumes to bind|volume node affinity", re.IGNORECASE
 )
-"""What the scheduler says of a pod that waits for a volume and not for a node."""
+"""Pattern of the scheduler's message about a pod that waits for a volume and not for a node."""
 ADVICE: dict[Reason, str] = {
     Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret to pull it with",
-    Reason.CONTAINER_NOT_CREATED: "make the Secret, ConfigMap or key that is named, or correct its name",
-    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the way to the Hub and the room on the volume",
+    Reason.CONTAINER_NOT_CREATED: "create the Secret, ConfigMap or key that is named, or correct its name",
+    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the way to the Hub and the volume's space",
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
     Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
     Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
-    Reason.PODS_FAILED: "give its node what the message names, or ask for it in the pods' requests",
+    Reason.PODS_FAILED: "give its node the resource that the message names, or add it to the pods' requests",
     Reason.NODE_LOST: "bring the node back or delete it; `kubectl delete pod --force` frees one pod alone",
-    Reason.VOLUMES_NOT_MOUNTED: "check that each exists and can be mounted on that node",
-    Reason.CLAIM_NOT_BOUND: "make the claim, or a volume that its class and access mode can have",
+    Reason.VOLUMES_NOT_MOUNTED: "check that each of them exists and can be mounted on that node",
+    Reason.CLAIM_NOT_BOUND: "create the claim, or a volume that fits its class and access mode",
     Reason.UNSCHEDULABLE: "add such a node, or ask for less in spec.resources or spec.scheduling",
-    Reason.PODS_REFUSED: "raise the quota, meet the rule with spec.podTemplate, or mend the webhook",
-    Reason.PROGRESS_DEADLINE_EXCEEDED: "look at its newest pods, and undo the change or mend what they lack",
+    Reason.PODS_REFUSED: "raise the quota, satisfy the rule with spec.podTemplate, or repair the webhook",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "check its newest pods, and undo the change or correct what they lack",
 }
-"""What to do, at the end of the message."""
+"""Advice for each reason, which ends the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something a person has to look at."""
+    """A problem that a user has to look at."""
 
     reason: Reason
     message: str
 
 
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
-    """The worst trouble of all pods, by the name of the first pod that has it."""
+    """Return the most severe problem of all pods; of several equal ones, that of the first pod by name."""
     ordered = sorted(pods, key=name_of)
-    found = [one for pod in ordered if _is_current(pod) for one in _pod_troubles(pod, now)]
-    found += [_lost(pod, "has not ended it") for pod in ordered if is_overdue(pod, now)]
-    for is_one in (is_engine, is_gateway):
-        found += _failures([pod for pod in ordered if is_one(pod)], now)
-    return min(found, key=lambda one: SEVERITY.index(one.reason), default=None)
+    problems = [problem for pod in ordered if _is_current(pod) for problem in _pod_troubles(pod, now)]
+    problems += [_lost(pod, "has not ended it") for pod in ordered if is_overdue(pod, now)]
+    for is_of_component in (is_engine, is_gateway):
+        problems += _failures([pod for pod in ordered if is_of_component(pod)], now)
+    return min(problems, key=lambda problem: SEVERITY.index(problem.reason), default=None)
 
 
 def has_ended(pod: Manifest) -> bool:
-    """Whether a pod is a mere record, as one that was evicted is; another has long taken its place."""
+    """Return whether a pod has ended, for instance by eviction, and only its record remains."""
     return _phase(pod) in ("Failed", "Succeeded")
 
 
@@ -91,30 +94,34 @@ def _is_current(pod: Manifest) -> bool:
 
 
 def _failures(pods: Sequence[Manifest], now: datetime) -> Iterator[Trouble]:
-    """Of pods of one component: that nodes refuse or evict each that is made, one after the other. None that
-    lives tells of it, since a Deployment makes the next one at once."""
-    lately = _failed(pods, now, LATELY)
-    if len(lately) < FAILURES_BEFORE_TROUBLE:
+    """Yield the problem of a component whose pods nodes refuse or evict one after the other.
+
+    Living pods do not show it, because a Deployment creates the next pod at once.
+    """
+    recent = _failed(pods, now, REPEATED_FAILURE_SECONDS)
+    if len(recent) < FAILURES_BEFORE_TROUBLE:
         return
-    first = max(lately, key=lambda pod: _since(pod, now))
+    first = max(recent, key=lambda pod: _since(pod, now))
     yield _trouble(Reason.PODS_FAILED, f"pods fail one after the other: {_failure(first)}")
 
 
 def replaced_failure(pods: Iterable[Manifest], now: datetime) -> str:
-    """What the engine died of whose place another one takes, where it failed as a pod, evicted for one; empty
-    where none did lately. No trouble, as long as it is one."""
-    lately = _failed([pod for pod in pods if is_engine(pod)], now, RECENTLY)
-    return _failure(min(lately, key=lambda pod: _since(pod, now))).removesuffix(".") if lately else ""
+    """Return the failure of the last engine pod, such as an eviction, that another pod now replaces.
+
+    Empty without a recent one. A single failure is not reported as a problem.
+    """
+    recent = _failed([pod for pod in pods if is_engine(pod)], now, SINGLE_FAILURE_SECONDS)
+    return _failure(min(recent, key=lambda pod: _since(pod, now))).removesuffix(".") if recent else ""
 
 
 def _failed(pods: Sequence[Manifest], now: datetime, seconds: float) -> list[Manifest]:
-    """Those that failed in that time, and whose place no pod that answers has taken."""
-    lately = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < seconds]
+    """Return the pods that failed within `seconds` and that no answering pod has replaced."""
+    recent = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < seconds]
     if living := [pod for pod in pods if _is_current(pod)]:
-        # What failed before the template was mended says nothing of the pods that are made of it now.
+        # Failures of an earlier template say nothing about pods of the current one.
         waiting = {_template(pod) for pod in living if not answers(pod)}
-        lately = [pod for pod in lately if _template(pod) in waiting]
-    return lately
+        recent = [pod for pod in recent if _template(pod) in waiting]
+    return recent
 
 
 def _failure(pod: Manifest) -> str:
@@ -124,17 +131,17 @@ def _failure(pod: Manifest) -> str:
 
 
 def _template(pod: Manifest) -> str | None:
-    """Which template a Deployment made the pod of."""
+    """Return the hash of the template from which a Deployment created the pod."""
     return (metadata(pod).get("labels") or {}).get(TEMPLATE_LABEL)
 
 
 def _since(pod: Manifest, now: datetime) -> float:
-    """Seconds since the last that was noted of a pod; its status has no time of its failure."""
+    """Return the seconds since the last recorded change of a pod; its status has no time of its failure."""
     status = pod.get("status") or {}
     times = [metadata(pod).get("creationTimestamp"), status.get("startTime")]
-    times += [one.get("lastTransitionTime") for one in status.get("conditions") or ()]
-    found = [then for time in times if time and (then := parse_timestamp(str(time))) is not None]
-    return (now - max(found)).total_seconds() if found else float("inf")
+    times += [condition.get("lastTransitionTime") for condition in status.get("conditions") or ()]
+    parsed = [when for time in times if time and (when := parse_timestamp(str(time))) is not None]
+    return (now - max(parsed)).total_seconds() if parsed else float("inf")
 
 
 def _phase(pod: Manifest) -> str | None:
@@ -142,7 +149,7 @@ def _phase(pod: Manifest) -> str | None:
 
 
 def is_loading(pod: Manifest) -> bool:
-    """Whether an engine runs and is not ready yet."""
+    """Return whether an engine runs and is not ready yet."""
     status = pod.get("status") or {}
     return (
         is_engine(pod)
@@ -154,17 +161,21 @@ def is_loading(pod: Manifest) -> bool:
 
 
 def _is_on_lost_node(pod: Manifest) -> bool:
-    """Whether the control plane took Ready from it. Unlike a kubelet it gives no reason, and leaves it that
-    all containers are ready, which they were when the node was last heard of."""
-    said = {one.get("type"): one for one in (pod.get("status") or {}).get("conditions") or ()}
-    ready, containers = said.get("Ready") or {}, said.get("ContainersReady") or {}
+    """Return whether the control plane has marked the pod as not ready because its node is lost.
+
+    Unlike a kubelet, the control plane gives no reason, and it leaves ContainersReady at its last known
+    value.
+    """
+    all_conditions = (pod.get("status") or {}).get("conditions") or ()
+    conditions = {condition.get("type"): condition for condition in all_conditions}
+    ready, containers = conditions.get("Ready") or {}, conditions.get("ContainersReady") or {}
     return (ready.get("status"), containers.get("status")) == ("False", "True") and not ready.get("reason")
 
 
 def is_overdue(pod: Manifest, now: datetime) -> bool:
-    """Whether its node should have ended it long ago."""
+    """Return whether the pod's node should have ended the pod long ago."""
     until = parse_timestamp(str(metadata(pod).get("deletionTimestamp")))
-    late = until is not None and (now - until).total_seconds() > LONGEST_END
+    late = until is not None and (now - until).total_seconds() > MAX_END_SECONDS
     return late and _phase(pod) == "Running" and bool((pod.get("spec") or {}).get("nodeName"))
 
 
@@ -174,39 +185,40 @@ def _lost(pod: Manifest, what: str) -> Trouble:
 
 
 def is_downloading(pod: Manifest) -> bool:
-    """Whether an engine's pod downloads its model to a claim of the user's, or waits for one that does."""
+    """Return whether an engine's pod is downloading its model to a user's claim."""
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
     return is_engine(pod) and not is_terminating(pod) and any(
-        one.get("name") == names.LOADER_CONTAINER and (one.get("state") or {}).get("running") is not None
-        for one in statuses
+        status.get("name") == names.LOADER_CONTAINER
+        and (status.get("state") or {}).get("running") is not None
+        for status in statuses
     )  # fmt: skip
 
 
 def is_being_created(pod: Manifest) -> bool:
-    """Whether an engine waits for its first container, as it does for what it mounts."""
+    """Return whether the pod is an engine that waits for its first container, for instance for volumes."""
     return is_engine(pod) and waits_for_mounts(pod)
 
 
 def waits_for_mounts(pod: Manifest) -> bool:
-    """Whether any pod does."""
+    """Return whether a pod of any component waits for its first container."""
     status = pod.get("status") or {}
-    first = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
-    waits = {((one.get("state") or {}).get("waiting") or {}).get("reason") for one in first}
+    containers = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    waits = {((container.get("state") or {}).get("waiting") or {}).get("reason") for container in containers}
     return not is_terminating(pod) and bool(waits) and waits <= BEFORE_THE_FIRST
 
 
 def is_engine(pod: Manifest) -> bool:
-    """Whether the pod is an engine."""
+    """Return whether the pod is an engine."""
     return _component(pod) == "engine"
 
 
 def is_loader(pod: Manifest) -> bool:
-    """Whether the pod downloads the model."""
+    """Return whether the pod downloads the model."""
     return _component(pod) == "loader"
 
 
 def is_gateway(pod: Manifest) -> bool:
-    """Whether the pod is a gateway."""
+    """Return whether the pod is a gateway."""
     return _component(pod) == "gateway"
 
 
@@ -215,44 +227,44 @@ def _component(pod: Manifest) -> str | None:
 
 
 def node_of(pod: Manifest) -> str:
-    """Return the name of the node that the pod was given; empty while it has none."""
+    """Return the name of the pod's node; empty while it has none."""
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
 def waits_for_node(pod: Manifest) -> bool:
-    """Tell whether the pod has no node yet, since none has room or since a gate holds it back."""
+    """Return whether the pod has no node yet: none has room, or a scheduling gate holds the pod back."""
     return not has_place(pod) and (
         bool((pod.get("spec") or {}).get("schedulingGates"))
         or any(
-            one.get("type") == "PodScheduled" and one.get("status") == "False"
-            for one in (pod.get("status") or {}).get("conditions") or ()
+            condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+            for condition in (pod.get("status") or {}).get("conditions") or ()
         )
     )
 
 
 def has_place(pod: Manifest) -> bool:
-    """Tell whether the pod takes up room on a node."""
+    """Return whether the pod takes up room on a node."""
     return not has_ended(pod) and (bool(node_of(pod)) or _phase(pod) == "Running")
 
 
 def is_draining(pod: Manifest, now: datetime) -> bool:
-    """Whether an engine finishes its requests before it ends."""
+    """Return whether the pod is an engine that finishes its requests before it ends."""
     running = is_engine(pod) and is_terminating(pod) and _phase(pod) == "Running"
     return running and not is_overdue(pod, now)
 
 
 def answers(pod: Manifest) -> bool:
-    """Whether a pod answers and was not asked to end."""
+    """Return whether a pod is ready and not being deleted."""
     return not is_terminating(pod) and says_ready(pod.get("status") or {})
 
 
 def serves(pod: Manifest) -> bool:
-    """Whether the pod is an engine that `answers`."""
+    """Return whether the pod is an engine that `answers`."""
     return is_engine(pod) and answers(pod)
 
 
 def says_ready(status: Manifest) -> bool:
-    """Whether a pod of that status answers, by its condition."""
+    """Return whether a pod with that status is ready, by its condition."""
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
 
 
@@ -260,36 +272,36 @@ def _pod_troubles(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     status = pod.get("status") or {}
     if _is_on_lost_node(pod):
         yield _lost(pod, "is not ready")
-    if gates := [str(one.get("name")) for one in (pod.get("spec") or {}).get("schedulingGates") or ()]:
-        who = "whoever set them, a queue for instance, lets it go"
-        said = f"pod {name_of(pod)} is held back by the scheduling gates {', '.join(gates)}: {who}"
-        yield Trouble(Reason.UNSCHEDULABLE, said)
+    if gates := [str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]:
+        message = f"pod {name_of(pod)} is held back by the scheduling gates {', '.join(gates)}"
+        yield Trouble(
+            Reason.UNSCHEDULABLE, f"{message}, until the owner of the gates, such as a queue, removes them"
+        )
     for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            words = last_words(condition)
-            claim = _OF_CLAIMS.search(words) is not None
-            yield _trouble(
-                Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE, f"pod {name_of(pod)}: {words}"
-            )
-        if condition.get("type") == "PodReadyToStartContainers" and condition.get("status") == "False":
-            # Volumes are mounted before that; no other part of the status tells that one is not.
-            since = parse_timestamp(str(condition.get("lastTransitionTime")))
-            if since is not None and (now - since).total_seconds() >= LONGEST_MOUNT:
-                yield _trouble(
-                    Reason.VOLUMES_NOT_MOUNTED, f"pod {name_of(pod)} still waits for {_mounts(pod)}"
-                )
+        yield from _condition_troubles(pod, condition, now)
     for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
-        yield from _of_container(pod, container)
+        yield from _container_troubles(pod, container)
 
 
-def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]:
+def _condition_troubles(pod: Manifest, condition: dict[str, Any], now: datetime) -> Iterator[Trouble]:
+    if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+        message = last_words(condition)
+        claim = _WAITS_FOR_VOLUME.search(message) is not None
+        yield _trouble(
+            Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE, f"pod {name_of(pod)}: {message}"
+        )
+    if condition.get("type") == "PodReadyToStartContainers" and condition.get("status") == "False":
+        # Volumes are mounted before this condition becomes True; no other part of the status shows it.
+        since = parse_timestamp(str(condition.get("lastTransitionTime")))
+        if since is not None and (now - since).total_seconds() >= MAX_MOUNT_SECONDS:
+            yield _trouble(Reason.VOLUMES_NOT_MOUNTED, f"pod {name_of(pod)} still waits for {_mounts(pod)}")
+
+
+def _container_troubles(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]:
     node = f" on node {node_of(pod)}" if node_of(pod) else ""
     where = f"pod {name_of(pod)}{node}, container {container.get('name')}"
-    waiting = (container.get("state") or {}).get("waiting") or {}
-    ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get(
-        "terminated"
-    )
-    if waiting.get("reason") in PULL:
+    waiting, ended = _waiting_and_ended(container)
+    if waiting.get("reason") in PULL_FAILED:
         yield _trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {last_words(waiting)}")
     if waiting.get("reason") in NOT_CREATED:
         yield _trouble(Reason.CONTAINER_NOT_CREATED, f"{where}: {last_words(waiting)}")
@@ -300,9 +312,15 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
     ):
         code = f"exit code {ended.get('exitCode')}: " if ended else ""
         yield _trouble(
-            _crash(pod, container, ended or {}),
+            _crash(pod, container, ended),
             f"{where} ended again and again: {code}{last_words(ended or waiting)}",
         )
+
+
+def _waiting_and_ended(container: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the states `waiting` and, of this or the last run, `terminated`; empty where there is none."""
+    state, last_state = container.get("state") or {}, container.get("lastState") or {}
+    return state.get("waiting") or {}, state.get("terminated") or last_state.get("terminated") or {}
 
 
 def _trouble(reason: Reason, message: str) -> Trouble:
@@ -310,16 +328,16 @@ def _trouble(reason: Reason, message: str) -> Trouble:
 
 
 def advised(reason: Reason, message: str) -> str:
-    """What was said, which may be a sentence with its full stop, and what to do."""
+    """Return the message, without a full stop at its end, and the advice for the reason."""
     return f"{message.removesuffix('.')}; {ADVICE[reason]}"
 
 
 def advised_refusal(message: str) -> str:
-    """Return what the cluster said when it refused to make a pod, and what to do."""
-    said = advised(Reason.PODS_REFUSED, message)
+    """Return the cluster's message about the refusal of a pod, and the advice."""
+    with_advice = advised(Reason.PODS_REFUSED, message)
     if EXCEEDED_QUOTA not in message:
-        return said
-    return f"{said}; spec.rollout.maxSurge 0 with maxUnavailable 1 replaces engines within the quota"
+        return with_advice
+    return f"{with_advice}; spec.rollout.maxSurge 0 with maxUnavailable 1 replaces engines within the quota"
 
 
 def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> Reason:
@@ -336,30 +354,30 @@ def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> R
 
 
 def _memory(pod: Manifest, container: dict[str, Any]) -> str:
-    """What to raise for a container that was killed for memory."""
+    """Return the limit to raise for a container that was killed for memory."""
     if is_engine(pod) and container.get("name") == names.ENGINE_CONTAINER:
         return "spec.resources.memory"
     if is_gateway(pod) and container.get("name") == names.GATEWAY_CONTAINER:
         return "the memory in spec.gateway.podTemplate"
     return (
-        "its memory limit where the container comes from: a pod template, a LimitRange or what adds sidecars"
+        "its memory limit in the container's source: a pod template, a LimitRange or an injector of sidecars"
     )
 
 
 def _mounts(pod: Manifest) -> str:
-    """What has to exist before the pod can start."""
-    found = []
+    """Return the volumes' sources that have to exist before the pod can start."""
+    sources = []
     for volume in (pod.get("spec") or {}).get("volumes") or ():
         if secret := (volume.get("secret") or {}).get("secretName"):
-            found.append(f"Secret {secret}")
+            sources.append(f"Secret {secret}")
         if config := (volume.get("configMap") or {}).get("name"):
-            found.append(f"ConfigMap {config}")
+            sources.append(f"ConfigMap {config}")
         if claim := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
-            found.append(f"PersistentVolumeClaim {claim}")
-    return f"its network or its volumes: {', '.join(found)}" if found else "its network"
+            sources.append(f"PersistentVolumeClaim {claim}")
+    return f"its network or its volumes: {', '.join(sources)}" if sources else "its network"
 
 
 def last_words(source: dict[str, Any]) -> str:
-    """What a part of a status says of itself: of a long text its end, where the cause stands."""
+    """Return the message of a part of a status; of a long text only its end, which has the cause."""
     text = str(source.get("message") or source.get("reason") or "no message").strip()
-    return text if len(text) <= MAX_WORDS else "…" + text[-MAX_WORDS:]
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else "…" + text[-MAX_MESSAGE_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""The status a MambaDeployment carries: read leniently, because anybody may have written it. Pure."""
+"""The recorded status of a MambaDeployment, parsed leniently because anybody may have written it. Pure."""
 
 from typing import Any
 
@@ -9,26 +9,32 @@ from mamba_operator.objects.manifest import Manifest
 
 
 def recorded_status(owner: Manifest) -> Status:
-    """The recorded status; what cannot be read is left out, field by field, and computed anew."""
+    """Return the recorded status without its unreadable fields, which the next pass computes again."""
     raw = owner.get("status")
     if not isinstance(raw, dict):
         return Status()
     try:
         return Status.model_validate(raw, by_alias=True, by_name=False)
     except ValidationError:
-        readable = {key: value for key, value in raw.items() if key != "conditions" and _reads(key, value)}
+        readable = {
+            key: value for key, value in raw.items() if key != "conditions" and _is_readable(key, value)
+        }
         conditions = raw.get("conditions")
-        kept = [one for one in conditions if _condition(one)] if isinstance(conditions, list) else []
+        kept = (
+            [condition for condition in conditions if _is_condition(condition)]
+            if isinstance(conditions, list)
+            else []
+        )
         return Status.model_validate({**readable, "conditions": kept}, by_alias=True, by_name=False)
 
 
 def with_readable_status(owner: Manifest) -> Manifest:
-    """The object with its status as far as it can be read: a broken status must not stop the serving."""
+    """Return the object with the readable part of its status: an invalid status must not stop its serving."""
     rest = {key: value for key, value in owner.items() if key != "status"}
     return {**rest, "status": recorded_status(owner).manifest()} if owner.get("status") else rest
 
 
-def _reads(key: str, value: Any) -> bool:
+def _is_readable(key: str, value: Any) -> bool:
     try:
         Status.model_validate({key: value}, by_alias=True, by_name=False)
     except ValidationError:
@@ -36,7 +42,7 @@ def _reads(key: str, value: Any) -> bool:
     return True
 
 
-def _condition(value: Any) -> bool:
+def _is_condition(value: Any) -> bool:
     try:
         Condition.model_validate(value, by_alias=True, by_name=False)
     except ValidationError:

@@ -1,10 +1,10 @@
-"""`parse_timestamp`: reads the times in objects leniently, since anybody may have written them. Pure."""
+"""`parse_timestamp`: parses times in objects leniently, because anybody may have written them. Pure."""
 
 from datetime import UTC, datetime
 
 
 def parse_timestamp(text: str) -> datetime | None:
-    """The time that somebody wrote; None for what is none. Without a zone it is UTC."""
+    """Return the time in the text, UTC if it names no zone; None if the text is no time."""
     try:
         when = datetime.fromisoformat(text)
     except ValueError:

@@ -1,1 +1,1 @@
-"""What keeps the operator's process going: settings, leadership, liveness, watches, the work queue."""
+"""The operator's process: settings, leadership, liveness, watches, and the work queue."""

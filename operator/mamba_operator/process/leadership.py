@@ -1,8 +1,8 @@
-"""Holds the Lease that lets one operator act at a time; losing it ends the process (see docs/adr/0030).
+"""`Leadership`: holds the Lease that lets one operator act at a time; its loss ends the process.
 
-`hold` waits for the lease, then runs the work; when renewals have failed for so long that another operator
-may take over, the work is cancelled. When it has ended the lease is given back, so the next one starts at
-once.
+`hold` waits for the lease, then runs the work. When renewals have failed for so long that another operator
+may take over, the work is cancelled. Once the work has ended, the lease is released, so that the next
+operator starts at once. docs/adr/0030 has the reasons.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from mamba_operator.objects.manifest import Manifest
 from mamba_operator.process.lease import LeaseAction, LeaseRecord, ObservedLease, lease_action, observe_lease
 
 log = structlog.get_logger(__name__)
-SAFETY = 0.7
-"""We stop after this share of the lease's duration without a renewal: well before others may start."""
+VALID_SHARE = 0.7
+"""Share of the lease's duration after which an operator without a renewal stops, well before others start."""
 RELEASE_SECONDS = 3.0
-"""Longest wait for giving the lease back: it runs out by itself."""
-GLANCE = 1.0
-"""Seconds between two looks of who waits at the lease: a holder that ends gives it back."""
+"""Longest wait for the release of the lease, which otherwise expires by itself."""
+STANDBY_POLL_SECONDS = 1.0
+"""Seconds between two polls of a standby: a holder that ends releases the lease early."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """Which lease, held as whom, for how long."""
+    """A lease, the identity of its candidate, and its times in seconds."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class LeaseName:
 
 
 class Leadership:
-    """One candidate."""
+    """One candidate for a lease."""
 
     def __init__(self, client: KubeClient, lease: LeaseName) -> None:
         self._client = client
@@ -49,20 +49,20 @@ class Leadership:
         self._watched: ObservedLease | None = None
         self._current: Manifest | None = None
         self.holds = False
-        """Whether we may act now."""
+        """Whether this candidate may act now."""
         self.informed = False
-        """Whether the lease was ever seen: who stands by and could take over is as ready as who acts."""
+        """Whether the lease was ever read: a standby that could take over is as ready as the leader."""
 
     @property
     def holder(self) -> str | None:
-        """Who held the lease at the last look, before anything was written."""
+        """Return the holder of the lease when it was last read, before any write."""
         return self._watched.record.holder if self._watched else None
 
     async def hold(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the lease, then run `work` as long as we hold it.
+        """Wait for the lease, then run `work` while this candidate holds it.
 
         Raises:
-            LeadershipLost: another operator may act now; `work` was cancelled before.
+            LeadershipLost: another operator may act now; `work` was cancelled first.
         """
         await self._acquire()
         self.holds = True
@@ -83,20 +83,20 @@ class Leadership:
             if isinstance(ended, PassHangs):
                 log.error("lease_kept", error=str(ended))
             else:
-                await self._give_back()
+                await self._release_in_time()
 
     async def _acquire(self) -> None:
-        told = ""
+        logged_holder = ""
         while True:
             try:
                 if await self.step():
                     return
-                if (holder := self.holder) and holder != told:
-                    told = holder
+                if (holder := self.holder) and holder != logged_holder:
+                    logged_holder = holder
                     log.info("lease_awaited", lease=self._lease.name, holder=holder)
             except ClusterError as error:
                 log.warning("lease_unavailable", error=str(error))
-            await asyncio.sleep(min(GLANCE, self._lease.renew_every))
+            await asyncio.sleep(min(STANDBY_POLL_SECONDS, self._lease.renew_every))
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -104,28 +104,28 @@ class Leadership:
         while True:
             await asyncio.sleep(self._lease.renew_every)
             try:
-                async with asyncio.timeout_at(renewed + self._lease.duration * SAFETY):
-                    asked = loop.time()
+                async with asyncio.timeout_at(renewed + self._lease.duration * VALID_SHARE):
+                    requested_at = loop.time()
                     if await self.step():
-                        renewed = asked
+                        renewed = requested_at
                     elif self.holder != self._lease.identity:
                         raise LeadershipLost("another operator holds the lease")
             except TimeoutError:
                 raise LeadershipLost("the lease could not be renewed in time") from None
             except ClusterError as error:
                 log.warning("lease_not_renewed", error=str(error))
-                if loop.time() - renewed > self._lease.duration * SAFETY:
+                if loop.time() - renewed > self._lease.duration * VALID_SHARE:
                     raise LeadershipLost("the lease could not be renewed in time") from error
 
     @property
     def lasts(self) -> float:
-        """Seconds for which the holder asked for it, as it was last read; 0 = nobody does."""
+        """Return the duration in seconds that the holder requested, as last read; 0 = no holder."""
         return self._watched.record.duration if self._watched is not None else 0.0
 
     async def step(self, duration: float | None = None) -> bool:
-        """One look and one write at most; whether we hold the lease afterwards.
+        """Read the lease and write it at most once; return whether this candidate holds it afterwards.
 
-        `duration`: seconds that are asked for from now on; None = as before.
+        `duration`: seconds to request from now on; None = unchanged.
         """
         if duration is not None:
             self._lease = replace(self._lease, duration=duration)
@@ -143,11 +143,11 @@ class Leadership:
             else:
                 await self._client.replace(self._manifest(self._current, move, record))
         except Conflict:
-            # Another candidate was quicker; a holder who lost a race sees the winner at the next look.
+            # Another candidate was faster; a holder that lost a race sees the winner at the next read.
             return False
         return True
 
-    async def _give_back(self) -> None:
+    async def _release_in_time(self) -> None:
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._release()

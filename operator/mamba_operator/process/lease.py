@@ -1,7 +1,7 @@
-"""Who may act: the decision about the Lease, without clock or network. Pure; `leadership` carries it out.
+"""Decision about the Lease, without clock or network. Pure; `leadership` carries it out.
 
-A holder is judged by how long *we* have seen its record unchanged, never by the times in it: clocks of two
-machines differ.
+A holder has lost the lease when *this* process has seen its record unchanged for too long. The times in the
+record are never used, because the clocks of two machines differ.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class LeaseAction(StrEnum):
-    """What to do about the lease."""
+    """An action on the lease."""
 
     TAKE = "take"
     RENEW = "renew"
@@ -22,30 +22,30 @@ class LeaseRecord:
 
     holder: str | None
     version: str
-    """resourceVersion: changes with every renewal."""
+    """resourceVersion, which changes with every renewal."""
     duration: float
-    """Seconds the holder asked for."""
+    """Seconds that the holder requested."""
     transitions: int = 0
-    """How often the holder changed."""
+    """Number of changes of the holder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A record and when we first saw it like this, in seconds of our own monotonic clock."""
+    """A record, and the time of our own monotonic clock, in seconds, when it was first seen unchanged."""
 
     record: LeaseRecord
     since: float
 
 
 def observe_lease(previous: ObservedLease | None, record: LeaseRecord, now: float) -> ObservedLease:
-    """Remember `record`; the age goes on when nothing changed."""
+    """Return the observation of `record`; the age of an unchanged record continues."""
     if previous is not None and previous.record.version == record.version:
         return previous
     return ObservedLease(record, now)
 
 
 def lease_action(watched: ObservedLease | None, identity: str, now: float) -> LeaseAction:
-    """What `identity` does; None = there is no lease yet."""
+    """Return the action of the candidate `identity`; `watched` is None while there is no lease."""
     if watched is None or not watched.record.holder:
         return LeaseAction.TAKE
     if watched.record.holder == identity:

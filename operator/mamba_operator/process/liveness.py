@@ -1,7 +1,7 @@
-"""/healthz, /readyz and /metrics of the operator, on a port of its own.
+"""HTTP server of the operator for /healthz, /readyz and /metrics, on a port of its own.
 
 /healthz fails when a restart would help: the event loop lags, a watch is stale, a pass hangs. A standby that
-waits for the lease is healthy and ready: it takes over. Called by `main`; knows no Kubernetes.
+waits for the lease is healthy and ready, because it can take over. Called by `main`; knows no Kubernetes.
 """
 
 import asyncio
@@ -14,13 +14,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 Check = Callable[[], str | None]
-"""None when all is well, else what is wrong."""
-LAG_PERIOD = 1.0
-LAG_MOST = 10.0
+"""Function that returns the problem as a message; None without a problem."""
+BEAT_SECONDS = 1.0
+"""Seconds between two beats of the event loop's check."""
+MAX_LAG_SECONDS = 10.0
+"""Lag of the event loop beyond which liveness fails."""
 
 
 class LoopLag:
-    """How late the event loop runs its timers; a handler that blocks it is seen here."""
+    """Lag of the event loop's timers, which a blocking handler causes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,20 +34,20 @@ class LoopLag:
         """Beat until cancelled."""
         while True:
             self._beat = self._clock()
-            await asyncio.sleep(LAG_PERIOD)
-            self.worst = max(self._clock() - self._beat - LAG_PERIOD, 0.0)
+            await asyncio.sleep(BEAT_SECONDS)
+            self.worst = max(self._clock() - self._beat - BEAT_SECONDS, 0.0)
 
     def check(self) -> str | None:
-        """A `Check`."""
-        lag = max(self.worst, self._clock() - self._beat - LAG_PERIOD)
-        return f"the event loop lags by {lag:.1f} s" if lag > LAG_MOST else None
+        """Return the problem if the event loop lags too much: a `Check`."""
+        lag = max(self.worst, self._clock() - self._beat - BEAT_SECONDS)
+        return f"the event loop lags by {lag:.1f} s" if lag > MAX_LAG_SECONDS else None
 
 
 @asynccontextmanager
 async def liveness_server(
     host: str, port: int, *, checks: Callable[[], list[str]], ready: Check, registry: CollectorRegistry
 ) -> AsyncIterator[int]:
-    """Serve for the length of the block; gives the port. `::` is every address, of IPv4 too.
+    """Serve for the length of the block, and yield the port. `::` is every address, of IPv4 too.
 
     Raises:
         OSError: the address cannot be bound.
@@ -84,9 +86,9 @@ async def liveness_server(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections; of IPv4, too, where `host` is all of IPv6. Raises OSError."""
-    # By hand: asyncio keeps a socket of IPv6 from taking IPv4, and clusters have one or the other.
+    """Return a listening socket, which also accepts IPv4 if `host` is `::`. Raises OSError."""
+    # Created here, because asyncio's IPv6 sockets refuse IPv4, and clusters have either family.
     if host == "::" and not socket.has_dualstack_ipv6():
-        host = "0.0.0.0"  # noqa: S104 - asked for; a kernel without IPv6 has no other
+        host = "0.0.0.0"  # noqa: S104 - requested; a kernel without IPv6 has no other
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")

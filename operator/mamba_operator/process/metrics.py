@@ -1,4 +1,4 @@
-"""What the operator counts about itself; served at /metrics. One registry per process, made by `main`."""
+"""Metrics of the operator, served at /metrics. `main` creates one registry per process."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -6,19 +6,19 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
 class OperatorMetrics:
-    """The operator's instruments; labels never hold names of users' objects. Those of `ScalingMetrics` do."""
+    """The operator's instruments. Their labels never name users' objects; those of `ScalingMetrics` do."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.reconciles = Counter(
             "mambaserve_operator_reconciles",
-            "Passes over a MambaDeployment, by how they ended.",
+            "Passes over a MambaDeployment, by result.",
             ["result"],
             registry=self.registry,
         )
         self.seconds = Histogram(
             "mambaserve_operator_reconcile_seconds",
-            "Length of a pass.",
+            "Duration of a pass in seconds.",
             buckets=BUCKETS,
             registry=self.registry,
         )
@@ -36,7 +36,7 @@ class OperatorMetrics:
         )
         self.requests = Counter(
             "mambaserve_operator_requests",
-            "Requests to the API server by method and resource, watches aside.",
+            "Requests to the API server by method and resource, without watches.",
             ["method", "resource"],
             registry=self.registry,
         )

@@ -1,7 +1,7 @@
-"""`ServedNamespaces`: which of the configured namespaces the operator may access at this moment.
+"""`ServedNamespaces`: the configured namespaces that the operator may access at this moment.
 
-A namespace that is deleted takes the Role in it along, and one forbidden watch would keep kopf from serving
-all others. Called by `main`, which restarts its watches when the answer changes.
+The deletion of a namespace also deletes the Role in it, and one forbidden watch would keep kopf from
+serving all others. Called by `main`, which restarts its watches when the set changes.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ log = structlog.get_logger(__name__)
 
 
 class ServedNamespaces:
-    """Of one operator. Without configured namespaces it serves the whole cluster and probes nothing."""
+    """The accessible namespaces of one operator; it probes nothing where it serves the whole cluster."""
 
     def __init__(self, client: KubeClient, configured: Sequence[str], period: float) -> None:
-        """`period`: seconds between two probes."""
+        """Create it without a probe. `period`: seconds between two probes."""
         self._client, self._configured, self._period = client, tuple(configured), period
         self._left_out: frozenset[str] = frozenset()
 
     async def first(self) -> tuple[str, ...]:
-        """The accessible namespaces, once there is at least one. Empty: the whole cluster."""
+        """Return the accessible namespaces, once there is at least one. Empty = the whole cluster."""
         while self._configured:
             if served := await self._probe():
                 return served
@@ -51,12 +51,14 @@ class ServedNamespaces:
             except Forbidden as error:
                 left_out.add(namespace)
                 if namespace not in self._left_out:
-                    advice = "make the namespace and the role in it again, or tell the operator of it no more"
+                    advice = (
+                        "create the namespace and its Role again, or remove it from the operator's settings"
+                    )
                     log.error("namespace_left_out", namespace=namespace, error=str(error), advice=advice)
             except ClusterError as error:
-                # That says nothing about the namespace.
-                log.warning("namespace_not_seen", namespace=namespace, error=str(error))
+                # This error says nothing about the namespace.
+                log.warning("namespace_probe_failed", namespace=namespace, error=str(error))
         for namespace in sorted(self._left_out - left_out):
             log.info("namespace_served_again", namespace=namespace)
         self._left_out = frozenset(left_out)
-        return tuple(one for one in self._configured if one not in left_out)
+        return tuple(namespace for namespace in self._configured if namespace not in left_out)

@@ -1,4 +1,4 @@
-"""Settings of the operator: what `mambaserve operator` takes. Times are seconds.
+"""Settings of the operator: the options of `mambaserve operator`. Times are seconds.
 
 Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins.
 """
@@ -13,23 +13,23 @@ from mamba_api import names
 from mamba_operator.render.scrapers import PROMETHEUS, Scrapers
 
 RENEWALS = 3
-"""Renewals that must fit into the duration of a lease."""
+"""Number of renewals that have to fit into the duration of a lease."""
 
 
 def _identity() -> str:
-    # Inside a pod the host name is the pod's name; the process id tells two on one machine apart.
+    # Inside a pod the host name is the pod's name; the process id distinguishes two processes on one machine.
     return f"{os.environ.get('POD_NAME') or socket.gethostname()}-{os.getpid()}"
 
 
 class OperatorSettings(BaseSettings):
-    """One operator process."""
+    """Settings of one operator process."""
 
     model_config = SettingsConfigDict(
         env_prefix="MAMBASERVE_", frozen=True, extra="ignore", use_attribute_docstrings=True
     )
 
     namespaces: tuple[str, ...] = ()
-    """Namespaces to serve; none = the whole cluster."""
+    """Namespaces to serve; empty = the whole cluster."""
     kubeconfig: str | None = None
     """Path of a kubeconfig; none = in-cluster configuration, then the default kubeconfig."""
     liveness_host: str | None = None
@@ -46,36 +46,37 @@ class OperatorSettings(BaseSettings):
     lease_namespace: str | None = None
     """Namespace of the Lease; none = the operator's own, else the first served, else default."""
     lease_duration: float = Field(15.0, gt=0)
-    """How long a silent holder keeps the Lease."""
+    """Time for which a holder that stops renewing keeps the Lease."""
     renew_every: float = Field(4.0, gt=0)
     """Time between two renewals."""
     identity: str = Field(default_factory=_identity, min_length=1)
-    """What the holder of the Lease is called."""
+    """Name of this process as holder of the Lease."""
     workers: int = Field(8, ge=1, le=64)
-    """MambaDeployments reconciled at once."""
+    """Number of MambaDeployments that are reconciled at the same time."""
     resync: float = Field(300.0, gt=0)
-    """Longest time between two looks at a MambaDeployment that nobody touched."""
+    """Longest time between two passes over a MambaDeployment without changes."""
     request_timeout: float = Field(30.0, gt=0)
     """Longest time one request to the API server may take."""
     reconcile_timeout: float = Field(120.0, gt=0)
     """Longest time one reconcile may take."""
     scale_every: float = Field(10.0, ge=1, le=60)
-    """Time between two looks at the load of engines whose number the operator decides."""
+    """Time between two polls of the load of engines whose number the operator decides."""
     max_rollouts: int = Field(3, ge=1, le=1000)
-    """MambaDeployments whose engines are replaced at once though nobody changed them, as after an upgrade of
-    the operator; the others wait. A change of an object, or a restart that it asks for, waits for nobody."""
+    """Number of MambaDeployments whose engines are replaced at the same time although nobody changed them,
+    for instance after an upgrade of the operator; the others wait. Changes of an object, including a
+    requested restart, never wait."""
     stale_after: float = Field(90.0, gt=0)
-    """How long a watch may lag behind what a list shows before liveness fails."""
+    """Time by which a watch may lag behind a list before liveness fails."""
     exit_timeout: float = Field(10.0, gt=0)
-    """Longest time to finish what runs after a signal."""
+    """Longest time to finish running work after a signal."""
     engine_image: str = Field(names.IMAGE, min_length=1, max_length=512)
     """Image of engines whose object names none."""
     gateway_image: str = Field(names.CONTROL_PLANE_IMAGE, min_length=1, max_length=512)
     """Image of gateways whose object names none."""
     image_pull_secrets: tuple[str, ...] = ()
-    """Secrets that engines and gateways pull images with; they have to be in each object's namespace."""
+    """Secrets with which engines and gateways pull images; they have to exist in each object's namespace."""
     scrapers: Scrapers = PROMETHEUS
-    """Pods that may read the engines' metrics, beside gateways and operator; a JSON list of label maps."""
+    """Pods that may read the engines' metrics, besides gateways and operator; a JSON list of label maps."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     """Least severe message that is logged."""
 

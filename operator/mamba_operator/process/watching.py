@@ -1,7 +1,7 @@
-"""kopf as the source of wakes: watches every kind we own, indexes it, and turns each event into a key.
+"""kopf as the source of wake-ups: watches and indexes every owned kind, and turns each event into a key.
 
-kopf watches, reconnects, multiplexes and indexes; it writes nothing: no finalizer, no annotation, no handler
-progress. Called by `main`; whatever an event says beyond "look at this one" is dropped.
+kopf watches, reconnects, multiplexes and indexes. It writes nothing: no finalizer, no annotation, no handler
+progress. Called by `main`; an event only wakes a MambaDeployment, and its other content is dropped.
 """
 
 import asyncio
@@ -18,31 +18,33 @@ from mamba_operator.objects.manifest import Key, Manifest, owner_name
 
 Wake = Callable[[Key], None]
 Delivered = Callable[[Kind, Manifest, bool], None]
-"""Told about every delivered object; the flag says that it was deleted."""
+"""Function that is called with every delivered object; the flag is True after a deletion."""
 
 SERVER_TIMEOUT = 600
-"""A watch is begun anew after this many seconds, whatever it looks like; the API takes whole ones."""
+"""Seconds after which every watch is restarted; the API accepts whole seconds."""
 CONNECT_TIMEOUT = 10.0
 
 log = structlog.get_logger(__name__)
 
 
 class NoDiffStorage(kopf.AnnotationsDiffBaseStorage):
-    """kopf copies each object of each event to compare it with the one before, which nothing here asks for:
-    a third of the processor time of its events."""
+    """Storage that keeps kopf from copying each object of each event for a comparison that nothing here uses.
+
+    The copies took a third of the processor time of kopf's events.
+    """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
-        """Nothing of the object."""
+        """Return an empty essence of the object."""
         return cast("kopf.BodyEssence", {})
 
 
 async def run_watches(
     registry: kopf.OperatorRegistry, namespaces: Sequence[str], take_signals: Callable[[], None]
 ) -> None:
-    """Watch these namespaces, without any the cluster, until cancelled. As it ends, kopf cancels all tasks
-    that are younger than it, ours too.
+    """Watch these namespaces, or the whole cluster without any, until cancelled.
 
-    `take_signals`: called at once after kopf has taken them, which would end its watches and nothing else.
+    When it ends, kopf cancels all tasks that are younger than the watches, ours included. `take_signals` is
+    called as soon as kopf has installed its signal handlers, which would end its watches and nothing else.
     """
     older = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
@@ -57,11 +59,11 @@ async def run_watches(
 
 
 def make_registry(wake: Wake, delivered: Delivered, indices: Indices) -> kopf.OperatorRegistry:
-    """One handler and one index per kind, all alike."""
+    """Return a registry with one handler and one index per kind, all alike."""
     registry = kopf.OperatorRegistry()
 
-    async def take_indices(**given: Any) -> None:
-        indices.take(given)
+    async def take_indices(**kopf_indices: Any) -> None:
+        indices.take(kopf_indices)
 
     kopf.on.startup(registry=registry)(take_indices)
     for kind in (MAMBA_DEPLOYMENT, *WATCHED):
@@ -76,24 +78,24 @@ def make_registry(wake: Wake, delivered: Delivered, indices: Indices) -> kopf.Op
 
 
 def make_settings(*, namespaced: bool) -> kopf.OperatorSettings:
-    """Everything kopf might do beyond watching is off."""
+    """Return settings that turn off everything in kopf except watching."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.persistence.finalizer = names.FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
     settings.persistence.diffbase_storage = NoDiffStorage(prefix=names.GROUP, key="last-handled")
     settings.peering.standalone = True
-    # New namespaces are nothing to a namespaced operator, and it may not list them.
+    # A namespaced operator does not need new namespaces, and may not list them.
     settings.scanning.disabled = namespaced
     settings.watching.server_timeout = SERVER_TIMEOUT
     settings.watching.connect_timeout = CONNECT_TIMEOUT
     ours = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     for kind in WATCHED:
-        # The API server filters: a cluster may have a hundred thousand pods that are not ours.
+        # The API server filters, because a cluster may have a hundred thousand other pods.
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = ours
     settings.queueing.idle_timeout = 1.0
     settings.queueing.exit_timeout = 1.0
-    # kopf would kill the process so many seconds after its watches ended, and they are begun anew.
+    # kopf would kill the process some seconds after its watches ended, but they are restarted.
     settings.process.ultimate_exiting_timeout = None
     return settings
 
@@ -114,14 +116,14 @@ def _handler(kind: Kind, wake: Wake, delivered: Delivered, indices: Indices) -> 
         if key is not None:
             indices.confirm(key, plain)
             wake(key)
-        # Its label may name another by now; whose it is, its owner reference says.
+        # The label may name another deployment by now; the owner reference names the owner.
         owner, namespace = owner_name(plain), plain["metadata"].get("namespace")
-        if owner and namespace and (of := Key(str(namespace), owner)) != key:
-            wake(of)
+        if owner and namespace and (controller := Key(str(namespace), owner)) != key:
+            wake(controller)
 
     return on_event
 
 
 def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """In a pod its service account, outside the kubeconfig; called again when the token has run out."""
+    """Log in with the pod's service account or the kubeconfig; called again when the token has expired."""
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)

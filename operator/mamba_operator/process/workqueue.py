@@ -1,7 +1,8 @@
-"""The work queue: which MambaDeployments are due. One key is never reconciled twice at the same time.
+"""The work queue: the MambaDeployments that are due. One key is never reconciled twice at the same time.
 
-Any number of wakes while a key waits are one; a wake while it runs makes it run once more. Failures come back
-with exponential back-off and jitter. Knows nothing of Kubernetes; randomness is a parameter, time the loop's.
+Several wake-ups of a waiting key count as one; a wake-up of a running key makes it run once more. Failures
+are retried with exponential back-off and jitter. The queue knows nothing of Kubernetes; randomness is a
+parameter, and the time is the loop's.
 """
 
 import asyncio
@@ -12,26 +13,26 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-REST = 1.0
-"""Seconds that a failed key stays away even when it is woken: what a failing run writes wakes it too."""
+MIN_RETRY_SECONDS = 1.0
+"""Seconds for which a failed key ignores wake-ups, because the writes of a failing run wake the key too."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Seconds before retry n: `first * 2**n` up to `most`, less up to `jitter` of it."""
+    """Back-off: retry n waits `first * 2**n` seconds, at most `most`, less a random part up to `jitter`."""
 
     first: float = 0.5
     most: float = 60.0
     jitter: float = 0.5
 
     def delay(self, failures: int, random_unit: float) -> float:
-        """Seconds to wait after `failures` (>= 1) failures in a row; `random_unit` in [0, 1)."""
+        """Return the seconds to wait after `failures` (>= 1) failures in a row; `random_unit` in [0, 1)."""
         exponent = min(max(failures, 1) - 1, 62)
         return min(self.first * 2.0**exponent, self.most) * (1.0 - self.jitter * random_unit)
 
 
 class WorkQueue(Generic[K]):
-    """Keys that are due, at most once each."""
+    """A queue of keys that are due, each at most once."""
 
     def __init__(
         self, backoff: RetryPolicy | None = None, random_unit: Callable[[], float] = random.random
@@ -51,7 +52,7 @@ class WorkQueue(Generic[K]):
         return len(self._due)
 
     def add(self, key: K) -> None:
-        """The key is due now; after a failure in `REST` at the earliest."""
+        """Make the key due now; after a failure, in `MIN_RETRY_SECONDS` at the earliest."""
         if key in self._rest and (rest := self._rest[key] - asyncio.get_running_loop().time()) > 0:
             self.add_after(key, rest)
             return
@@ -64,7 +65,7 @@ class WorkQueue(Generic[K]):
             self._wakeup.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """The key is due in `seconds`, unless it is earlier for another reason."""
+        """Make the key due in `seconds`, unless it is due earlier."""
         loop = asyncio.get_running_loop()
         when = loop.time() + seconds
         old = self._timers.get(key)
@@ -74,16 +75,16 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_at(when, self._timer_fired, key)
 
     def failures(self, key: K) -> int:
-        """Failures in a row of the key."""
+        """Return the number of failures in a row of the key."""
         return self._failures.get(key, 0)
 
     def oldest_run(self) -> float:
-        """Seconds the longest running key has been running; 0 when none runs."""
+        """Return the seconds for which the longest running key has been running; 0 when none runs."""
         now = asyncio.get_running_loop().time()
         return max((now - start for start in self._running.values()), default=0.0)
 
     async def run(self, work: Callable[[K], Awaitable[float | None]], workers: int) -> None:
-        """Work on due keys until cancelled. `work` returns seconds until it wants to see the key again."""
+        """Work on due keys until cancelled. `work` returns the seconds until the key is due again."""
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._worker(work))
@@ -106,7 +107,7 @@ class WorkQueue(Generic[K]):
                 self._running.pop(key, None)
                 if key in self._again:
                     self._again.discard(key)
-                    # While it backs off, other wakes must not turn the back-off into a busy loop.
+                    # During its back-off, wake-ups of a key must not turn the back-off into a busy loop.
                     if not self._failures.get(key):
                         self.add(key)
 
@@ -122,7 +123,7 @@ class WorkQueue(Generic[K]):
     def _failed(self, key: K, retry_after: float | None) -> None:
         self._failures[key] = self._failures.get(key, 0) + 1
         delay = self._backoff.delay(self._failures[key], self._random())
-        self._rest[key] = asyncio.get_running_loop().time() + min(delay, REST)
+        self._rest[key] = asyncio.get_running_loop().time() + min(delay, MIN_RETRY_SECONDS)
         self._cancel_timer(key)
         self.add_after(key, max(delay, retry_after or 0.0))
 

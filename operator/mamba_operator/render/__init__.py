@@ -1,6 +1,7 @@
-"""Builders of the children of a MambaDeployment, all pure. Called by `plan`.
+"""Pure builders of the children of a MambaDeployment. Called by `plan`.
 
-`engine` and `gateway` make what serves, `access` who may do what; `engine_pod` and `pod` what runs in a pod.
+`engine` and `gateway` build the workloads, `access` the accounts and policies, `engine_pod` and `pod` the pod
+templates.
 """
 
 from mamba_operator.objects.manifest import Manifest, sealed
@@ -25,7 +26,7 @@ from mamba_operator.render.inference_pool import inference_pool
 
 
 def render(context: Context) -> list[Manifest]:
-    """All children but the admin Secret, in the order they are applied, each with its own hash.
+    """Return all children except the admin Secret, in the order of their application, each with its hash.
 
     Raises:
         InvalidPatch: a pod template of the spec cannot be merged.

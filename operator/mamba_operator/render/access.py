@@ -1,4 +1,4 @@
-"""Who may do what: the pods' account, the gateway's role, the engines' admin token and network. Pure."""
+"""Access objects: the pods' account, the gateway's role, the admin token, the network policies. Pure."""
 
 from typing import Any
 
@@ -19,19 +19,22 @@ LAST_PORT = 65535
 
 
 def service_account(context: Context) -> Manifest:
-    """One account per deployment, so that RBAC and image pull secrets can be told apart."""
+    """Return the account; each deployment has its own, which separates RBAC and image pull secrets."""
     name = context.children.service_account
     return {**child(context, SERVICE_ACCOUNT, name, "gateway"), "automountServiceAccountToken": False}
 
 
 def wake_request(context: Context) -> Manifest:
-    """Empty: what is in it is the gateway's word. An object of its own, since whoever may write to the
-    MambaDeployment may run any pod as its owner."""
+    """Return the empty ConfigMap into which gateways write when they need an engine.
+
+    Gateways get an object of their own for this: write access to the MambaDeployment would let them run any
+    pod as its owner.
+    """
     return child(context, CONFIG_MAP, context.children.wake, "gateway")
 
 
 def gateway_role(context: Context) -> Manifest:
-    """Least privilege: lists cannot be narrowed to names, the one object it writes can."""
+    """Return the gateway's role. RBAC cannot restrict lists to names, but it restricts writes to one."""
     return {
         **child(context, ROLE, context.children.gateway, "gateway"),
         "rules": [
@@ -51,7 +54,7 @@ def gateway_role(context: Context) -> Manifest:
 
 
 def gateway_role_binding(context: Context) -> Manifest:
-    """Binds the role to the deployment's own account."""
+    """Return the binding of the role to the deployment's own account."""
     return {
         **child(context, ROLE_BINDING, context.children.gateway, "gateway"),
         "roleRef": {
@@ -70,7 +73,7 @@ def gateway_role_binding(context: Context) -> Manifest:
 
 
 def admin_secret(context: Context, token: str) -> Manifest:
-    """`token` is fresh randomness of the caller; it must not be empty."""
+    """Return the Secret with the admin token. `token` is fresh randomness of the caller and never empty."""
     return {
         **child(context, SECRET, context.admin_secret, "engine"),
         "type": "Opaque",
@@ -79,10 +82,11 @@ def admin_secret(context: Context, token: str) -> Manifest:
 
 
 def network_policy(context: Context) -> Manifest:
-    """Requests from this deployment's gateway and, for an InferencePool, from its proxy's namespace; scrapes
-    from whoever the operator was told, everything from the operator.
+    """Return the policy that restricts who reaches engines.
 
-    Egress stays open: engines download weights and publish to Redis.
+    Requests may come from this deployment's gateway and, for an InferencePool, from the namespace of its
+    proxy; scrapes from the configured scrapers; anything from the operator. Egress stays open: engines
+    download weights and publish to Redis.
     """
     owner = context.deployment.name
     gateway = {"podSelector": {"matchLabels": names.selector(owner, "gateway")}}
@@ -103,14 +107,16 @@ def network_policy(context: Context) -> Manifest:
 
 
 def picker_policy(context: Context) -> Manifest | None:
-    """Let the proxy's namespace alone reach the endpoint picker, which tells the engines' own key to whoever
-    speaks its protocol with a client's key. All other ports are open to everybody, as without the policy.
-    None without an InferencePool."""
+    """Return the policy that lets only the proxy's namespace reach the endpoint picker; None without a pool.
+
+    The endpoint picker reveals the engines' key to any caller that presents a client's key. All other ports
+    stay open to everybody, as without the policy.
+    """
     if not (proxies := _proxies(context)):
         return None
     picker = names.ENDPOINT_PICKER_PORT
-    others = [
-        _port(names.HTTP_PORT_NAME),  # alone too, for a network that knows no ranges
+    other_ports = [
+        _port(names.HTTP_PORT_NAME),  # also listed alone, for networks that do not support ranges
         {"protocol": "TCP", "port": 1, "endPort": picker - 1},
         {"protocol": "TCP", "port": picker + 1, "endPort": LAST_PORT},
         {"protocol": "UDP", "port": 1, "endPort": LAST_PORT},
@@ -121,7 +127,7 @@ def picker_policy(context: Context) -> Manifest | None:
             "podSelector": {"matchLabels": names.selector(context.deployment.name, "gateway")},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"ports": others},
+                {"ports": other_ports},
                 {"from": proxies, "ports": [{"protocol": "TCP", "port": picker}]},
             ],
         },

@@ -1,4 +1,4 @@
-"""`Context`: what all builders of children are given; the metadata and the numbers they all write. Pure."""
+"""`Context`: the input of all builders of children, and the metadata that every child has. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,58 +15,59 @@ from mamba_planner.model_report import ModelReport
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One MambaDeployment, as far as its children depend on it."""
+    """The facts about one MambaDeployment on which its children depend."""
 
     deployment: MambaDeployment
     replicas: int
-    """Engines wanted."""
+    """Number of engines that shall run."""
     plan: PlanStatus | None
-    """What the planner chose; None while it is unknown, then the engine plans for itself."""
+    """Choice of the planner; None while it is unknown: the engine then plans for itself."""
     key_id: str = ""
-    """Key that the admin token is made from; empty: the token is not known, and engines cannot be told."""
+    """Key from which the admin token is derived; empty = the token is unknown, so engines accept no
+    updates."""
     tuned: str | None = None
-    """Annotation with the settings that running engines take over; None where they cannot be told."""
+    """Annotation with the settings that running engines apply; None where engines accept no updates."""
     planned_for: str | None = None
-    """Annotation with what the plan was made for; None where the spec says how much memory there is."""
+    """Annotation with the inputs of the memory plan; None where the spec gives the amount of memory."""
     chosen_for: str | None = None
-    """Annotation with the measured traffic that the strategy was chosen for; None where it was not."""
+    """Annotation with the measured traffic for which the strategy was chosen; None without a measurement."""
     loaded: ModelReport | None = None
-    """What the loader downloaded to the model cache; None where there is no cache, or nothing in it yet."""
+    """Report on the model in the model cache; None where there is no cache, or nothing in it yet."""
     revision: EngineRevision | None = None
-    """What engines are started with, once that was chosen; None: the spec's own."""
+    """Revision with which engines start, once it was chosen; None = the revision of the spec."""
     failed: str | None = None
-    """Annotation that says that the spec's own has failed."""
+    """Annotation that records that the revision of the spec has failed."""
     in_place: bool = False
-    """An old engine goes before a new one comes."""
+    """Whether an old engine stops before a new one starts."""
     missing: int = 0
-    """Engines that may be missing during a roll-out, where that is more than the spec says."""
+    """Number of engines that may be missing during a roll-out, where the spec allows fewer."""
     retry: str | None = None
-    """Annotation whose change makes the cluster try at once to make an engine that a quota refused."""
+    """Annotation whose change makes the cluster retry at once to create an engine that a quota refused."""
     key_presented: bool = False
-    """Gateways show engines a key."""
+    """Whether gateways present a key to engines."""
     key_required: bool = False
-    """Engines ask for it."""
+    """Whether engines require the key."""
     images: DefaultImages = OF_THIS_VERSION
-    """Used where the spec names none."""
+    """Images for pods whose spec names none."""
     scrapers: tuple[Scraper, ...] = PROMETHEUS
-    """Who may read the engines' metrics, beside gateway and operator."""
+    """Pods that may read the engines' metrics, besides gateway and operator."""
     operator: Scraper = OPERATOR
     """The operator's own pods."""
 
     @property
     def children(self) -> names.Children:
-        """Names of the children."""
+        """Return the names of the children."""
         return names.Children(self.deployment.name)
 
     @property
     def own_claim(self) -> str | None:
-        """Claim of the user's that engine pods fill with the model; None where there is none."""
+        """Return the user's own claim, which engine pods fill with the model; None where there is none."""
         cache = self.deployment.spec.model.cache
         return cache.claim_name if cache is not None else None
 
     @property
     def admin_secret(self) -> str:
-        """Name of the Secret with the engines' admin token."""
+        """Return the name of the Secret with the engines' admin token."""
         return self.children.admin_secret(self.deployment.metadata.uid or "", self.key_id)
 
 
@@ -77,7 +78,7 @@ def child(
     component: names.Component,
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """The head of a child: identity, labels, and the owner reference that lets the cluster collect it."""
+    """Return the head of a child: identity, labels, and the owner reference for its garbage collection."""
     deployment = context.deployment
     metadata: Manifest = {
         "name": name,
@@ -100,5 +101,5 @@ def child(
 
 
 def number(value: float) -> str:
-    """Reads back as the very same number; `:g` would keep six digits of it."""
+    """Return a text that reads back as the same number; `:g` would keep only six digits."""
     return repr(float(value)).removesuffix(".0")

@@ -1,4 +1,4 @@
-"""`DefaultImages`: what pods are started from where an object names no image. Never written into objects."""
+"""`DefaultImages`: images of pods whose object names none. Never written into objects."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from mamba_api import names
 
 @dataclass(frozen=True, slots=True)
 class DefaultImages:
-    """The operator's own settings, so that an upgraded operator brings the images that belong to it."""
+    """The operator's image settings: an upgraded operator brings the images of its own version."""
 
     engine: str = names.IMAGE
     gateway: str = names.CONTROL_PLANE_IMAGE
@@ -15,7 +15,7 @@ class DefaultImages:
     """Names of Secrets in each MambaDeployment's namespace."""
 
     def references(self) -> list[dict[str, str]]:
-        """The pull secrets as a pod names them."""
+        """Return the references by which a pod names the pull secrets."""
         return [{"name": name} for name in self.pull_secrets]
 
 

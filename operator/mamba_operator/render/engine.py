@@ -1,8 +1,8 @@
-"""The engines of a deployment: their settings, how many run of which pod, how they are reached. Pure.
+"""The engines of a deployment: settings, Deployment, Service, disruption budget, model cache. Pure.
 
-Their settings are one document, which the ConfigMap carries and every pod mounts. Engines read it when they
-start, so a hash of it stands in the pod template and a change rolls the pods; what running engines take over
-(`live_settings`) is left out of it.
+The settings of engines are one document, which a ConfigMap carries and every pod mounts. Engines read it when
+they start. The pod template therefore has a hash of the document, so that a change rolls the pods; settings
+that running engines apply (`live_settings`) are not part of the hash.
 """
 
 import json
@@ -17,12 +17,15 @@ from mamba_operator.render.revision import EngineRevision
 
 
 def engine_revision(context: Context) -> EngineRevision:
-    """What engines are started with. Raises InvalidPatch when `spec.podTemplate` cannot be merged."""
+    """Return the revision with which engines start.
+
+    Raises InvalidPatch when `spec.podTemplate` cannot be merged.
+    """
     return context.revision or EngineRevision(engine_pod_template(context), engine_document(context))
 
 
 def last_ready(context: Context) -> Manifest:
-    """The ConfigMap X-last-ready, to go back to should a later revision fail."""
+    """Return the ConfigMap X-last-ready: the revision to which engines return when a later one fails."""
     notes = {names.ANNOTATION_PLANNED_FOR: context.planned_for} if context.planned_for else None
     return {
         **child(context, CONFIG_MAP, context.children.last_ready, "engine", notes),
@@ -31,7 +34,7 @@ def last_ready(context: Context) -> Manifest:
 
 
 def engine_config(context: Context) -> Manifest:
-    """The ConfigMap X-engine with the settings document."""
+    """Return the ConfigMap X-engine with the settings document."""
     return {
         **child(
             context,
@@ -45,19 +48,19 @@ def engine_config(context: Context) -> Manifest:
 
 
 def engine_deployment(context: Context) -> Manifest:
-    """Raises InvalidPatch when `spec.podTemplate` cannot be merged."""
+    """Return the Deployment. Raises InvalidPatch when `spec.podTemplate` cannot be merged."""
     deployment = context.deployment
     rollout = deployment.spec.rollout
     deadline = max(int(rollout.progress_deadline.seconds), 1)
-    notes = {
+    candidates = {
         names.ANNOTATION_PLANNED_FOR: context.planned_for,
         names.ANNOTATION_CHOSEN_FOR: context.chosen_for,
         names.ANNOTATION_FAILED_REVISION: context.failed,
         names.ANNOTATION_RETRY: context.retry,
     }
-    given = {name: text for name, text in notes.items() if text}
+    notes = {name: text for name, text in candidates.items() if text}
     return {
-        **child(context, DEPLOYMENT, context.children.engine, "engine", given),
+        **child(context, DEPLOYMENT, context.children.engine, "engine", notes),
         "spec": {
             "replicas": context.replicas,
             "selector": {"matchLabels": names.selector(deployment.name, "engine")},
@@ -68,11 +71,11 @@ def engine_deployment(context: Context) -> Manifest:
                     "maxUnavailable": max(rollout.unavailable, context.missing),
                 },
             },
-            # The API server refuses a deadline that is not longer; both are whole seconds here.
+            # The API server refuses a deadline up to minReadySeconds; both are whole seconds.
             "minReadySeconds": min(int(rollout.min_ready_time.seconds), deadline - 1),
             "progressDeadlineSeconds": deadline,
             "revisionHistoryLimit": 3,
-            # Said where it is false, too: a Deployment that somebody paused would take no change any more.
+            # Always written: a Deployment that somebody paused would accept no further change.
             "paused": rollout.pause,
             "template": engine_revision(context).template,
         },
@@ -80,7 +83,7 @@ def engine_deployment(context: Context) -> Manifest:
 
 
 def engine_service(context: Context) -> Manifest:
-    """Only ready pods are published as ready; a draining one fails /readyz and leaves the list."""
+    """Return the headless Service. It lists ready pods only; a draining pod fails /readyz and leaves it."""
     deployment = context.deployment
     return {
         **child(context, SERVICE, context.children.engine, "engine"),
@@ -101,15 +104,17 @@ def engine_service(context: Context) -> Manifest:
 
 
 def disruption_budget(context: Context) -> Manifest | None:
-    """maxUnavailable, not minAvailable: the latter would block the drain of a node for the last engine. None
-    for a single engine, of which it would keep nothing back."""
+    """Return the disruption budget; None for a single engine, which a budget could not protect.
+
+    It sets maxUnavailable: minAvailable would block the drain of a node that has the last engine.
+    """
     if context.replicas < 2:
         return None
     return {
         **child(context, DISRUPTION_BUDGET, context.children.engine, "engine"),
         "spec": {
             "maxUnavailable": 1,
-            # A pod that is not ready protects nobody, and would hold up the drain of its node for ever.
+            # A pod that is not ready serves nobody, and would block the drain of its node for ever.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": names.selector(context.deployment.name, "engine")},
         },
@@ -117,7 +122,7 @@ def disruption_budget(context: Context) -> Manifest | None:
 
 
 def model_cache(context: Context) -> Manifest | None:
-    """None when no volume is asked for, or the weights are not downloaded."""
+    """Return the claim of the model cache; None without a cache volume or without a download."""
     model = context.deployment.spec.model
     if model.cache is None or model.cache.size is None or model.location.scheme != "hf":
         return None

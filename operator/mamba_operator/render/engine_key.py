@@ -1,6 +1,6 @@
-"""The key that engines ask gateways for where `spec.gateway.auth` asks clients for one. Pure.
+"""The key that engines require of gateways where `spec.gateway.auth` requires one of clients. Pure.
 
-Of the deployment's own: clients' keys are no engine's business, and theirs may be replaced at any time.
+Each deployment has its own key: engines never see the keys of clients, which may be replaced at any time.
 """
 
 import hashlib
@@ -17,8 +17,11 @@ KEY_FILE = f"{MOUNT}/{names.ENGINE_KEY_KEY}"
 
 
 def engine_key_secret(context: Context, token: str) -> Manifest:
-    """Make the Secret. `token` is that of the admin port; the key tells nothing of it. Its name lets gateways
-    speak for clients, and ask for what is cached."""
+    """Return the Secret with the key.
+
+    The key is derived from `token`, the token of the admin port, and does not reveal it. The name of the key
+    lets gateways speak for clients and read cached prefixes.
+    """
     key = hashlib.sha256(f"engine key {token}".encode()).hexdigest()
     return {
         **child(context, SECRET, _secret_name(context), "engine"),
@@ -28,19 +31,19 @@ def engine_key_secret(context: Context, token: str) -> Manifest:
 
 
 def key_volume(context: Context) -> dict[str, Any]:
-    """Volume of a pod that asks for the key or shows it."""
+    """Return the volume of a pod that requires the key or presents it."""
     return {"name": VOLUME, "secret": {"secretName": _secret_name(context), "defaultMode": 0o440}}
 
 
 def key_mount() -> dict[str, Any]:
-    """Its mount."""
+    """Return the mount of the key's volume."""
     return {"name": VOLUME, "mountPath": MOUNT, "readOnly": True}
 
 
 def mounts_key(pod: Any) -> bool:
-    """Whether a pod of that spec asks for the key, or shows it."""
+    """Return whether a pod of that spec requires the key or presents it."""
     try:
-        return any(one["name"] == VOLUME for one in pod["spec"].get("volumes") or ())
+        return any(volume["name"] == VOLUME for volume in pod["spec"].get("volumes") or ())
     except (AttributeError, KeyError, TypeError):
         return False
 

@@ -28,33 +28,34 @@ SETTINGS_MOUNT = "/etc/mambaserve"
 ADMIN_TOKEN_MOUNT = "/run/mambaserve/admin"  # noqa: S105 - where the token is mounted, not the token
 
 MODELS_MOUNT = "/models"
-"""Where claims are mounted: pvc://claim/path is /models/claim/path."""
+"""Folder in which claims are mounted: pvc://claim/path is /models/claim/path."""
 CACHE_MOUNT = "/cache"
 SCRATCH_MOUNT = "/tmp"  # noqa: S108 - an emptyDir of the pod
 LOADER_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
-"""Enough for files to go through; a pod that asks for nothing is the first to be evicted."""
-GRACE_MARGIN = 30
+"""Requests of the loader, enough to pass files through. A pod without requests is evicted first."""
+GRACE_MARGIN_SECONDS = 30
+"""Seconds of the grace period beyond `drainTimeout`."""
 ANNOTATION_SETTINGS = f"{names.GROUP}/settings-hash"
-"""On a pod: hash of the settings it was started with; a change rolls the pods."""
+"""Annotation of a pod: hash of the settings with which it started; a change rolls the pods."""
 
 
 def engine_document(context: Context) -> dict[str, Any]:
-    """The settings of an engine, as `mambaserve serve --config FILE` reads them.
+    """Return the settings of an engine, as `mambaserve serve --config FILE` reads them.
 
-    With the planner's choice in place of `Auto`, so that what joins or leaves the cluster never changes the
-    strategy of a serving deployment. What differs from pod to pod is not here: it is in the environment.
+    The planner's choice replaces `Auto`, so that nodes that join or leave the cluster never change the
+    strategy of a serving deployment. Settings that differ from pod to pod are in the environment instead.
     """
     spec = context.deployment.spec
     choice: dict[str, Any] = {}
     if context.loaded is not None and context.loaded.commit:
-        # All engines of a revision serve the same weights, whatever becomes of the branch.
+        # All engines of a revision serve the same weights, even if the branch moves.
         choice["model"] = f"hf://{spec.model.location.name}@{context.loaded.commit}"
     if context.plan is not None:
         choice |= {"strategy": context.plan.strategy, "state_dtype": context.plan.state_dtype}
     settings = engine_settings(context.deployment).model_copy(
         update={
             **choice,
-            "host": EVERY_ADDRESS,  # the pod's own network; the NetworkPolicy says who may come
+            "host": EVERY_ADDRESS,  # the pod's own network; the NetworkPolicy restricts access
             "port": names.HTTP_PORT,
             "admin_port": names.ADMIN_PORT,
             "drain_quiet": DRAIN_QUIET,
@@ -66,7 +67,7 @@ def engine_document(context: Context) -> dict[str, Any]:
 
 
 def engine_pod_template(context: Context) -> Manifest:
-    """Labels the selector needs survive whatever the user merges in. Raises InvalidPatch."""
+    """Return the pod template. The user's patch cannot remove labels of the selector. Raises InvalidPatch."""
     deployment = context.deployment
     document = engine_document(context)
     base: Manifest = {
@@ -95,18 +96,22 @@ def engine_pod_template(context: Context) -> Manifest:
 
 
 def _of_engines(context: Context, patch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `spec.podTemplate` without what it says of the loader where that runs in a Job of its own."""
+    """Return `spec.podTemplate`, without the loader's container where the loader runs in a Job of its own."""
     spec = patch.get("spec")
     if context.own_claim or not isinstance(spec, Mapping) or not isinstance(spec.get("initContainers"), list):
         return patch
-    of_loader = {"name": names.LOADER_CONTAINER}.items()
-    left = [
-        one
-        for one in spec["initContainers"]
-        if not (isinstance(one, Mapping) and of_loader <= one.items() and context.deployment.spec.model.cache)
+    loader_name = {"name": names.LOADER_CONTAINER}.items()
+    others = [
+        container
+        for container in spec["initContainers"]
+        if not (
+            isinstance(container, Mapping)
+            and loader_name <= container.items()
+            and context.deployment.spec.model.cache
+        )
     ]
     rest = {name: value for name, value in spec.items() if name != "initContainers"}
-    return {**patch, "spec": {**rest, "initContainers": left} if left else rest}
+    return {**patch, "spec": {**rest, "initContainers": others} if others else rest}
 
 
 def _restart(context: Context) -> dict[str, str]:
@@ -115,7 +120,7 @@ def _restart(context: Context) -> dict[str, str]:
 
 
 def _commit(context: Context) -> dict[str, str]:
-    """Return the annotation by which the copy that a pod reads is kept on the volume."""
+    """Return the annotation that keeps the copy that a pod reads on the volume."""
     cache = context.deployment.spec.model.cache
     if cache is None or cache.size is None or context.loaded is None or not context.loaded.commit:
         return {}
@@ -124,7 +129,7 @@ def _commit(context: Context) -> dict[str, str]:
 
 def _pod_spec(context: Context) -> dict[str, Any]:
     deployment = context.deployment
-    grace = math.ceil(deployment.spec.rollout.drain_timeout.seconds) + GRACE_MARGIN
+    grace = math.ceil(deployment.spec.rollout.drain_timeout.seconds) + GRACE_MARGIN_SECONDS
     return {
         "serviceAccountName": context.children.service_account,
         "automountServiceAccountToken": False,
@@ -140,17 +145,17 @@ def _pod_spec(context: Context) -> dict[str, Any]:
 
 
 def _fills_cache(context: Context) -> dict[str, Any]:
-    """Init container of a pod whose node may not have the model: nobody else fills a claim of the user's."""
+    """Return the init container that fills a claim of the user's; empty where a Job downloads the model."""
     return {"initContainers": [loader_container(context)]} if context.own_claim else {}
 
 
 def loader_container(context: Context, *more: str) -> dict[str, Any]:
-    """Downloads the model to the volume `cache`; `more` are further arguments."""
+    """Return the container that downloads the model to the volume `cache`; `more` are further arguments."""
     spec = context.deployment.spec
-    # Not an argument: images of before, which `spec.engine.image` may name, would refuse one.
+    # A variable: older images, which `spec.engine.image` may name, would refuse an argument.
     port = {"name": "MAMBASERVE_DOWNLOAD_METRICS_PORT", "value": str(names.HTTP_PORT)}
     ours = {"env": [*download_environment(context), port]}
-    # Proxies and another Hub are told to engines so, too.
+    # Users set proxies and another Hub for engines in the same way.
     theirs = {"env": [variable.manifest() for variable in spec.engine.env]}
     return {
         "name": names.LOADER_CONTAINER,
@@ -169,7 +174,7 @@ def loader_container(context: Context, *more: str) -> dict[str, Any]:
 
 
 def placement(context: Context) -> dict[str, Any]:
-    """Fields of a pod that say on which nodes it may run, and with which image pull secrets."""
+    """Return the fields of a pod for its placement on nodes, and its image pull secrets."""
     scheduling = context.deployment.spec.scheduling
     pod: dict[str, Any] = {}
     if references := context.images.references():
@@ -188,8 +193,10 @@ def placement(context: Context) -> dict[str, Any]:
 
 
 def _tolerations(context: Context) -> list[dict[str, Any]]:
-    """What the spec says, and the taints that keep other pods off GPUs: clouds name them after the resource,
-    those of nodes with slices (MIG) after the whole GPU."""
+    """Return the tolerations of the spec, and those of taints that keep other pods off GPUs.
+
+    Clouds name such taints after the resource; those of nodes with slices (MIG) after the whole GPU.
+    """
     spec = context.deployment.spec
     theirs = list(spec.scheduling.tolerations)
     if spec.resources.gpus == 0:
@@ -197,7 +204,7 @@ def _tolerations(context: Context) -> list[dict[str, Any]]:
     resource = spec.resources.gpu_resource
     whole = f"{resource.partition('/')[0]}/gpu"
     taints = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in sorted({whole, resource})]
-    return theirs + [one for one in taints if one not in theirs]
+    return theirs + [taint for taint in taints if taint not in theirs]
 
 
 def _container(context: Context) -> dict[str, Any]:
@@ -227,22 +234,22 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     if context.deployment.spec.model.cache is None:
         variables += download_environment(context)
     else:
-        # All is there, and what is not is the loader's to fetch: engines do without the Hub and its token.
-        variables += [*_places(), {"name": "HF_HUB_OFFLINE", "value": "1"}]
+        # The loader fetches all files: engines need neither the Hub nor its token.
+        variables += [*_path_variables(), {"name": "HF_HUB_OFFLINE", "value": "1"}]
     if sharing := prefix_sharing(context.deployment):
-        # Discovery has the pod's name for it, so what it publishes is found under that.
+        # Gateways know an engine by the name of its pod, so the engine publishes under that name.
         variables += [from_pod("POD_NAME", "metadata.name"), *sharing]
     return variables + tracing(context.deployment)
 
 
-def _places() -> list[dict[str, Any]]:
+def _path_variables() -> list[dict[str, Any]]:
     return [{"name": "HOME", "value": SCRATCH_MOUNT}, {"name": "HF_HOME", "value": CACHE_MOUNT}]
 
 
 def download_environment(context: Context) -> list[dict[str, Any]]:
-    """Environment of a container that downloads the model."""
+    """Return the environment of a container that downloads the model."""
     spec = context.deployment.spec
-    variables = _places()
+    variables = _path_variables()
     if spec.model.token_secret_ref is not None:
         reference = spec.model.token_secret_ref
         variables.append(
@@ -257,8 +264,8 @@ def download_environment(context: Context) -> list[dict[str, Any]]:
 def _resources(context: Context) -> dict[str, Any]:
     resources = context.deployment.spec.resources
     requests: dict[str, str] = {}
-    if size := _downloaded(context):
-        # Weights that no volume keeps fill the node's disk: a node without the room would evict the pod.
+    if size := _downloaded_bytes(context):
+        # Weights without a volume fill the node's disk: a node with too little room would evict the pod.
         requests["ephemeral-storage"] = f"{math.ceil(size / 2**30) + 1}Gi"
     limits: dict[str, str] = {}
     if resources.cpu is not None:
@@ -266,13 +273,13 @@ def _resources(context: Context) -> dict[str, Any]:
     if resources.memory is not None:
         requests["memory"] = limits["memory"] = str(resources.memory)
     if resources.gpus > 0:
-        # Extended resources cannot be overcommitted: request and limit are the same.
+        # Extended resources cannot be overcommitted: request and limit are equal.
         requests[resources.gpu_resource] = limits[resources.gpu_resource] = str(resources.gpus)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
-def _downloaded(context: Context) -> int:
-    """Bytes of weights that each pod downloads to its own scratch space, as far as the plan knows them."""
+def _downloaded_bytes(context: Context) -> int:
+    """Return the bytes of weights that each pod downloads to scratch space; 0 if none or unknown."""
     model = context.deployment.spec.model
     if model.location.scheme != "hf" or model.cache is not None or context.plan is None:
         return 0
@@ -315,7 +322,7 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
     if location.scheme == "pvc":
         mounts.append({"name": "model", "mountPath": f"{MODELS_MOUNT}/{location.name}", "readOnly": True})
     if location.scheme == "hf":
-        # What the loader has checked, no engine changes for the others of its node.
+        # The loader has checked the files: no engine may change them for other engines of its node.
         read_only = {"readOnly": True} if context.own_claim else {}
         mounts.append({"name": "cache", "mountPath": CACHE_MOUNT, **read_only})
     return mounts

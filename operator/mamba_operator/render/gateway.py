@@ -23,17 +23,18 @@ from mamba_operator.render.pod import (
 from mamba_operator.render.strategic_merge import merge
 
 START_SECONDS = 300
-"""All pods of a node that takes them again start at once, each with a share of the processor; one that is
-killed begins anew. A gateway that cannot start ends by itself."""
-GRACE_MARGIN = 15
+"""Seconds for a start. After an outage all pods of a node start at once, each with a share of the processor,
+and a pod that is killed starts from the beginning. A gateway that cannot start exits by itself."""
+GATEWAY_GRACE_MARGIN_SECONDS = 15
+"""Seconds of the grace period beyond `drainTimeout`."""
 MEMORY = "512Mi"
-"""Requested. Enough for a tokenizer of 17 MiB, a million checkpoints and as many pages, and 1,024 requests
-under way; docs/reference/gateway-memory.md has the sum."""
+"""Memory request: enough for a tokenizer of 17 MiB, a million checkpoints and as many pages, and 1,024
+requests in flight; docs/reference/gateway-memory.md has the sum."""
 API_KEYS_MOUNT = "/run/mambaserve/api-keys"
 
 
 def gateway_deployment(context: Context) -> Manifest:
-    """Raises InvalidPatch when `spec.gateway.podTemplate` cannot be merged."""
+    """Return the Deployment. Raises InvalidPatch when `spec.gateway.podTemplate` cannot be merged."""
     deployment = context.deployment
     return {
         **child(context, DEPLOYMENT, context.children.gateway, "gateway"),
@@ -64,7 +65,7 @@ def _template(context: Context) -> Manifest:
             "enableServiceLinks": False,
             **ENDS_WHEN_TOLD,
             "terminationGracePeriodSeconds": math.ceil(deployment.spec.rollout.drain_timeout.seconds)
-            + GRACE_MARGIN,
+            + GATEWAY_GRACE_MARGIN_SECONDS,
             "securityContext": pod_security(),
             "containers": [_container(context)],
             "volumes": _volumes(context),
@@ -80,16 +81,16 @@ def _template(context: Context) -> Manifest:
 
 
 def _spread(deployment: MambaDeployment) -> dict[str, Any]:
-    """Several gateways go to several nodes where there are as many."""
+    """Return constraints that spread several gateways over nodes, as far as there are enough nodes."""
     if deployment.spec.gateway.replicas < 2:
         return {}
-    each = {
+    constraint = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": names.selector(deployment.name, "gateway")},
     }
-    return {"topologySpreadConstraints": [each]}
+    return {"topologySpreadConstraints": [constraint]}
 
 
 def _container(context: Context) -> dict[str, Any]:
@@ -133,10 +134,10 @@ def _container_ports(deployment: MambaDeployment) -> list[dict[str, Any]]:
 
 
 def _probes() -> dict[str, Any]:
-    """A gateway takes requests before engines are there: it holds them or says 503 with the reason."""
-    made = probes(START_SECONDS)
-    start = made["startupProbe"]
-    return {**made, "startupProbe": {**start, "httpGet": {**start["httpGet"], "path": "/livez"}}}
+    """Return the probes. A gateway accepts requests before engines do: it holds them or answers 503."""
+    gateway_probes = probes(START_SECONDS)
+    start = gateway_probes["startupProbe"]
+    return {**gateway_probes, "startupProbe": {**start, "httpGet": {**start["httpGet"], "path": "/livez"}}}
 
 
 def _environment(context: Context) -> list[dict[str, Any]]:
@@ -158,34 +159,34 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     if spec.gateway.cors_origins:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
     settings |= _key_limits(limits)
-    told = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
-    return told + prefix_sharing(context.deployment) + tracing(context.deployment)
+    variables = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
+    return variables + prefix_sharing(context.deployment) + tracing(context.deployment)
 
 
 def _key_limits(limits: Limits) -> dict[str, str]:
-    """Settings of the gateway, without their prefix."""
-    told = {}
+    """Return the gateway's settings for keys, without their prefix."""
+    values = {}
     if limits.per_key is not None:
-        each = limits.per_key
-        told = {
-            "REQUESTS_PER_MINUTE": each.requests_per_minute,
-            "TOKENS_PER_MINUTE": each.tokens_per_minute,
-            "CONCURRENT_REQUESTS": each.concurrent_requests,
+        limits_per_key = limits.per_key
+        values = {
+            "REQUESTS_PER_MINUTE": limits_per_key.requests_per_minute,
+            "TOKENS_PER_MINUTE": limits_per_key.tokens_per_minute,
+            "CONCURRENT_REQUESTS": limits_per_key.concurrent_requests,
         }
-    settings = {name: str(value) for name, value in told.items() if value is not None}
+    settings = {name: str(value) for name, value in values.items() if value is not None}
     if limits.keys:
         settings["KEY_LIMIT"] = " ".join(_key_limit(key) for key in limits.keys)
     return settings
 
 
 def _key_limit(key: NamedKeyLimits) -> str:
-    told = {
+    values = {
         "requests": key.requests_per_minute,
         "tokens": key.tokens_per_minute,
         "concurrent": key.concurrent_requests,
         "weight": key.weight,
     }
-    return f"{key.name}:" + ",".join(f"{name}={value}" for name, value in told.items() if value is not None)
+    return f"{key.name}:" + ",".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:
@@ -201,7 +202,7 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
 
 
 def gateway_disruption_budget(context: Context) -> Manifest | None:
-    """None for a single gateway: whoever drains its node has to interrupt it."""
+    """Return the disruption budget; None for a single gateway, which it could not protect."""
     if context.deployment.spec.gateway.replicas < 2:
         return None
     return {
@@ -215,7 +216,7 @@ def gateway_disruption_budget(context: Context) -> Manifest | None:
 
 
 def gateway_service(context: Context) -> Manifest:
-    """The address is the cluster's choice."""
+    """Return the Service of the gateways; the cluster chooses its address."""
     deployment = context.deployment
     ports = [
         {

@@ -1,4 +1,4 @@
-"""The engines as an InferencePool, which HTTPRoutes of the Gateway API can point at. Pure."""
+"""The engines as an InferencePool, which HTTPRoutes of the Gateway API can name. Pure."""
 
 from mamba_api import names
 from mamba_operator.objects.kinds import INFERENCE_POOL, SERVICE
@@ -7,7 +7,7 @@ from mamba_operator.render.context import Context, child
 
 
 def inference_pool(context: Context) -> Manifest | None:
-    """None where nobody asks for it."""
+    """Return the InferencePool; None where the spec has none."""
     deployment = context.deployment
     if deployment.spec.gateway.inference_pool is None:
         return None
@@ -21,7 +21,7 @@ def inference_pool(context: Context) -> Manifest | None:
                 "kind": SERVICE.kind,
                 "name": context.children.gateway,
                 "port": {"number": names.ENDPOINT_PICKER_PORT},
-                # Without a picker nobody knows where a prompt can be resumed, nor who may call.
+                # Without the picker, prompts miss their cached prefix and callers are not checked.
                 "failureMode": "FailClose",
             },
         },

@@ -1,7 +1,7 @@
-"""Settings that running engines take over (`LIVE`), and which engines have to be sent a change. Pure.
+"""Settings that running engines apply (`LIVE`), and the engines that still need a change. Pure.
 
-New engines read them from the ConfigMap X-engine. Its annotation `tuned` has the time of the last change, so
-that a change is sent only to engines that may have started before it.
+New engines read the settings from the ConfigMap X-engine. Its annotation `tuned` has the time of the last
+change, so that a change is sent only to engines that may have started before it.
 """
 
 import json
@@ -19,44 +19,44 @@ from mamba_operator.render.revision import pod_revision
 from mamba_settings.live_settings import LIVE
 
 MOUNT_LAG = 120.0
-"""Seconds after a change in which the file that a pod mounts may still be the one before."""
+"""Seconds after a change during which the file that a pod mounts may still be the previous one."""
 AGAIN = 5.0
 """Seconds until an update that an engine did not accept is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """The settings in force, and since when."""
+    """The settings in force, and the time of their last change."""
 
     settings: Mapping[str, Any]
     changed: str | None
-    """RFC 3339; None: never since the first engine was made."""
+    """Time of the last change, RFC 3339; None = no change since the first engine was created."""
 
     @property
     def digest(self) -> str:
-        """Tells one from another."""
+        """Return a hash of the settings."""
         return digest(dict(self.settings))
 
     def annotation(self) -> str:
-        """How the annotation says it."""
+        """Return the text of the annotation `tuned`."""
         return json.dumps({"settings": self.digest, "changed": self.changed})
 
     def body(self) -> dict[str, Any]:
-        """Body of `PUT /admin/strategy`. An engine that chose for itself keeps what it chose."""
-        asked = {name: self.settings.get(setting) for setting, name in LIVE.items()}
-        return {name: value for name, value in asked.items() if value not in (None, "Auto")}
+        """Return the body of `PUT /admin/strategy`; settings left to the engine are not in it."""
+        values = {name: self.settings.get(setting) for setting, name in LIVE.items()}
+        return {name: value for name, value in values.items() if value not in (None, "Auto")}
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsUpdate:
-    """Live settings that one engine has to be sent."""
+    """Live settings that the operator has to send to one engine."""
 
     pod: str
     run: str
-    """Which start of which pod: one that starts again reads the file again."""
+    """Identity of one start of the pod: an engine that starts again reads the file again."""
     address: str
     settings: str
-    """Hash of them."""
+    """Hash of the settings."""
     body: Mapping[str, Any] = field(hash=False)
 
 
@@ -67,18 +67,21 @@ class RejectedUpdate:
     update: SettingsUpdate
     message: str
     final: bool
-    """It answered no; otherwise it gave no answer."""
+    """Whether the engine refused the update; False = it gave no answer."""
 
 
 def restart_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that need a new pod."""
+    """Return the settings of the document whose change needs a new pod."""
     return {name: value for name, value in document.items() if name not in LIVE}
 
 
 def live_settings(
     document: Mapping[str, Any], config: Manifest | None, engine: Manifest | None, now: datetime
 ) -> LiveSettings:
-    """What is in force by the settings `document`, given the ConfigMap and the Deployment that are there."""
+    """Return the live settings of `document`, with the time of their last change.
+
+    `config` and `engine` are the existing ConfigMap and Deployment; a change begins at `now`.
+    """
     current = LiveSettings({name: document.get(name) for name in LIVE}, None)
     if engine is None:
         return current
@@ -90,14 +93,15 @@ def live_settings(
 def pending_updates(
     pods: Iterable[Manifest], tuned: LiveSettings, revision: str, sent: Mapping[str, str]
 ) -> tuple[SettingsUpdate, ...]:
-    """Updates for ready engines of the revision that started before the change and were not `sent` it.
+    """Return the updates for ready engines of the revision that may lack the last change.
 
-    `sent`: hash of the settings that each run of an engine accepted, as `Snapshot.sent_settings`.
+    Such an engine started before the change and has not accepted it. `sent`: hash of the settings that each
+    run of an engine accepted, as `Snapshot.sent_settings`.
     """
     changed = parse_timestamp(tuned.changed) if tuned.changed is not None else None
     if changed is None:
         return ()
-    found = []
+    updates = []
     for pod in pods:
         meta, status = metadata(pod), pod.get("status") or {}
         started = parse_timestamp(str(meta.get("creationTimestamp")))
@@ -109,15 +113,15 @@ def pending_updates(
             and (started is None or (started - changed).total_seconds() < MOUNT_LAG)
             and sent.get(run) != tuned.digest
         ):
-            found.append(
+            updates.append(
                 SettingsUpdate(str(meta.get("name")), run, str(status["podIP"]), tuned.digest, tuned.body())
             )
-    return tuple(sorted(found, key=lambda one: one.pod))
+    return tuple(sorted(updates, key=lambda update: update.pod))
 
 
 def _run(pod: Manifest) -> str:
     containers = (pod.get("status") or {}).get("containerStatuses") or ()
-    restarts = sum(int(one.get("restartCount") or 0) for one in containers)
+    restarts = sum(int(container.get("restartCount") or 0) for container in containers)
     return f"{metadata(pod).get('uid')}/{restarts}"
 
 

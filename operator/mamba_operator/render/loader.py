@@ -1,7 +1,7 @@
 """The loader: a Job that downloads the model to `spec.model.cache` before engines start. Pure.
 
-Engines then read it from there by its commit and ask the Hub nothing. Whether a loader is due is decided by
-`model_load`.
+Engines then read the model from the volume by its commit, without the Hub. `model_load` decides whether a
+loader is due.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,33 +21,33 @@ from mamba_operator.render.strategic_merge import merge
 from mamba_planner.model_report import ModelReport
 
 LOAD_KEY = "load"
-"""Key inside the ConfigMap X-model: hash of what was downloaded."""
+"""Key in the ConfigMap X-model: hash of the source and destination of the download."""
 REPORT_KEY = "report.json"
 TERMINATION_LOG = "/dev/termination-log"
 LIMITS = {"cpu": "4", "memory": "4Gi"}
-"""For namespaces whose quota demands limits of every container."""
+"""Limits of the loader, for namespaces whose quota requires limits of every container."""
 OF_ANY_POD = (
     "imagePullSecrets", "securityContext", "dnsPolicy", "dnsConfig", "hostAliases", "nodeSelector",
     "tolerations", "priorityClassName", "runtimeClassName", "schedulerName", "serviceAccountName",
 )  # fmt: skip
-"""Fields of `spec.podTemplate` that say how pods get on in this cluster, and nothing of what engines do."""
+"""Fields of `spec.podTemplate` that adapt any pod to the cluster, and also apply to loaders."""
 OUR_VOLUMES = frozenset({"scratch", "settings", "admin", "cache", "model"})
-"""Volumes of engines, whatever a template makes of them; all others, a CA for one, loaders have too."""
+"""Volumes of engines that loaders do not copy from a template; loaders get all others, such as a CA's."""
 OF_ANY_CONTAINER = ("env", "envFrom", "imagePullPolicy", "securityContext")
-"""The same of its container `engine`."""
+"""Fields of the template's container `engine` that also apply to loaders."""
 MAKE_ROOM, KEEP = "MAMBASERVE_DOWNLOAD_MAKE_ROOM", "MAMBASERVE_DOWNLOAD_KEEP"
 ATTEMPTS = 7
-"""With the Job controller's back-off (10 s, then twice as long each time) about ten minutes of a Hub that is
-away. Each goes on where the one before stopped."""
+"""Attempts of a loader: with the Job controller's back-off (10 s, doubled each time) they span a Hub's outage
+of about ten minutes. Each attempt continues where the previous one stopped."""
 
 
 def loader_job(context: Context, load: str, keep: Collection[str] | None = None) -> Manifest:
     """Render the Job X-load-HASH.
 
     Args:
-        context: what children depend on.
-        load: hash of what is downloaded and where to.
-        keep: commits that stay when copies on the volume have to make room; None: every copy stays.
+        context: facts on which children depend.
+        load: hash of the source and destination of the download.
+        keep: commits whose copies on the volume stay when room is needed; None = every copy stays.
     """
     name = context.children.loader(load)
     return {
@@ -56,7 +56,7 @@ def loader_job(context: Context, load: str, keep: Collection[str] | None = None)
             "parallelism": 1,
             "completions": 1,
             "backoffLimit": ATTEMPTS - 1,
-            # Two that write to one volume at once would hinder each other.
+            # Two loaders that write to one volume at the same time would interfere.
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {
                 "rules": [
@@ -77,7 +77,7 @@ def loader_job(context: Context, load: str, keep: Collection[str] | None = None)
 
 
 def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
-    """The ConfigMap X-model: the report outlives the loader's pod."""
+    """Return the ConfigMap X-model: the report outlives the loader's pod."""
     return {
         **child(context, CONFIG_MAP, context.children.model_report, "loader"),
         "data": {LOAD_KEY: load, REPORT_KEY: report.text()},
@@ -85,17 +85,17 @@ def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
 
 
 def kept_by(job: Manifest) -> frozenset[str] | None:
-    """Read from a Job which commits it keeps; None: it removes no copy."""
+    """Return the commits that the Job keeps; None = it removes no copy."""
     containers = ((job.get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or ()
     env = {
-        one.get("name"): one.get("value")
-        for one in _named(list(containers), names.LOADER_CONTAINER).get("env") or ()
+        variable.get("name"): variable.get("value")
+        for variable in _named(list(containers), names.LOADER_CONTAINER).get("env") or ()
     }
     return frozenset(str(env.get(KEEP) or "").split()) if env.get(MAKE_ROOM) else None
 
 
 def _template(context: Context, keep: Collection[str] | None) -> dict[str, Any]:
-    """Render the loader's pod, with what of `spec.podTemplate` is not about engines. Raises InvalidPatch."""
+    """Return the loader's pod template, with the general part of `spec.podTemplate`. Raises InvalidPatch."""
     base = {
         "metadata": {"labels": names.labels(context.deployment.name, "loader")},
         "spec": _pod_spec(context, keep),
@@ -106,45 +106,49 @@ def _template(context: Context, keep: Collection[str] | None) -> dict[str, Any]:
 
 
 def _of_any_pod(patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the part of a pod template that goes for a loader, too."""
+    """Return the part of a pod template that also applies to a loader."""
     metadata, spec = (patch.get(name) for name in ("metadata", "spec"))
-    found: dict[str, Any] = {}
+    selected: dict[str, Any] = {}
     if isinstance(metadata, Mapping):
-        found["metadata"] = {name: metadata[name] for name in ("labels", "annotations") if name in metadata}
+        selected["metadata"] = {
+            name: metadata[name] for name in ("labels", "annotations") if name in metadata
+        }
     if isinstance(spec, Mapping):
-        found["spec"] = {name: spec[name] for name in OF_ANY_POD if name in spec}
+        selected["spec"] = {name: spec[name] for name in OF_ANY_POD if name in spec}
         engine = _named(spec.get("containers"), names.ENGINE_CONTAINER)
         container = {name: engine[name] for name in OF_ANY_CONTAINER if name in engine}
         if volumes := _others(spec.get("volumes"), "name"):
-            found["spec"]["volumes"] = volumes
+            selected["spec"]["volumes"] = volumes
             container["volumeMounts"] = _others(engine.get("volumeMounts"), "name")
         container |= _named(spec.get("initContainers"), names.LOADER_CONTAINER)
-        found["spec"]["containers"] = [{**container, "name": names.LOADER_CONTAINER}]
-    return found
+        selected["spec"]["containers"] = [{**container, "name": names.LOADER_CONTAINER}]
+    return selected
 
 
 def _named(containers: object, name: str) -> Mapping[str, Any]:
-    those = containers if isinstance(containers, list) else []
-    return next((one for one in those if isinstance(one, Mapping) and one.get("name") == name), {})
+    candidates = containers if isinstance(containers, list) else []
+    return next((item for item in candidates if isinstance(item, Mapping) and item.get("name") == name), {})
 
 
 def _others(items: object, key: str) -> list[Mapping[str, Any]]:
-    """Select the items that are about no volume of ours."""
-    those = items if isinstance(items, list) else []
-    return [one for one in those if isinstance(one, Mapping) and one.get(key) not in OUR_VOLUMES]
+    """Return the items that do not name a volume of ours."""
+    candidates = items if isinstance(items, list) else []
+    return [item for item in candidates if isinstance(item, Mapping) and item.get(key) not in OUR_VOLUMES]
 
 
 def _pod_spec(context: Context, keep: Collection[str] | None) -> dict[str, Any]:
     container = loader_container(context, "--report", TERMINATION_LOG)
-    # No arguments, for images of before; and one variable less where there is nothing to keep.
-    told = {MAKE_ROOM: "1", **({KEEP: " ".join(sorted(keep))} if keep else {})} if keep is not None else {}
-    env = [*container["env"], *({"name": name, "value": value} for name, value in told.items())]
+    # Variables, because older images would refuse arguments. KEEP is absent where there is nothing to keep.
+    variables = (
+        {MAKE_ROOM: "1", **({KEEP: " ".join(sorted(keep))} if keep else {})} if keep is not None else {}
+    )
+    env = [*container["env"], *({"name": name, "value": value} for name, value in variables.items())]
     return {
         "serviceAccountName": context.children.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         **ENDS_WHEN_TOLD,
-        # What the Hub said last decides; the Job's back-off counts pods.
+        # The Hub's last answer decides; the Job's back-off counts pods.
         "restartPolicy": "Never",
         "securityContext": pod_security(),
         "containers": [
@@ -165,12 +169,14 @@ def _pod_spec(context: Context, keep: Collection[str] | None) -> dict[str, Any]:
 
 
 def _affinity(context: Context) -> dict[str, Any]:
-    """Where engines can run, and best where they do: a volume of one node or zone is made where its first pod
-    is, and one that is mounted on a node may be out of reach from any other. Both are wishes: a loader that
-    waits for room helps nobody."""
+    """Return the affinity: prefer nodes where engines can run, and above all where they do.
+
+    A volume of one node or zone is created where its first pod is, and one that is mounted on a node may be
+    unreachable from others. Both terms are preferences: a loader that waits for room would delay engines.
+    """
     spec = context.deployment.spec
-    given = spec.scheduling.affinity or {}
-    affinity = {kind: dict(terms) for kind, terms in given.items() if isinstance(terms, dict)}
+    spec_affinity = spec.scheduling.affinity or {}
+    affinity = {kind: dict(terms) for kind, terms in spec_affinity.items() if isinstance(terms, dict)}
     engines = {
         "weight": 100,
         "podAffinityTerm": {

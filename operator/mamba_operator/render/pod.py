@@ -1,4 +1,4 @@
-"""What pods of engines and of the gateway have in common: security, probes, tracing. Pure."""
+"""Fields that pods of engines and of gateways have in common: security, probes, tracing. Pure."""
 
 import math
 from typing import Any
@@ -8,13 +8,12 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_settings.trace_settings import trace_variables
 
 EVERY_ADDRESS = "::"
-"""Of both families, so that pods are reached in clusters of either."""
+"""Address of both IP families, so that pods are reachable in clusters of either."""
 DRAIN_QUIET = 5.0
-"""Seconds without a request after which a pod that is to end takes none any more: those who choose between
-pods have heard of it then."""
+"""Seconds without a request after which a terminating pod closes: by then its clients have seen it leave."""
 ENDS_WHEN_TOLD: dict[str, Any] = {"shareProcessNamespace": True}
-"""The kernel drops SIGTERM to a process 1 without a handler, and an interpreter has none while it starts: a
-pod deleted then would stay for its whole grace period. Now its pause container is process 1."""
+"""Makes the pause container process 1. The kernel drops a SIGTERM to a process 1 without a handler, and an
+interpreter has no handler while it starts: a pod deleted then would stay for its whole grace period."""
 START_PERIOD = 2
 READY_PERIOD = 2
 LIVE_PERIOD = 10
@@ -22,7 +21,7 @@ USER = 65532
 
 
 def pod_security() -> dict[str, Any]:
-    """securityContext of a pod."""
+    """Return the securityContext of a pod."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -34,7 +33,7 @@ def pod_security() -> dict[str, Any]:
 
 
 def container_security() -> dict[str, Any]:
-    """securityContext of a container; what it writes goes to mounted scratch space."""
+    """Return the securityContext of a container, which writes to mounted scratch space only."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -43,9 +42,9 @@ def container_security() -> dict[str, Any]:
 
 
 def probes(start_seconds: float) -> dict[str, Any]:
-    """`start_seconds`: how long loading may take before the container is started anew."""
+    """Return the probes; `start_seconds` is the time after which a loading container is restarted."""
     return {
-        # Liveness begins when this one has succeeded: loading weights for minutes is no reason to die.
+        # Liveness checks begin after this probe has succeeded: loading weights may take minutes.
         "startupProbe": _probe("/readyz", START_PERIOD, max(math.ceil(start_seconds / START_PERIOD), 1)),
         "readinessProbe": _probe("/readyz", READY_PERIOD, 2),
         "livenessProbe": _probe("/livez", LIVE_PERIOD, 6),
@@ -63,17 +62,17 @@ def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
 
 
 def tracing(deployment: MambaDeployment) -> list[dict[str, Any]]:
-    """Environment of a container that sends traces; empty where none are asked for."""
+    """Return the environment of a container that sends traces; empty where the spec asks for none."""
     return [{"name": name, "value": value} for name, value in trace_variables(deployment).items()]
 
 
 def from_pod(name: str, path: str) -> dict[str, Any]:
-    """An environment variable with a field of the pod itself."""
+    """Return an environment variable with the value of a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
 def prefix_sharing(deployment: MambaDeployment) -> list[dict[str, Any]]:
-    """Environment of a container that shares the prefix index; empty where engines are asked directly."""
+    """Return the environment of a container that shares the prefix index; empty without Redis."""
     redis = deployment.spec.prefix_index.redis
     if redis is None:
         return []

@@ -1,6 +1,7 @@
-"""`EngineRevision`: what engines are started with; the last ready one is kept in X-last-ready. Pure.
+"""`EngineRevision`: pod template and settings of engines. X-last-ready keeps the last ready revision. Pure.
 
-Kept whole and as it was rendered: an older spec, rendered by a newer operator, might be other pods.
+The ConfigMap keeps it whole and as it was rendered: a newer operator might render other pods from an older
+spec.
 """
 
 import json
@@ -11,7 +12,7 @@ from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, digest, metadata
 
 RECORD_KEY = "revision.json"
-"""Key inside the ConfigMap."""
+"""Key of the revision in the ConfigMap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +24,21 @@ class EngineRevision:
 
     @property
     def label(self) -> str:
-        """Value of the label `revision` of its pods."""
+        """Return the value of the label `revision` of its pods."""
         return str(self.template["metadata"]["labels"][names.LABEL_REVISION])
 
     @property
     def digest(self) -> str:
-        """Tells it from any other, settings that running engines take over included."""
+        """Return a hash of the whole revision, including the settings that running engines apply."""
         return digest([self.template, self.document])
 
     def record(self) -> dict[str, str]:
-        """`data` of the ConfigMap."""
+        """Return `data` of the ConfigMap."""
         return {RECORD_KEY: json.dumps({"template": self.template, "document": self.document})}
 
 
 def revision_in(config: Manifest | None) -> EngineRevision | None:
-    """The revision that the ConfigMap keeps; None where there is none that can be read."""
+    """Return the revision that the ConfigMap keeps; None where it holds no readable one."""
     try:
         kept = json.loads(((config or {}).get("data") or {})[RECORD_KEY])
         revision = EngineRevision(kept["template"], kept["document"])
@@ -48,12 +49,12 @@ def revision_in(config: Manifest | None) -> EngineRevision | None:
 
 
 def pod_revision(pod: Manifest) -> str | None:
-    """The label `revision` of a pod."""
+    """Return the label `revision` of a pod."""
     return (metadata(pod).get("labels") or {}).get(names.LABEL_REVISION)
 
 
 def label_of(engine: Manifest) -> str | None:
-    """The label `revision` that pods of the Deployment are made with."""
+    """Return the label `revision` of the pods that the Deployment creates."""
     try:
         return str(engine["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION])
     except (KeyError, TypeError):

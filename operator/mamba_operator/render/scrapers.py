@@ -1,4 +1,4 @@
-"""`Scraper`: pods that may read the engines' metrics, as the operator's settings name them."""
+"""`Scraper`: a selection of pods that may read the engines' metrics, from the operator's settings."""
 
 from typing import Annotated, Any
 
@@ -13,17 +13,17 @@ LabelValue = Annotated[str, StringConstraints(pattern=rf"^({_NAME})?$")]
 
 
 class Scraper(BaseModel):
-    """Pods with all these labels in namespaces with all those; without labels: any."""
+    """Pods with all labels of `pods`, in namespaces with all labels of `namespaces`; no labels = any."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     namespaces: dict[LabelKey, LabelValue] = Field(default_factory=dict)
-    """Labels of the namespace; kubernetes.io/metadata.name is its name."""
+    """Labels of the namespace; kubernetes.io/metadata.name is the name of the namespace."""
     pods: dict[LabelKey, LabelValue] = Field(default_factory=dict)
     """Labels of the pod."""
 
     def peer(self) -> dict[str, Any]:
-        """As a NetworkPolicy names them."""
+        """Return the peer by which a NetworkPolicy names the pods."""
         return {"namespaceSelector": _selector(self.namespaces), "podSelector": _selector(self.pods)}
 
 
@@ -40,10 +40,10 @@ PROMETHEUS = (Scraper(pods={names.LABEL_NAME: "prometheus"}),)
 
 
 def operator_pods(namespace: str | None) -> Scraper:
-    """The operator's own pods; None: its namespace is not known, since it runs in none."""
-    where = {"kubernetes.io/metadata.name": namespace} if namespace else {}
+    """Return the selection of the operator's own pods; `namespace` is None outside a cluster."""
+    namespaces = {"kubernetes.io/metadata.name": namespace} if namespace else {}
     return Scraper(
-        namespaces=where, pods={names.LABEL_NAME: names.APP_NAME, names.LABEL_COMPONENT: "operator"}
+        namespaces=namespaces, pods={names.LABEL_NAME: names.APP_NAME, names.LABEL_COMPONENT: "operator"}
     )
 
 

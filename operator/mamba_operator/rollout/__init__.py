@@ -1,1 +1,1 @@
-"""How engines get from one revision to the next: side by side, in place, or back. Pure but for `watch`."""
+"""Roll-outs of engines to another revision: side by side, in place, or back. Pure except `watch`."""

@@ -2,8 +2,8 @@
 
 Gateways count each attempt at an engine as answered or failed, without errors and cancellations of clients.
 Two revisions are compared while both serve, never one with its own past: trouble of the whole cluster, or
-with what a client sends, affects both. Of each revision the engine that failed most is left out where there
-is another one: a single engine that fails more than its peers tells of its node.
+with the requests of a client, affects both. The engine of a revision that failed most is left out if the
+revision has another one: a single engine that fails more than its peers points to its node.
 """
 
 import math
@@ -11,21 +11,21 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-WINDOW = 600.0
+WINDOW_SECONDS = 600.0
 """Seconds over which attempts are summed."""
 MIN_ATTEMPTS = 10
-"""Fewest attempts of each revision for a comparison."""
+"""Smallest number of attempts of each revision for a comparison."""
 MIN_FAILING_SAMPLES = 3
-"""Fewest samples with failures: trouble that passes within seconds is no property of a revision."""
+"""Smallest number of samples with failures: trouble that passes within seconds is no fault of a revision."""
 MAX_P_VALUE = 1e-4
 """Largest p-value at which the difference counts as significant."""
 MIN_RATE_RISE = 0.02
-"""Least difference of the two failure rates, from 0 to 1."""
+"""Smallest difference of the two failure rates, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Of one revision, or of one engine at one gateway."""
+    """Attempts at one revision, or at one engine by one gateway."""
 
     answered: float = 0.0
     failed: float = 0.0
@@ -34,12 +34,12 @@ class Attempts:
 
     @property
     def total(self) -> float:
-        """Answered or failed."""
+        """Return the number of attempts, answered or failed."""
         return self.answered + self.failed
 
     @property
     def rate(self) -> float:
-        """Share that failed; 0 where there were none."""
+        """Return the share of attempts that failed; 0 without attempts."""
         return self.failed / self.total if self.total else 0.0
 
     def __str__(self) -> str:
@@ -54,13 +54,13 @@ class Attempts:
 
 
 AttemptsByEngine = Mapping[str, Attempts]
-"""What one gateway has counted since its start, by name of the engine's pod."""
+"""Attempts that one gateway has counted since its start, by name of the engine's pod."""
 _Engine = tuple[str, str]
 """Revision and name of the engine's pod."""
 
 
 class AttemptWindow:
-    """Of one deployment, while engines of two revisions run."""
+    """The recent attempts at engines of one deployment, while engines of two revisions run."""
 
     def __init__(self) -> None:
         self._last_counts: dict[str, AttemptsByEngine] = {}
@@ -69,62 +69,60 @@ class AttemptWindow:
     def observe(
         self, timestamp: float, revisions: Mapping[str, str], gateways: Mapping[str, AttemptsByEngine | None]
     ) -> bool:
-        """Add one sample of the gateways' counters. Returns whether attempts have failed since the last one.
+        """Add one sample of the gateways' counters, and return whether attempts failed since the last one.
 
-        Args:
-            timestamp: seconds of a monotonic clock.
-            revisions: revision of each engine pod, by name.
-            gateways: counters by gateway pod; None = it did not answer, and its next sample covers both
-            times.
+        Args: timestamp: seconds of a monotonic clock. revisions: revision of each engine pod, by name.
+        gateways: counters by gateway pod; None = it did not answer, and its next sample covers both
+        intervals.
         """
-        found: dict[_Engine, Attempts] = {}
+        sample: dict[_Engine, Attempts] = {}
         for gateway, counts in gateways.items():
             before = self._last_counts.get(gateway)
             if counts is None:
                 continue
             self._last_counts[gateway] = counts
             if before is None:
-                # Nobody knows over which time it counted.
+                # The time over which this gateway counted is unknown.
                 continue
             for pod, now in counts.items():
                 if (revision := revisions.get(pod)) is not None:
                     more = _increase(before.get(pod, Attempts()), now)
-                    found[revision, pod] = found.get((revision, pod), Attempts()) + more
-        self._samples.append((timestamp, found))
-        while self._samples and self._samples[0][0] <= timestamp - WINDOW:
+                    sample[revision, pod] = sample.get((revision, pod), Attempts()) + more
+        self._samples.append((timestamp, sample))
+        while self._samples and self._samples[0][0] <= timestamp - WINDOW_SECONDS:
             self._samples.popleft()
-        return any(one.failed for one in found.values())
+        return any(attempts.failed for attempts in sample.values())
 
     def sums(self) -> Mapping[str, Attempts]:
-        """Attempts by revision, over the last `WINDOW` seconds, without the worst engine of several."""
+        """Return the attempts of the last `WINDOW_SECONDS` by revision, without the worst engine."""
         engines: dict[_Engine, Attempts] = {}
-        for _, look in self._samples:
-            for engine, one in look.items():
-                engines[engine] = engines.get(engine, Attempts()) + one
+        for _, by_engine in self._samples:
+            for engine, attempts in by_engine.items():
+                engines[engine] = engines.get(engine, Attempts()) + attempts
         left_out = {_worst(revision, engines) for revision, _ in engines}
-        found: dict[str, Attempts] = {}
-        for _, look in self._samples:
+        sums: dict[str, Attempts] = {}
+        for _, by_engine in self._samples:
             sample: dict[str, Attempts] = {}
-            for engine, one in look.items():
+            for engine, attempts in by_engine.items():
                 if engine not in left_out:
-                    sample[engine[0]] = sample.get(engine[0], Attempts()) + one
-            for revision, one in sample.items():
-                counted = replace(one, failing_samples=min(one.failing_samples, 1))
-                found[revision] = found.get(revision, Attempts()) + counted
-        return found
+                    sample[engine[0]] = sample.get(engine[0], Attempts()) + attempts
+            for revision, attempts in sample.items():
+                counted = replace(attempts, failing_samples=min(attempts.failing_samples, 1))
+                sums[revision] = sums.get(revision, Attempts()) + counted
+        return sums
 
 
 def _worst(revision: str, engines: Mapping[_Engine, Attempts]) -> _Engine | None:
-    """Find the engine of the revision that failed most, where another one of it was asked, too."""
-    asked = [engine for engine, one in engines.items() if engine[0] == revision and one.total]
-    if len(asked) < 2:
+    """Return the engine of the revision that failed most; None if fewer than two were tried."""
+    tried = [engine for engine, attempts in engines.items() if engine[0] == revision and attempts.total]
+    if len(tried) < 2:
         return None
-    worst = max(asked, key=lambda engine: engines[engine].failed)
+    worst = max(tried, key=lambda engine: engines[engine].failed)
     return worst if engines[worst].failed else None
 
 
 def fails_more(new: Attempts, old: Attempts) -> bool:
-    """Whether the new revision surely fails a larger share of requests than the old one beside it."""
+    """Return whether the new revision significantly fails a larger share of requests than the old one."""
     if (
         min(new.total, old.total) < MIN_ATTEMPTS
         or new.failing_samples < MIN_FAILING_SAMPLES
@@ -135,21 +133,27 @@ def fails_more(new: Attempts, old: Attempts) -> bool:
 
 
 def p_value(new: Attempts, old: Attempts) -> float:
-    """Probability, 0 to 1, that at least as many of all failures fall upon `new`, were both alike: Fisher's
-    exact test, one-sided."""
-    mine, failures, total = round(new.total), round(new.failed + old.failed), round(new.total + old.total)
+    """Return the one-sided p-value, 0 to 1, of Fisher's exact test for more failures of `new`.
+
+    This is the probability that at least as many of all failures fall upon `new` if both revisions are alike.
+    """
+    new_total, failures, total = (
+        round(new.total),
+        round(new.failed + old.failed),
+        round(new.total + old.total),
+    )
     all_ways = _log_choose(total, failures)
-    found = 0.0
-    for count in range(round(new.failed), min(mine, failures) + 1):
-        if failures - count > total - mine:
+    probability = 0.0
+    for count in range(round(new.failed), min(new_total, failures) + 1):
+        if failures - count > total - new_total:
             continue
-        ways = _log_choose(mine, count) + _log_choose(total - mine, failures - count)
+        ways = _log_choose(new_total, count) + _log_choose(total - new_total, failures - count)
         term = math.exp(ways - all_ways)
-        found += term
-        if term < found * 1e-12:
-            # Beyond the likeliest count each is less likely than the one before.
+        probability += term
+        if term < probability * 1e-12:
+            # Beyond the likeliest count, each count is less likely than the previous one.
             break
-    return min(found, 1.0)
+    return min(probability, 1.0)
 
 
 def _log_choose(n: int, k: int) -> float:
@@ -157,7 +161,7 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def _increase(before: Attempts, now: Attempts) -> Attempts:
-    """A counter that fell was started anew, with its gateway or with another engine of that name."""
+    """Return the increase of the counters. A counter that fell has restarted from zero."""
     if now.answered < before.answered or now.failed < before.failed:
         before = Attempts()
     failed = now.failed - before.failed

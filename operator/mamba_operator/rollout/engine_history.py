@@ -1,8 +1,8 @@
-"""`EngineHistory`: since when engines fail, and since when none of them has moved.
+"""`EngineHistory`: the times since which engines fail, and since which none of them has moved.
 
-The status of a pod does not tell when its image could not be pulled for the first time, nor does anything
-date the end of another pod. The operator remembers both while it runs; one that begins anew counts from its
-first look, and so waits longer and never shorter. Called by `reconcile`, once for each look at the pods.
+The status of a pod does not say when a pull of its image first failed, and nothing records when another pod
+ended. The operator remembers both while it runs; after a restart it counts from its first observation, so it
+waits longer and never shorter. Called by `reconcile`, once for each observation of the pods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,18 @@ FATAL = frozenset(
         Reason.OUT_OF_MEMORY,
     }
 )
-"""What the pod itself is the cause of. Other troubles wait for the progress deadline: room, volumes."""
+"""Reasons that the pod itself causes. Others, such as missing room, wait for the progress deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """What is known of the past of one deployment's engines."""
+    """Times from the past of one deployment's engines."""
 
     failing_since: Mapping[str, datetime] = field(default_factory=dict)
-    """By name of each engine pod that fails for a reason of its own: since when without a break."""
+    """Name of each engine pod that fails for a reason of its own -> time since which it fails without a
+    break."""
     still_since: datetime | None = None
-    """Since when no engine pod came, went, got a node, became ready or stopped to be so."""
+    """Time since which no engine pod came, went, got a node, or changed its readiness."""
 
 
 class EngineHistory:
@@ -45,10 +46,12 @@ class EngineHistory:
         self._still_since: datetime | None = None
 
     def observe(self, pods: Sequence[Manifest], now: datetime) -> EngineTimes:
-        """Add one look at the pods of the deployment."""
+        """Add one observation of the pods of the deployment, and return the times."""
         engines = [pod for pod in pods if is_engine(pod)]
         failing = [
-            name_of(pod) for pod in engines if (found := trouble([pod], now)) and found.reason in FATAL
+            name_of(pod)
+            for pod in engines
+            if (pod_problem := trouble([pod], now)) and pod_problem.reason in FATAL
         ]
         self._failing = {name: self._failing.get(name, now) for name in failing}
         shape = {

@@ -1,7 +1,7 @@
 """Order in which authentication between gateways and engines is rolled out. Pure; called by `plan`.
 
 A gateway that presents no key to an engine that requires one would lose requests. So all gateways present the
-key before the first engine requires it, and go on until the last engine requires it no more.
+key before the first engine requires it, and until no engine requires it any more.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,27 @@ from mamba_operator.render.engine_key import mounts_key
 
 @dataclass(frozen=True, slots=True)
 class KeyRollout:
-    """Which sides are to use the key now."""
+    """The sides that use the key in the current step of the roll-out."""
 
     presented: bool = False
-    """Gateways present it to engines."""
+    """Whether gateways present the key to engines."""
     required: bool = False
-    """Engines require it."""
+    """Whether engines require the key."""
     blocked: bool = False
-    """Engines are to require it and do not yet: some gateway pods still present none."""
+    """Whether engines do not yet require the key although they shall: some gateway pods still present
+    none."""
 
 
 def key_rollout(
     authenticated: bool, engine: Manifest | None, gateway: Manifest | None, pods: Sequence[Manifest]
 ) -> KeyRollout:
-    """Who uses the key in the next step of the rollout.
+    """Return the sides that use the key in the next step of the roll-out.
 
     Args:
         authenticated: whether the gateway requires API keys, so that engines must be out of reach directly.
-        engine, gateway: the Deployments.
-        pods: of the deployment; those that are on their way out still serve.
+        engine: the engine Deployment.
+        gateway: the gateway Deployment.
+        pods: the pods of the deployment; terminating pods still serve.
     """
     living = [pod for pod in pods if not has_ended(pod)]
     if not authenticated:
@@ -52,7 +54,7 @@ def _all_present(gateway: Manifest | None, pods: Sequence[Manifest]) -> bool:
 
 
 def has_key(workload: Any) -> bool:
-    """Whether the pod template of a Deployment mounts the key."""
+    """Return whether the pod template of a Deployment mounts the key."""
     try:
         return mounts_key(workload["spec"]["template"])
     except (KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""Which revision the engines shall have: that of the spec, or the last ready one where that has failed. Pure.
+"""Choice of the engines' revision: that of the spec, or the last ready one where that has failed. Pure.
 
-That a revision failed is noted on the engine Deployment, in the same write that takes its pods back: no lost
-write can part the two. The note is about one revision; any other begins afresh. What counts as failed is
-decided in `outcome`.
+The failure of a revision is noted on the engine Deployment, in the same write that replaces its pods, so
+that no lost write can separate the two. The note is about one revision; any other revision starts without
+it. `outcome` decides which revisions have failed.
 """
 
 import json
@@ -29,7 +29,7 @@ from mamba_operator.rollout.engine_history import EngineTimes
 from mamba_operator.rollout.outcome import FailingEngine, RolloutFacts, rollout_outcome
 
 ERROR_RATE_ROSE = "ErrorRateRose"
-"""What a revision failed of that was ready and failed requests; no reason of a condition."""
+"""Failure of a revision that was ready and failed requests; not a reason of a condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +39,32 @@ class FailedRevision:
     digest: str
     """`EngineRevision.digest`."""
     revision: str
-    """Label of its pods."""
+    """Label `revision` of its pods."""
     reason: str
-    """Word of the condition Degraded for what was the matter with it, or `ERROR_RATE_ROSE`."""
+    """Reason of the condition Degraded for its failure, or `ERROR_RATE_ROSE`."""
     message: str
 
     def annotation(self) -> str:
-        """How the annotation `failed-revision` says it."""
+        """Return the text of the annotation `failed-revision`."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class RevisionChoice:
-    """What to run."""
+    """The revision that the engines shall have."""
 
     instead: EngineRevision | None = None
-    """The revision to run in place of the spec's; None: that of the spec."""
+    """Revision to run in place of the spec's; None = the spec's."""
     failed: FailedRevision | None = None
-    """Why."""
+    """The failed revision that is the reason for `instead`."""
     requeue_after: float | None = None
-    """Seconds until a pod has had its trouble for too long."""
+    """Seconds until a pod has been failing for too long."""
     queued: bool = False
-    """The revision to run is the one that runs, until other roll-outs are over."""
+    """Whether the running revision stays until other roll-outs have ended."""
 
 
 def choose_revision(
-    wanted: EngineRevision,
+    spec_revision: EngineRevision,
     ready: EngineRevision | None,
     engine: Manifest | None,
     pods: Sequence[Manifest],
@@ -74,33 +74,35 @@ def choose_revision(
     paused: bool,
     now: datetime,
 ) -> RevisionChoice:
-    """What to run.
+    """Choose the revision that the engines shall have.
 
     Args:
-        wanted: what the spec asks for.
-        ready: what was last ready, all of it.
+        spec_revision: the revision of the spec.
+        ready: the revision that was last ready as a whole.
         engine: the engine Deployment.
-        pods: of the deployment.
-        attempts: by revision, how requests fared while both served.
-        times: since when engines fail.
-        paused: whether the roll-out is to stay where it is.
+        pods: the pods of the deployment.
+        attempts: attempts by revision while both served.
+        times: times since which engines fail.
+        paused: whether the roll-out shall stay where it is.
         now: the time, with a time zone.
     """
-    if engine is None or ready is None or ready.label == wanted.label:
+    if engine is None or ready is None or ready.label == spec_revision.label:
         return RevisionChoice()
     noted = _noted(engine)
-    if noted is not None and noted.digest == wanted.digest:
+    if noted is not None and noted.digest == spec_revision.digest:
         return RevisionChoice(ready, noted)
-    if paused or label_of(engine) != wanted.label:
+    if paused or label_of(engine) != spec_revision.label:
         return RevisionChoice()
-    outcome = rollout_outcome(_facts(wanted, ready, engine, pods, attempts, times, now))
+    outcome = rollout_outcome(_facts(spec_revision, ready, engine, pods, attempts, times, now))
     if outcome.taken_back is not None:
-        return RevisionChoice(ready, FailedRevision(wanted.digest, wanted.label, *outcome.taken_back))
+        return RevisionChoice(
+            ready, FailedRevision(spec_revision.digest, spec_revision.label, *outcome.taken_back)
+        )
     return RevisionChoice(requeue_after=outcome.requeue_after)
 
 
 def _facts(
-    wanted: EngineRevision,
+    spec_revision: EngineRevision,
     ready: EngineRevision,
     engine: Manifest,
     pods: Sequence[Manifest],
@@ -108,62 +110,62 @@ def _facts(
     times: EngineTimes,
     now: datetime,
 ) -> RolloutFacts:
-    """Read the roll-out from the cluster's objects."""
-    those = [
+    """Return the state of the roll-out, read from the cluster's objects."""
+    engines = [
         pod
         for pod in pods
         if is_engine(pod)
-        and pod_revision(pod) == wanted.label
+        and pod_revision(pod) == spec_revision.label
         and not (is_terminating(pod) or has_ended(pod))
     ]
-    started = [pod for pod in those if not waits_for_node(pod)]
+    started = [pod for pod in engines if not waits_for_node(pod)]
     late = [pod for pod in started if not answers(pod)]
     failing = [
-        FailingEngine(node_of(pod), (now - since).total_seconds(), found.reason, found.message)
+        FailingEngine(node_of(pod), (now - since).total_seconds(), pod_problem.reason, pod_problem.message)
         for pod in late
         if (since := times.failing_since.get(name_of(pod))) is not None
-        and (found := trouble([pod], now)) is not None
+        and (pod_problem := trouble([pod], now)) is not None
     ]
-    nobody = Attempts()
-    new, old = attempts.get(wanted.label, nobody), attempts.get(ready.label, nobody)
-    said = f"it failed {new} requests, while {ready.label} beside it failed {old}"
+    none = Attempts()
+    new, old = attempts.get(spec_revision.label, none), attempts.get(ready.label, none)
+    message = f"it failed {new} requests, while {ready.label} failed {old} at the same time"
     return RolloutFacts(
         started=len(started),
-        serving=sum(map(answers, those)),
+        serving=sum(map(answers, engines)),
         failing=failing,
-        rejected=(ERROR_RATE_ROSE, said) if fails_more(new, old) else None,
-        overdue=_overdue(engine, those, now),
+        rejected=(ERROR_RATE_ROSE, message) if fails_more(new, old) else None,
+        overdue=_overdue(engine, engines, now),
     )
 
 
 def _overdue(engine: Manifest, pods: Sequence[Manifest], now: datetime) -> tuple[str, str] | None:
-    """Say why nothing went on until the progress deadline, by the word that says most; None before it."""
+    """Return the most specific reason and message for a passed progress deadline; None before it."""
     state = workload_state(engine)
     if not state.current or state.stuck is None:
         return None
-    if (found := trouble(pods, now)) is not None:
-        return found.reason, found.message
+    if (pod_problem := trouble(pods, now)) is not None:
+        return pod_problem.reason, pod_problem.message
     if state.refused is not None:
         return Reason.PODS_REFUSED, advised_refusal(state.refused)
     return Reason.PROGRESS_DEADLINE_EXCEEDED, state.stuck
 
 
 def is_ready(engine: Manifest | None, label: str | None, pods: Sequence[Manifest]) -> bool:
-    """Tell whether all engines are of that revision and answer: it can be gone back to.
+    """Return whether all engines have that revision and answer, so that a later one can return to it.
 
-    Engines for which there is no room say nothing against it, as long as any answers: a fleet that wants more
-    engines than the cluster has room for would never have been ready.
+    Engines without room do not count as long as any engine answers: a fleet with more engines than the
+    cluster has room for would otherwise never be ready.
     """
     if engine is None or label_of(engine) != label:
         return False
     state = workload_state(engine)
     without_room = sum(is_engine(pod) and not is_terminating(pod) and waits_for_node(pod) for pod in pods)
-    wanted = max(state.wanted, 1)
+    engine_count = max(state.wanted, 1)
     return (
         state.current
         and state.updated == state.replicas
         and state.ready == state.replicas - without_room > 0
-        and (state.replicas >= wanted or state.refused is not None)
+        and (state.replicas >= engine_count or state.refused is not None)
     )
 
 
@@ -174,5 +176,7 @@ def _noted(engine: Manifest) -> FailedRevision | None:
     except (TypeError, ValueError):
         return None
     return (
-        noted if noted is not None and all(isinstance(one, str) for one in asdict(noted).values()) else None
+        noted
+        if noted is not None and all(isinstance(value, str) for value in asdict(noted).values())
+        else None
     )

@@ -1,8 +1,8 @@
-"""`RolloutTurns`: how many roll-outs that nobody asked for run at the same time, over all deployments.
+"""`RolloutTurns`: limits the concurrent roll-outs that no user caused, over all deployments.
 
-A newer operator, other default images or another key of its own change the pods of every deployment in the
-cluster, all at once. Each roll-out adds an engine, where there is no room takes one, and pulls an image. So
-they go in turn. What a person changes waits for nobody. Asked by `reconcile`; touches nothing.
+A newer operator, other default images or a new key change the pods of every deployment in the cluster at
+once. Each roll-out adds an engine, or removes one where there is no room, and pulls an image. So they take
+turns. Changes by a user never wait. Called by `reconcile`; changes nothing in the cluster.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,20 @@ from mamba_operator.objects.manifest import Key, Manifest, name_of
 from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.objects.workload_state import workload_state
 
-RECENT = 60.0
-"""Seconds for which a roll-out that was begun counts whatever the watches show: they lag behind."""
-DEADLINE = 600.0
-"""Seconds that a roll-out may take without progress where the Deployment names none, as in Kubernetes."""
+WATCH_LAG_SECONDS = 60.0
+"""Seconds for which a roll-out that has begun counts regardless of the watches, which lag behind."""
+DEFAULT_DEADLINE_SECONDS = 600.0
+"""Seconds that a roll-out may take without progress where the Deployment sets no deadline, as in
+Kubernetes."""
 
 
 class RolloutTurns:
-    """The turns of one operator.
+    """The turns that one operator gives to roll-outs.
 
     Args:
-        indices: what the watches hold.
-        most: roll-outs at the same time.
-        now: the time.
+        indices: objects that the watches hold.
+        most: largest number of roll-outs at the same time.
+        now: clock with a time zone.
     """
 
     def __init__(self, indices: Indices, most: int, now: Callable[[], datetime]) -> None:
@@ -35,28 +36,34 @@ class RolloutTurns:
         self._begun: dict[Key, datetime] = {}
 
     def may_begin(self, key: Key) -> bool:
-        """Tell whether a roll-out of that deployment would be one of those that may run."""
+        """Return whether a roll-out of that deployment may begin now."""
         now = self._now()
-        self._begun = {one: at for one, at in self._begun.items() if (now - at).total_seconds() < RECENT}
-        others = {one for one in self._indices.keys(MAMBA_DEPLOYMENT) if one != key and self._rolls(one)}
+        self._begun = {
+            begun: time
+            for begun, time in self._begun.items()
+            if (now - time).total_seconds() < WATCH_LAG_SECONDS
+        }
+        keys = self._indices.keys(MAMBA_DEPLOYMENT)
+        others = {other for other in keys if other != key and self._is_rolling(other)}
         return len(others | (self._begun.keys() - {key})) < self._most
 
     def begin(self, key: Key) -> None:
-        """Note that the roll-out of a deployment is being begun."""
+        """Record that the roll-out of a deployment begins."""
         self._begun[key] = self._now()
 
-    def _rolls(self, key: Key) -> bool:
-        wanted = names.Children(key.name).engine
-        engines = [one for one in self._indices.of(DEPLOYMENT, key) if name_of(one) == wanted]
-        return any(is_rolling(one, self._now()) for one in engines)
+    def _is_rolling(self, key: Key) -> bool:
+        engine_name = names.Children(key.name).engine
+        engines = [child for child in self._indices.of(DEPLOYMENT, key) if name_of(child) == engine_name]
+        return any(is_rolling(engine, self._now()) for engine in engines)
 
 
 def is_rolling(engine: Manifest, now: datetime) -> bool:
-    """Tell whether engines are being replaced, or have lately stopped to answer.
+    """Return whether engines are being replaced, or have recently stopped answering.
 
-    One that is stuck holds up nobody, nor does one that is paused: it goes on when a person says so. The
-    cluster calls no Deployment stuck whose last roll-out was complete, however long its pods have not
-    answered, so that one without engines counts for as long as a roll-out may take, and no longer.
+    A stuck or paused roll-out does not count, so it delays no other: a user has to act on it. The cluster
+    never reports a Deployment as stuck after its last roll-out completed, however long its pods have not
+    answered, so a Deployment without answering engines counts for as long as a roll-out may take, and no
+    longer.
     """
     state = workload_state(engine)
     if state.stuck is not None or state.wanted == 0 or (engine.get("spec") or {}).get("paused"):
@@ -68,5 +75,5 @@ def is_rolling(engine: Manifest, now: datetime) -> bool:
 
 def _is_long_dead(engine: Manifest, unavailable_since: str | None, now: datetime) -> bool:
     since = parse_timestamp(unavailable_since) if unavailable_since is not None else None
-    deadline = (engine.get("spec") or {}).get("progressDeadlineSeconds", DEADLINE)
+    deadline = (engine.get("spec") or {}).get("progressDeadlineSeconds", DEFAULT_DEADLINE_SECONDS)
     return since is not None and (now - since).total_seconds() > deadline

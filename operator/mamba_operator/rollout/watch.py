@@ -17,21 +17,21 @@ from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
 from mamba_operator.render.revision import pod_revision
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
-ATTEMPTS, ALWAYS_THERE = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"
-PERIOD = 5.0
-"""Seconds between two polls: several fall into the time in which a new engine serves beside an old one."""
+ATTEMPTS, ALWAYS_REPORTED = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"
+ATTEMPTS_POLL_SECONDS = 5.0
+"""Seconds between two polls: there are several while a new engine serves together with an old one."""
 
 
 def read_attempts(text: str) -> dict[str, Attempts]:
-    """What a gateway has counted of each engine, by the name of its pod. Raises ReportInvalid."""
-    found = series(text, frozenset((ATTEMPTS, ALWAYS_THERE)))
-    if ALWAYS_THERE not in found:
-        raise ReportInvalid(f"no {ALWAYS_THERE} in it")
+    """Return the attempts that a gateway has counted, by name of the engine's pod. Raises ReportInvalid."""
+    series_by_name = series(text, frozenset((ATTEMPTS, ALWAYS_REPORTED)))
+    if ALWAYS_REPORTED not in series_by_name:
+        raise ReportInvalid(f"the report has no {ALWAYS_REPORTED}")
     counted: dict[str, Attempts] = {}
-    for labels, value in found.get(ATTEMPTS, ()):
-        of = Attempts(failed=value) if labels.get("outcome") == "failed" else Attempts(answered=value)
+    for labels, value in series_by_name.get(ATTEMPTS, ()):
+        attempts = Attempts(failed=value) if labels.get("outcome") == "failed" else Attempts(answered=value)
         pod = labels.get("endpoint", "")
-        counted[pod] = counted.get(pod, Attempts()) + of
+        counted[pod] = counted.get(pod, Attempts()) + attempts
     return counted
 
 
@@ -49,11 +49,13 @@ class RolloutWatch(PodPoller[Mapping[str, str], AttemptWindow]):
         self, indices: Indices, read: ReadMetrics, wake: Callable[[Key], None], *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        super().__init__(indices, wake, period=PERIOD, failure_event="attempt_poll_failed", now=now)
+        super().__init__(
+            indices, wake, period=ATTEMPTS_POLL_SECONDS, failure_event="attempt_poll_failed", now=now
+        )
         self._read = read
 
     def attempts(self, key: Key) -> Mapping[str, Attempts]:
-        """Return the attempts of the last `WINDOW` seconds by revision; empty while there is one revision."""
+        """Return the recent attempts by revision; empty while there is only one revision."""
         window = self._reports.get(key)
         return window.sums() if window is not None else {}
 

@@ -1,6 +1,6 @@
-"""The traffic that engines measure, and when the strategy changes for it.
+"""The traffic that engines measure, and the change of the strategy for it.
 
-`counts` reads the counters of one engine. `measured_workload` is the mean traffic over a window of them.
-`workload_status` is what the status shows. `change` decides when another strategy is announced and taken.
-None of these has a clock or does I/O. `watch` asks the engines.
+`counts` reads the counters of one engine. `measured_workload` computes the mean traffic over a window.
+`workload_status` builds the part of the status. `change` decides when another strategy is announced and
+applied. None of these has a clock or does I/O. `watch` polls the engines.
 """

@@ -1,7 +1,7 @@
-"""`workload_change`: when another strategy is announced for measured traffic, and when it is taken. Pure.
+"""`workload_change`: decides when another strategy is announced for measured traffic, and applied. Pure.
 
-A rival has to win by `MARGIN` for `HELD`, is announced, and is taken `NOTICE` later if it wins still. What
-was taken is guarded in the same way against what would be next.
+A rival has to win by `MARGIN` for `HELD`. Then it is announced, and applied `NOTICE` later if it still
+wins. The same rule then protects the applied strategy against the next rival.
 """
 
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_planner.alternative import Alternative
 
 MARGIN = 0.1
-"""Share of expected throughput by which a rival has to win: more than the estimate was off in the worst of
+"""Share of expected throughput by which a rival has to win: more than the largest error of the estimate in
 200 cases (7.1 %, `benchmarks.planner`)."""
 HELD = timedelta(minutes=30)
-"""For which it has to."""
+"""Time for which a rival has to win before it is announced."""
 NOTICE = timedelta(minutes=10)
-"""From the announcement to the change."""
+"""Time from the announcement to the change."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadChange:
-    """What is to become of the strategy."""
+    """A decision about the strategy."""
 
     proposed: ProposedStrategy | None = None
-    """Wins by enough, and is announced once it has a time at which it takes effect."""
+    """Rival that wins by enough; it is announced once it has a time at which it takes effect."""
     take: bool = False
-    """The rival is the strategy from now on."""
+    """Whether the rival becomes the strategy now."""
     requeue_after: float | None = None
-    """Seconds until time alone changes this."""
+    """Seconds until the passage of time alone changes this decision."""
 
 
 def workload_change(
@@ -42,14 +42,14 @@ def workload_change(
     now: datetime,
     may_take: bool = True,
 ) -> WorkloadChange:
-    """What to do about the best rival.
+    """Decide about the best rival.
 
     Args:
-        old: what was proposed before.
-        best: what would do better now and can be told to running engines; None: nothing.
-        measured: whether engines measure the traffic just now. While they do not, nothing begins.
-        now: the time, with a time zone. Where it was set back, waiting begins anew; nothing waits longer.
-        may_take: whether engines may be told now; what is due waits until they may.
+        old: the previous proposal.
+        best: strategy that would do better now and that running engines can apply; None = there is none.
+        measured: whether engines measure the traffic now. While they do not, no proposal begins.
+        now: the time, with a time zone. If the clock was set back, the wait restarts and gets no longer.
+        may_take: whether engines may be changed now; a change that is due waits until they may.
     """
     if best is None or best.gain < MARGIN:
         return WorkloadChange()
@@ -81,10 +81,10 @@ def _begun(best: Alternative, now: datetime) -> ProposedStrategy:
 
 
 def _announced(old: ProposedStrategy, best: Alternative, now: datetime) -> WorkloadChange:
-    said = {"takes_effect": timestamp(now + NOTICE), "gain": gained(best)}
-    return WorkloadChange(old.model_copy(update=said), requeue_after=NOTICE.total_seconds())
+    changes = {"takes_effect": timestamp(now + NOTICE), "gain": gained(best)}
+    return WorkloadChange(old.model_copy(update=changes), requeue_after=NOTICE.total_seconds())
 
 
 def gained(best: Alternative) -> str:
-    """For people."""
+    """Return the gain as text for users."""
     return f"{best.gain:.0%}" if isfinite(best.gain) else "it alone fits"

@@ -1,7 +1,7 @@
-"""`measured_workload`: what engines counted over a window, as the traffic that a plan is made for. Pure.
+"""`measured_workload`: the traffic that engines counted over a window, as input of the planner. Pure.
 
-The window forgets evenly: what is `WINDOW` seconds old counts for 37 %. Counters are taken as differences, so
-that one that fell was started anew and counts from zero, and an engine that was not seen before gives none.
+The window decays: counts that are `DECAY_SECONDS` old weigh 37 %. It adds differences of counters. A
+counter that fell has restarted from zero, and an engine that was not seen before adds nothing.
 """
 
 import math
@@ -10,21 +10,21 @@ from dataclasses import dataclass, fields
 
 from mamba_operator.workload.counts import EngineCounts
 
-WINDOW = 1800.0
-"""Seconds after which what was counted has faded to 37 %."""
-LEAST_REQUESTS = 300.0
-"""Requests in the window, and as many answers, before it says anything."""
+DECAY_SECONDS = 1800.0
+"""Seconds after which the weight of a count has decayed to 37 %."""
+MIN_REQUESTS = 300.0
+"""Smallest number of requests, and of answers, in a window that counts as a measurement."""
 
 
-OF_API = ("prompts", "prompt_tokens", "answers", "output_tokens")
-"""What the process with the API counts."""
-OF_ENGINE = ("admitted_tokens", "shared_tokens")
-"""What the process with the model counts, which may be started anew alone."""
+API_COUNTERS = ("prompts", "prompt_tokens", "answers", "output_tokens")
+"""Counters of the engine's API process."""
+MODEL_COUNTERS = ("admitted_tokens", "shared_tokens")
+"""Counters of the engine's model process, which may restart alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """Faded sums over all engines of a deployment."""
+    """Decayed sums over all engines of a deployment."""
 
     prompts: float = 0.0
     prompt_tokens: float = 0.0
@@ -33,9 +33,9 @@ class TrafficWindow:
     admitted_tokens: float = 0.0
     shared_tokens: float = 0.0
     engine_seconds: float = 0.0
-    """For which engines were looked at."""
+    """Seconds of observation, summed over engines."""
     present_seconds: float = 0.0
-    """The same, times the sequences that were there."""
+    """Seconds of observation times the sequences that were present, summed over engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class MeasuredWorkload:
     prompt_tokens: float
     output_tokens: float
     shared_prefix_ratio: float | None
-    """0 to 1; None: no engine tells."""
+    """Share of prompt tokens in shared prefixes, 0 to 1; None = no engine reports it."""
     concurrency: float
-    """Sequences that run or wait in one engine, over time."""
+    """Mean number of sequences that run or wait in one engine."""
     requests: float
-    """How many these are the means of, faded."""
+    """Decayed number of requests behind these means."""
 
 
 def advanced(
@@ -58,22 +58,22 @@ def advanced(
     now: Mapping[str, EngineCounts],
     passed: float,
 ) -> TrafficWindow:
-    """The window after another look.
+    """Return the window after one more poll.
 
     Args:
-        window: before it.
-        before: by pod, what it said when it last said anything.
-        now: by pod that answered, what it says.
-        passed: seconds since the last look; a clock that ran backwards counts as no time.
+        window: the window before the poll.
+        before: the last known counts of each pod.
+        now: the counts of each pod that answered.
+        passed: seconds since the last poll; a clock that ran backwards counts as no time.
     """
     passed = max(passed, 0.0)
-    keep = math.exp(-passed / WINDOW)
-    sums = {one.name: getattr(window, one.name) * keep for one in fields(window)}
+    keep = math.exp(-passed / DECAY_SECONDS)
+    sums = {field.name: getattr(window, field.name) * keep for field in fields(window)}
     for pod, counts in now.items():
         old = before.get(pod)
         if old is None:
             continue
-        for process in (OF_API, OF_ENGINE):
+        for process in (API_COUNTERS, MODEL_COUNTERS):
             for name, increase in _increases(old, counts, process).items():
                 sums[name] += increase
         sums["engine_seconds"] += passed
@@ -82,24 +82,26 @@ def advanced(
 
 
 def measured_workload(window: TrafficWindow) -> MeasuredWorkload | None:
-    """What the window amounts to; None while it holds too little."""
-    too_few = min(window.prompts, window.answers) < LEAST_REQUESTS
+    """Return the mean traffic of the window; None while it holds too little."""
+    too_few = min(window.prompts, window.answers) < MIN_REQUESTS
     if too_few or window.prompt_tokens <= 0 or window.engine_seconds <= 0:
         return None
-    # Sequences that began are other ones than requests that came: half of them still say what they shared.
-    known = window.admitted_tokens >= window.prompt_tokens / 2
+    # Sequences that began are not the requests that arrived: half as many tokens are enough.
+    sharing_measured = window.admitted_tokens >= window.prompt_tokens / 2
     return MeasuredWorkload(
         prompt_tokens=window.prompt_tokens / window.prompts,
         output_tokens=window.output_tokens / window.answers,
-        shared_prefix_ratio=min(window.shared_tokens / window.admitted_tokens, 1.0) if known else None,
+        shared_prefix_ratio=min(window.shared_tokens / window.admitted_tokens, 1.0)
+        if sharing_measured
+        else None,
         concurrency=window.present_seconds / window.engine_seconds,
         requests=window.prompts,
     )
 
 
 def window_of(measured: MeasuredWorkload) -> TrafficWindow:
-    """One that says the same, as if it had been filled by one engine."""
-    requests = max(measured.requests, LEAST_REQUESTS)
+    """Return a window with these means, as if one engine had filled it."""
+    requests = max(measured.requests, MIN_REQUESTS)
     tokens = measured.prompt_tokens * requests
     ratio = measured.shared_prefix_ratio
     return TrafficWindow(
@@ -109,17 +111,17 @@ def window_of(measured: MeasuredWorkload) -> TrafficWindow:
         output_tokens=measured.output_tokens * requests,
         admitted_tokens=0.0 if ratio is None else tokens,
         shared_tokens=0.0 if ratio is None else ratio * tokens,
-        engine_seconds=WINDOW,
-        present_seconds=measured.concurrency * WINDOW,
+        engine_seconds=DECAY_SECONDS,
+        present_seconds=measured.concurrency * DECAY_SECONDS,
     )
 
 
 def _increases(before: EngineCounts, now: EngineCounts, names: tuple[str, ...]) -> dict[str, float]:
-    """Of the counters of one process; none where it did not tell all of them both times."""
-    old, new = ([getattr(one, name) for name in names] for one in (before, now))
+    """Return the increases of one process's counters; empty unless both reports have all of them."""
+    old, new = ([getattr(counts, name) for name in names] for counts in (before, now))
     if None in old or None in new:
         return {}
     if any(after < was for was, after in zip(old, new, strict=True)):
-        # It was started anew, and all of them with it, whichever are already above what they were.
+        # The process restarted, so all of its counters did, even those that already exceed their old values.
         old = [0.0] * len(names)
     return {name: after - was for name, was, after in zip(names, old, new, strict=True)}

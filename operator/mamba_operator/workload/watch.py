@@ -26,23 +26,23 @@ from mamba_operator.workload.measured_workload import (
 )
 from mamba_operator.workload.workload_status import SELDOM, differs_clearly, recorded_workload
 
-PERIOD = 30.0
+TRAFFIC_POLL_SECONDS = 30.0
 """Seconds between two polls: a window has sixty of them."""
-FRESH = 3 * PERIOD
+FRESH_SECONDS = 3 * TRAFFIC_POLL_SECONDS
 """Seconds after which the last measurement no longer counts as current."""
 
 
 class _DeploymentTraffic:
-    """State of one deployment that is kept between two polls."""
+    """State of one deployment between two polls."""
 
-    def __init__(self, shown: MeasuredWorkload | None) -> None:
-        self.window = window_of(shown) if shown is not None else TrafficWindow()
+    def __init__(self, recorded: MeasuredWorkload | None) -> None:
+        self.window = window_of(recorded) if recorded is not None else TrafficWindow()
         self.counts: dict[str, EngineCounts] = {}
         self.polled_at: float | None = None
         self.answered_at: float | None = None
-        """When counters of an engine could last be compared with earlier ones."""
-        self.reported, self.woken_at = shown, float("-inf")
-        """The measurement that a pass was last woken for, and when."""
+        """Time at which counters of an engine could last be compared with earlier ones."""
+        self.reported, self.woken_at = recorded, float("-inf")
+        """The last measurement for which a pass was woken, and the time of that."""
 
 
 class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
@@ -62,13 +62,19 @@ class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
         wake: Callable[[Key], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(indices, wake, period=PERIOD, failure_event="workload_poll_failed", now=now)
+        super().__init__(
+            indices, wake, period=TRAFFIC_POLL_SECONDS, failure_event="workload_poll_failed", now=now
+        )
         self._read = read
 
     def measured(self, key: Key) -> MeasuredWorkload | None:
         """Return the workload that the engines of a deployment measure; None while it is not current."""
         traffic = self._reports.get(key)
-        if traffic is None or traffic.answered_at is None or self._now() - traffic.answered_at > FRESH:
+        if (
+            traffic is None
+            or traffic.answered_at is None
+            or self._now() - traffic.answered_at > FRESH_SECONDS
+        ):
             return None
         return measured_workload(traffic.window)
 
@@ -94,17 +100,17 @@ class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
     def _add_counts(self, traffic: _DeploymentTraffic, reports: Mapping[str, EngineCounts | None]) -> None:
         now = self._now()
         passed = now - traffic.polled_at if traffic.polled_at is not None else 0.0
-        counts = {pod: one for pod, one in reports.items() if one is not None}
+        counts = {pod: report for pod, report in reports.items() if report is not None}
         traffic.window = advanced(traffic.window, traffic.counts, counts, passed)
         if traffic.counts.keys() & counts.keys():
             traffic.answered_at = now
-        # An engine that does not answer once is compared with its last counters when it does again.
-        kept = {pod: one for pod, one in traffic.counts.items() if pod in reports}
+        # An engine that misses a poll is compared with its last counters when it answers again.
+        kept = {pod: old for pod, old in traffic.counts.items() if pod in reports}
         traffic.polled_at, traffic.counts = now, {**kept, **counts}
 
 
 def _recorded(owner: Manifest) -> MeasuredWorkload | None:
-    """The measurement in the status, written by an earlier operator."""
+    """Return the measurement in the status, written by an earlier operator."""
     status = owner.get("status")
     text = status.get("workload") if isinstance(status, dict) else None
     try:

@@ -1,6 +1,6 @@
-"""What `status.workload` says of the traffic that was measured: rounded, and seldom anew. Pure.
+"""`status.workload`: the measured traffic, rounded and rarely changed. Pure.
 
-Decisions are made by what stands there: noise moves none of them, and another operator goes on with it.
+Decisions use the values in the status: noise changes none of them, and another operator continues from them.
 """
 
 import math
@@ -12,19 +12,19 @@ from mamba_operator.objects.timestamp import parse_timestamp
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 
 SELDOM = 300.0
-"""Seconds between two changes of what is shown."""
-MOVED = 0.1
-"""By how much lengths have to differ to be shown anew."""
+"""Seconds between two changes of the status."""
+MIN_LENGTH_CHANGE = 0.1
+"""Relative difference of lengths from which the status changes."""
 RATIO_STEP = 0.05
-"""Shared parts are rounded to multiples of it, and shown anew when they are another one's by all of it."""
-CROWDED = 0.25
-"""By how much the concurrency has to differ: it is what swings most."""
+"""Unit to which shared ratios are rounded, and difference from which the status changes."""
+MIN_CONCURRENCY_CHANGE = 0.25
+"""Relative difference of the concurrency from which the status changes: it varies most."""
 
 
 def workload_status(
     old: WorkloadStatus | None, measured: MeasuredWorkload | None, now: datetime
 ) -> WorkloadStatus | None:
-    """What to show, without a proposal; what was shown, while nothing is measured or nothing has moved."""
+    """Return the new status, without a proposal; the old one without a measurement or a clear change."""
     kept = old.model_copy(update={"proposed": None}) if old is not None else None
     if measured is None or (
         old is not None and not (_due(old, now) and differs_clearly(recorded_workload(old), measured))
@@ -43,44 +43,44 @@ def workload_status(
 
 
 def differs_clearly(before: MeasuredWorkload, now: MeasuredWorkload) -> bool:
-    """Whether the difference matters."""
+    """Return whether the two measurements differ enough to change the status."""
     ratios = (before.shared_prefix_ratio, now.shared_prefix_ratio)
     if (ratios[0] is None) != (ratios[1] is None):
         return True
     if ratios[0] is not None and ratios[1] is not None and abs(ratios[0] - ratios[1]) >= RATIO_STEP:
         return True
     return (
-        _differ(before.prompt_tokens, now.prompt_tokens, MOVED)
-        or _differ(before.output_tokens, now.output_tokens, MOVED)
-        or _differ(max(before.concurrency, 1.0), max(now.concurrency, 1.0), CROWDED)
+        _differ(before.prompt_tokens, now.prompt_tokens, MIN_LENGTH_CHANGE)
+        or _differ(before.output_tokens, now.output_tokens, MIN_LENGTH_CHANGE)
+        or _differ(max(before.concurrency, 1.0), max(now.concurrency, 1.0), MIN_CONCURRENCY_CHANGE)
         or _differ(before.requests, now.requests, 1.0)
     )
 
 
-def recorded_workload(shown: WorkloadStatus) -> MeasuredWorkload:
-    """What is shown, as it was measured."""
+def recorded_workload(status: WorkloadStatus) -> MeasuredWorkload:
+    """Return the measurement that the status records."""
     return MeasuredWorkload(
-        float(shown.prompt_tokens),
-        float(shown.output_tokens),
-        shown.shared_prefix_ratio,
-        float(shown.concurrency),
-        float(shown.requests),
+        float(status.prompt_tokens),
+        float(status.output_tokens),
+        status.shared_prefix_ratio,
+        float(status.concurrency),
+        float(status.requests),
     )
 
 
 def _due(old: WorkloadStatus, now: datetime) -> bool:
-    """Also after the clock was set back."""
+    """Return whether the status may change again; it may, too, after the clock was set back."""
     written = parse_timestamp(old.time)
     return written is None or not timedelta() <= now - written < timedelta(seconds=SELDOM)
 
 
 def _differ(before: float, now: float, by: float) -> bool:
-    """By that share, and by one at least: what is shown are whole numbers."""
+    """Return whether the values differ by that share, and by one at least: the status has whole numbers."""
     least, most = sorted((before, now))
     return most > least * (1 + by) and most - least >= 1
 
 
 def _two_digits(number: float) -> int:
-    """Rounded to two significant digits."""
+    """Return the number rounded to two significant digits."""
     whole = round(number)
     return int(round(whole, 2 - len(str(abs(whole)))))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mamba_operator.rollout.attempts import (
     MIN_ATTEMPTS,
     MIN_FAILING_SAMPLES,
-    WINDOW,
+    WINDOW_SECONDS,
     Attempts,
     AttemptWindow,
     fails_more,
@@ -130,5 +130,5 @@ def test_what_is_long_ago_and_engines_that_nobody_knows_do_not_count() -> None:
     window.observe(0, REVISIONS, {"g": told(new_1=(0, 0), other=(0, 0))})
     window.observe(5, REVISIONS, {"g": told(new_1=(0, 3), other=(0, 9))})
     assert window.sums() == {"new": Attempts(0, 3, 1)}
-    window.observe(5 + WINDOW, REVISIONS, {"g": told(new_1=(2, 3))})
+    window.observe(5 + WINDOW_SECONDS, REVISIONS, {"g": told(new_1=(2, 3))})
     assert window.sums() == {"new": Attempts(2, 0)}

@@ -193,7 +193,7 @@ def test_where_gateways_do_not_answer_nothing_stops_and_it_is_said_whose_word_is
     assert set(fleet.run([0.0] * 2160)) == {1}
     made = fleet.decisions[-1]
     assert made.binding == "data"
-    assert "traffic is not known" in made.blind
+    assert "traffic is unknown" in made.blind
     assert not Fleet(config, engines=1).decisions
     fleet.gateways_silent = False
     assert fleet.run([0.0] * 40)[-1] == 0
@@ -258,7 +258,7 @@ def test_pods_that_never_start_let_the_fleet_stop_growing() -> None:
             settled = asked
 
     assert asked == settled <= RANGE.max_replicas
-    assert "do not get ready" in made.reason
+    assert "do not become ready" in made.reason
 
 
 def test_a_pod_that_is_stuck_where_others_start_is_made_up_for() -> None:

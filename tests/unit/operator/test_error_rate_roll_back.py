@@ -112,7 +112,8 @@ async def test_a_revision_that_fails_requests_is_taken_back_while_the_old_one_se
         "readyRevision": run.old,
         "failedRevision": run.new,
         "reason": ERROR_RATE_ROSE,
-        "message": f"it failed 15 of 30 (50.0%) requests, while {run.old} beside it failed 0 of 30 (0.0%)",
+        "message": f"it failed 15 of 30 (50.0%) requests, while {run.old} failed 0 of 30 (0.0%) "
+        "at the same time",
     }
     [told] = [one["message"] for one in status["conditions"] if one["type"] == "Degraded"]
     assert "did not become ready" not in told

@@ -10,8 +10,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from aggregation_layer import API, DEMAND, DESIRED, NAME, Client, Cluster, Pki, shown
 from mamba_operator.external_metrics import front_proxy as proxies
-from mamba_operator.external_metrics.access_review import KEPT, AccessReview
-from mamba_operator.external_metrics.certificate import serving_certificate, show
+from mamba_operator.external_metrics.access_review import CACHE_SECONDS, AccessReview
+from mamba_operator.external_metrics.certificate import load_certificate, serving_certificate
 from mamba_operator.external_metrics.documents import NAMES, quantity
 from mamba_operator.external_metrics.front_proxy import FrontProxy, NoFrontProxy, front_proxy
 from mamba_operator.external_metrics.label_selector import SelectorInvalid, selector
@@ -30,7 +30,7 @@ async def running(pki: Pki, cluster: Cluster, now: float = 130.0) -> AsyncIterat
     proxy = front_proxy(cluster.config_map)
     made = serving_certificate(NAME, datetime.now(UTC), timedelta(days=1))
     context = proxy.context()
-    show(context, made)
+    load_certificate(context, made)
     review = AccessReview(cluster)  # type: ignore[arg-type]
     api = ExternalMetrics(
         shown(), review, proxy, now=lambda: now, wall=lambda: datetime(2026, 1, 2, 3, 4, 35, tzinfo=UTC)
@@ -136,7 +136,7 @@ async def test_an_access_is_reviewed_once_in_a_while_for_each_asker(pki: Pki) ->
         "user": "hpa", "groups": ["g"], "extra": {"scopes": ["a", "b"]}, "resourceAttributes": question,
     }  # fmt: skip
     cluster.allowed.clear()
-    now[0] = KEPT
+    now[0] = CACHE_SECONDS
     assert not await review.may(one, "resourceAttributes", **question)
 
 

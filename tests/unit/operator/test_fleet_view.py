@@ -42,7 +42,7 @@ mambaserve_gateway_requests_total{code="401",model="unknown",route="/v1/chat/com
 
 
 def look(view: FleetView, at: float, **engines: EngineReport | None) -> Observation:
-    return view.observe(at, asked=2, ready=engines, gateways=DOOR)
+    return view.observe(at, desired=2, ready=engines, gateways=DOOR)
 
 
 def test_rates_are_what_counters_did_between_two_looks() -> None:
@@ -115,9 +115,9 @@ def test_who_is_silent_is_missing_and_not_idle() -> None:
     view = FleetView()
 
     assert look(view, 0, a=None, b=None).load is None
-    assert view.observe(1, asked=1, ready={}, gateways={}).traffic is None
-    assert view.observe(1, asked=1, ready={}, gateways={**DOOR, "other": None}).traffic is None
-    assert view.observe(2, asked=1, ready={}, gateways=DOOR).traffic is not None
+    assert view.observe(1, desired=1, ready={}, gateways={}).traffic is None
+    assert view.observe(1, desired=1, ready={}, gateways={**DOOR, "other": None}).traffic is None
+    assert view.observe(2, desired=1, ready={}, gateways=DOOR).traffic is not None
 
 
 def test_an_engine_is_read_from_its_metrics() -> None:

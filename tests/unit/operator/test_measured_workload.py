@@ -12,8 +12,8 @@ from mamba_api.v1alpha1 import WorkloadStatus
 from mamba_operator.autoscale.reports import ReportInvalid
 from mamba_operator.workload.counts import EngineCounts, engine_counts
 from mamba_operator.workload.measured_workload import (
-    LEAST_REQUESTS,
-    WINDOW,
+    DECAY_SECONDS,
+    MIN_REQUESTS,
     MeasuredWorkload,
     TrafficWindow,
     advanced,
@@ -85,18 +85,18 @@ def test_means_are_those_of_requests_and_of_time() -> None:
 
 def test_too_few_requests_or_answers_say_nothing() -> None:
     assert measured_workload(TrafficWindow()) is None
-    assert measured_workload(served(LEAST_REQUESTS - 1)) is None
-    assert measured_workload(served(LEAST_REQUESTS)) is not None
+    assert measured_workload(served(MIN_REQUESTS - 1)) is None
+    assert measured_workload(served(MIN_REQUESTS)) is not None
     unanswered = replace(counted(1000), answers=10)
     assert measured_workload(advanced(TrafficWindow(), {"a": NOTHING}, {"a": unanswered}, 60.0)) is None
 
 
 def test_what_was_counted_fades_and_then_says_nothing() -> None:
     window = served(1000)
-    later = advanced(window, {"a": counted(1000)}, {"a": counted(1000)}, WINDOW)
+    later = advanced(window, {"a": counted(1000)}, {"a": counted(1000)}, DECAY_SECONDS)
 
     assert later.prompts == pytest.approx(1000 / math.e)
-    assert measured_workload(advanced(later, {}, {}, WINDOW)) is None
+    assert measured_workload(advanced(later, {}, {}, DECAY_SECONDS)) is None
 
 
 def test_other_traffic_takes_over_within_a_window_or_two() -> None:
@@ -142,7 +142,7 @@ def test_whatever_engines_say_and_clocks_do_what_is_measured_is_within_bounds(
         window, before = advanced(window, before, now, passed), now
         found = measured_workload(window)
         if found is not None:
-            assert found.requests >= LEAST_REQUESTS
+            assert found.requests >= MIN_REQUESTS
             assert min(found.prompt_tokens, found.output_tokens, found.concurrency) >= 0
             assert found.shared_prefix_ratio is None or 0 <= found.shared_prefix_ratio <= 1
             shown = workload_status(None, found, NOW)
@@ -210,7 +210,7 @@ def test_what_was_shown_stays_while_nothing_is_measured() -> None:
 @given(
     st.builds(
         MeasuredWorkload, st.floats(1, 1e6), st.floats(1, 1e5), st.one_of(st.none(), st.floats(0, 1)),
-        st.floats(0, 500), st.floats(LEAST_REQUESTS, 1e6),
+        st.floats(0, 500), st.floats(MIN_REQUESTS, 1e6),
     )
 )  # fmt: skip
 def test_what_was_just_shown_is_not_shown_anew_and_carries_another_operator_on(

@@ -9,11 +9,11 @@ from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.objects.errors import ClusterError, Forbidden, NotFound, Unreachable
 from mamba_operator.objects.manifest import Key
-from mamba_operator.process.namespace_claims import LASTS, RENEW_EVERY, NamespaceClaims
+from mamba_operator.process.namespace_claims import DURATION_PERIODS, RENEW_EVERY, NamespaceClaims
 from virtual_time import in_virtual_time
 
 KEY = Key("models", "nano")
-DURATION = LASTS * RENEW_EVERY
+DURATION = DURATION_PERIODS * RENEW_EVERY
 
 
 class Release:
@@ -180,10 +180,8 @@ def test_whose_namespace_cannot_be_asked_is_served_by_nobody(error: ClusterError
 
         assert release.passes == []
         # A right that is missing does not come by itself; without a status an object would stay silent.
-        said = [
-            "Forbidden: The operator may not ask whose the namespace is, and serves nothing in it: no rule"
-        ]
-        assert release.messages == (said if isinstance(error, Forbidden) else [])
+        message = "The operator may not read the claim on the namespace, and serves nothing in it: no rule"
+        assert release.messages == ([f"Forbidden: {message}"] if isinstance(error, Forbidden) else [])
         cluster.fault = lambda *_: None
         await asyncio.sleep(20)
         assert release.passes

@@ -10,7 +10,7 @@ from mamba_api.v1alpha1.conditions import REASONS_OF, ConditionType, Reason
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.pod_trouble import (
     ADVICE,
-    MAX_WORDS,
+    MAX_MESSAGE_CHARACTERS,
     is_draining,
     is_loading,
     replaced_failure,
@@ -102,24 +102,25 @@ FOUND: list[tuple[str, Manifest, Reason, str]] = [
      "PersistentVolumeClaim weights, Secret token, ConfigMap nano-engine"),
     ("a claim that is not there", pod(phase="Pending", conditions=[{
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-        "message": 'persistentvolumeclaim "weights" not found'}]), Reason.CLAIM_NOT_BOUND, "make the claim"),
+        "message": 'persistentvolumeclaim "weights" not found'}]), Reason.CLAIM_NOT_BOUND,
+     "create the claim"),
     ("a claim without a volume", pod(phase="Pending", conditions=[{
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
         "message": "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."}]),
      Reason.CLAIM_NOT_BOUND, "has unbound immediate"),
     ("a sidecar killed for memory", pod(
         containerStatuses=[{"name": "proxy", "state": ended("OOMKilled", 137)}]),
-     Reason.OUT_OF_MEMORY, "raise its memory limit where the container comes from"),
+     Reason.OUT_OF_MEMORY, "raise its memory limit in the container's source"),
     ("a loader killed for memory", pod(
         initContainerStatuses=[{"name": "loader", "state": ended("OOMKilled", 137)}]),
-     Reason.OUT_OF_MEMORY, "raise its memory limit where the container comes from"),
+     Reason.OUT_OF_MEMORY, "raise its memory limit in the container's source"),
     ("a sidecar of a loader that ends again and again", pod(
         component="loader", initContainerStatuses=[{"name": "proxy", "state": waiting("CrashLoopBackOff")}]),
      Reason.DOWNLOAD_FAILED, "container proxy ended again and again"),
     ("a gate", {**pod(phase="Pending", conditions=[{
         "type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked"}]),
         "spec": {"schedulingGates": [{"name": "example.com/queue"}]}},
-     Reason.UNSCHEDULABLE, "held back by the scheduling gates example.com/queue: whoever set them"),
+     Reason.UNSCHEDULABLE, "held back by the scheduling gates example.com/queue, until the owner"),
     ("no node", UNSCHEDULABLE, Reason.UNSCHEDULABLE, "pod nano-engine-z: 0/3 nodes"),
 ]  # fmt: skip
 
@@ -134,7 +135,9 @@ def test_trouble_is_named_with_its_pod_and_its_words(one: Manifest, reason: Reas
     assert found.reason is reason
     assert words in found.message
     assert reason in REASONS_OF[ConditionType.DEGRADED]
-    assert any(said in found.message for said in (ADVICE.get(reason, "raise"), "whoever set them"))
+    assert any(
+        said in found.message for said in (ADVICE.get(reason, "raise"), "until the owner of the gates")
+    )
 
 
 PASSING: list[tuple[str, Manifest]] = [
@@ -193,7 +196,7 @@ def test_of_long_last_words_the_end_is_kept_because_the_error_stands_there() -> 
 
     assert found is not None
     assert found.message.endswith(f"RuntimeError: no such file; {ADVICE[Reason.ENGINE_CRASHING]}")
-    assert len(found.message) < MAX_WORDS + 200
+    assert len(found.message) < MAX_MESSAGE_CHARACTERS + 200
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from mamba_api import names
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.workload.watch import FRESH, PERIOD, WorkloadWatch
+from mamba_operator.workload.watch import FRESH_SECONDS, TRAFFIC_POLL_SECONDS, WorkloadWatch
 from mamba_operator.workload.workload_status import SELDOM, workload_status
 from metrics_of_pods import CountingEngine
 from operator_objects import NOW, fitting_owner
@@ -56,7 +56,7 @@ class World:
             by_id = {index_id(MAMBA_DEPLOYMENT): {KEY: [self.owner]}, index_id(POD): {KEY: self.pods}}
             self.indices.take(by_id)
             await self.watch.poll()
-            self.now += PERIOD
+            self.now += TRAFFIC_POLL_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_what_no_engine_tells_any_more_is_soon_not_measured() -> None:
     assert world.watch.measured(KEY) is not None
 
     world.silent = {"a"}
-    await world.polls(int(FRESH / PERIOD) - 1)
+    await world.polls(int(FRESH_SECONDS / TRAFFIC_POLL_SECONDS) - 1)
     assert world.watch.measured(KEY) is not None
     await world.polls(2)
     assert world.watch.measured(KEY) is None
@@ -154,11 +154,11 @@ async def test_only_what_matters_wakes_and_seldom() -> None:
     assert world.woken == [KEY], "the first that there is to show"
 
     world.woken.clear()
-    steady = int(4 * SELDOM / PERIOD)
+    steady = int(4 * SELDOM / TRAFFIC_POLL_SECONDS)
     await world.polls(steady)
     assert len(world.woken) <= 2, "more requests, the same traffic"
     world.woken.clear()
-    await world.polls(int(SELDOM / PERIOD) * 3, prompt=9000)
+    await world.polls(int(SELDOM / TRAFFIC_POLL_SECONDS) * 3, prompt=9000)
     assert 1 <= len(world.woken) <= 3
 
 
@@ -180,5 +180,5 @@ async def test_a_deployment_that_went_is_forgotten_and_one_that_breaks_keeps_no_
             index_id(POD): {other: [broken], KEY: world.pods},
         })  # fmt: skip
         await world.watch.poll()
-        world.now += PERIOD
+        world.now += TRAFFIC_POLL_SECONDS
     assert world.watch.measured(KEY) is not None

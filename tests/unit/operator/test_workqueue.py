@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_operator.process.workqueue import REST, RetryPolicy, WorkQueue
+from mamba_operator.process.workqueue import MIN_RETRY_SECONDS, RetryPolicy, WorkQueue
 from virtual_time import in_virtual_time
 
 
@@ -173,7 +173,7 @@ async def test_a_wake_right_after_a_failure_waits_for_the_pause_and_many_of_them
 
     await run(queue, work, 20)
 
-    assert work.times() == [0.0, REST]
+    assert work.times() == [0.0, MIN_RETRY_SECONDS]
 
 
 @in_virtual_time
@@ -186,7 +186,7 @@ async def test_the_pause_is_over_with_the_next_success() -> None:
 
     await run(queue, work, 20)
 
-    assert work.times() == [0.0, REST, 1.1, 1.2]
+    assert work.times() == [0.0, MIN_RETRY_SECONDS, 1.1, 1.2]
 
 
 @in_virtual_time
