@@ -26,7 +26,7 @@ class Baseline:
         self._model: Any = loaded.to(device).eval()
 
     def outputs(self, prompt: LoadPrompt) -> list[int]:
-        """The greedy tokens of one prompt."""
+        """Return the greedy tokens of one prompt."""
         made, _ = self._generate([prompt])
         return [int(token) for token in made[0][len(prompt.token_ids) :]]
 

@@ -1,5 +1,7 @@
-"""What the engine does on a CPU without being told: its defaults beside overlap on, overlap off, the threads
-that OpenMP starts by itself, and transformers `generate`; alone, and beside a busy process.
+"""Speed of an engine with default settings on a CPU.
+
+The defaults are compared with overlap on, overlap off, the threads that OpenMP starts by itself, and
+transformers `generate`; alone, and next to a busy process.
 
 Run as `python -m benchmarks.cpu_defaults`. All engines stay up and are measured in turns, round by round, so
 that a machine which others use as well treats them alike; what is compared is the median over the rounds.
@@ -48,7 +50,10 @@ class Variant:
 
 
 def variants(cores: int) -> tuple[Variant, ...]:
-    """What is compared. OpenMP by itself takes every core and spins 300,000 turns at each barrier."""
+    """Return the variants to compare.
+
+    OpenMP by itself takes every core and spins 300,000 turns at each barrier.
+    """
     untouched = {"OMP_NUM_THREADS": str(cores), "GOMP_SPINCOUNT": "300000"}
     return (
         Variant("default"),
@@ -84,8 +89,11 @@ def rate(samples: Sequence[Sample]) -> float:
 def take_turns(
     measured: dict[str, Rate], levels: Sequence[int], turns: range
 ) -> dict[str, dict[int, list[float]]]:
-    """Rates by name and level, one a turn; every turn has an order and prompts of its own: who always came
-    behind the same one would always have what that one leaves behind."""
+    """Measure the rates by name and level, one a turn.
+
+    The order and the prompts differ in each turn, because an engine that always followed the same one would
+    always run with the state that it leaves behind.
+    """
     found: dict[str, dict[int, list[float]]] = {name: {level: [] for level in levels} for name in measured}
     for turn in turns:
         order = random.Random(turn)

@@ -1,4 +1,4 @@
-"""What the C++ kernels change on a CPU: steps of a model by them, with int8 matrices, and by others.
+"""Gain of the C++ kernels on a CPU: steps of a model with them, with int8 matrices, and with other kernels.
 
 Run as `python -m benchmarks.engine_cpu --model DIR`. First what the machine can do is measured: bytes read
 and float32 operations per second. Then all ways take turns, step by step, in processes that stay up. `--ways`
@@ -33,7 +33,7 @@ OURS = {
 }
 """Kernels and quantization of each way that is the engine's."""
 LLAMA_CPP = {"llama.cpp": "bf16", "llama.cpp int8": "q8_0"}
-"""What its matrices are, by way."""
+"""Types of llama.cpp's matrices, by way."""
 WAYS = (*OURS, "transformers", *LLAMA_CPP)
 Clocks = dict[str, Any]
 CLOCKS = ("processor", "wall")
@@ -41,7 +41,7 @@ STEPS = ("decode 1", "decode 8", "decode 32", "prefill 512", "prefill 4096")
 
 
 def command(way: str, options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The module that measures it with its arguments, and what its environment has besides ours."""
+    """Return the module that measures the way, with its arguments, and its additional variables."""
     model, threads = str(options.model), str(options.threads)
     if way == "transformers":
         return ["benchmarks.engine_cpu_transformers", model, options.dtype, threads], {}

@@ -1,4 +1,4 @@
-"""What HTTP, the engine loop and sampling cost on a CPU: decode steps inside and through HTTP.
+"""Cost of HTTP, the engine loop and sampling on a CPU: decode steps inside and through HTTP.
 
 Run as `python -m benchmarks.engine_cpu_http --model DIR`. An engine with its defaults and the steps of
 `benchmarks.engine_cpu` take turns, round by round. Inside, one step is the model alone. Through HTTP, so many
@@ -35,8 +35,10 @@ DECODED = 128
 
 
 def streamed_step(samples: Sequence[Sample]) -> float:
-    """Seconds of a step while all streams run. Pure. Raises RuntimeError where a request failed, or where
-    they never all ran."""
+    """Return the seconds of a step while all streams run.
+
+    Raises RuntimeError where a request failed, or where the streams never ran at the same time. Pure.
+    """
     if failed := {sample.error for sample in samples if sample.error}:
         raise RuntimeError(f"requests failed: {failed}")
     begun = [sample.sent + (sample.ttft or 0.0) for sample in samples]
@@ -57,7 +59,7 @@ def _events(begin: float, gaps: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process started and that still run."""
+    """Return the ids of a process's children that still run."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 

@@ -15,9 +15,8 @@ from benchmarks.gguf_checkpoint import write_gguf
 DECODED = 8
 """Steps of a decode, over which it takes the mean."""
 TRIES = 3
-"""What it says is written by a thread that its end does not wait for, so the last line may be lost. It
-measures one prompt token after what is asked for, which gives that line the time; where it is lost still it
-is asked again."""
+"""Attempts to read llama-bench's output. A thread writes the output, and the process does not wait for that
+thread when it ends, so the last line may be lost. One prompt token is measured last to leave it time."""
 
 
 def measure(program: Path, model: Path, threads: int, kind: str, count: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""Draws what `benchmarks.engine_cpu --out FILE` measured, as SVG: tokens per second of each way, and by which
-layers the last step's time is taken. Run as `python -m benchmarks.engine_cpu_plot FILE SVG`.
+"""Draw the results that `benchmarks.engine_cpu --out FILE` wrote, as SVG.
+
+The picture shows tokens per second of each way, and the share of each kind of layer in the last step's time.
+Run as `python -m benchmarks.engine_cpu_plot FILE SVG`.
 """
 
 import argparse
@@ -25,7 +27,7 @@ def shares(found: dict[str, Any], step: str) -> dict[str, float]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """The same results give the same file."""
+    """Draw the results into a file; the same results give the same file."""
     import matplotlib as mpl
 
     mpl.use("svg")

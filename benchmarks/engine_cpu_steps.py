@@ -74,7 +74,7 @@ class StepTimer:
         ]
 
     def _timed(self, name: str, mixer: Any) -> Any:
-        """The mixer with a clock around each call; still of its class, by which the model knows it."""
+        """Put a clock around each call of the mixer and keep its class, by which the model recognises it."""
         kind, seconds = type(mixer), self.seconds
 
         class Timed(kind):  # type: ignore[valid-type,misc]
@@ -102,7 +102,7 @@ class StepTimer:
         }
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """As the engine's runner does it."""
+        """Run the model the way the engine's runner does."""
         if self.decoder is None or batch.tokens != batch.decodes:
             return self.model.forward(batch, self.views)
         return self.model.logits(self.decoder(batch.host))

@@ -64,7 +64,7 @@ def trace_of(seconds: float, rate: float, seed: int) -> RequestStream:
 
 
 def tokens_of(arrival: Arrival) -> list[int]:
-    """The prompt for a vocabulary that is too small to give each block tokens of its own."""
+    """Return a prompt for a vocabulary that is too small to give each block its own tokens."""
     ids = [token for block in arrival.block_ids for token in _block(block)]
     return ids[: arrival.input_tokens]
 
@@ -75,9 +75,9 @@ def _block(block: int) -> list[int]:
 
 
 async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Calibration:
-    """New prompts through the gateway, then each with more behind it; both in any order, one at a time.
+    """Send new prompts through the gateway, then each with more text appended, in any order, one at a time.
 
-    With pauses of so many seconds on average: processes that slept take longer than those that just ran.
+    Pauses of `pause` seconds on average separate them: processes that slept take longer than busy ones.
     """
     rng = Random(f"calibration {seed}")
     alone, together = list[Sample](), list[Sample]()
@@ -117,9 +117,10 @@ async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Cal
 
 
 def undisturbed(samples: Sequence[Sample], others: OtherLoad, start: float = 0.0) -> list[Sample]:
-    """Those who had got their first token before others took more than `QUIET` cores; all if few are left.
+    """Select the samples whose first token came before others took `QUIET` cores; all if few remain.
 
-    `start`: of their times by the monotonic clock. What counts is what others took, not what came of it.
+    `start`: of the samples' times by the monotonic clock. The selection depends on the load of others only,
+    not on the measured times.
     """
     kept = [each for each in samples if _calm(each, others, start)]
     return kept if len(kept) >= LEAST_QUIET * len(samples) else list(samples)
@@ -153,7 +154,7 @@ async def play(door: str, stream: RequestStream) -> tuple[list[Sample], OtherLoa
 def figures(
     first: Sequence[float], prompts: int, resumed: int, outputs: int, seconds: float
 ) -> dict[str, float]:
-    """What is compared, of one of the two."""
+    """Return the figures to compare, of the live or of the simulated fleet."""
     ordered = sorted(first)
     return {
         "ttft_p50": round(ordered[len(ordered) // 2], 4),
@@ -164,7 +165,7 @@ def figures(
 
 
 def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) -> dict[str, float]:
-    """Of requests that ended well; times of those that are `timed`, by default of all."""
+    """Return the figures of successful requests; latencies of those that are `timed`, by default of all."""
     well = [each for each in samples if each.error is None and each.ttft is not None]
     return figures(
         [each.ttft for each in timed or well if each.error is None and each.ttft is not None],
@@ -178,8 +179,10 @@ def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) ->
 def simulated(
     stream: RequestStream, fit: FleetFit, engines: int, seed: int, counted: Collection[int] | None = None
 ) -> dict[str, float]:
-    """Figures of the same requests in a simulated fleet; latencies of the request numbers in `counted`
-    only."""
+    """Return the figures of the same requests in a simulated fleet.
+
+    `counted`: numbers of the requests whose latencies count.
+    """
     around = FleetEnvironment(least=engines, most=engines, initial=engines, machine=fit.machine)
     run = Simulation(stream, fit.profile, SimulatedGateway, FixedSize(engines), Slo(), around, seed)
     run.run()
@@ -199,7 +202,7 @@ def simulated(
 
 
 def differences(live: dict[str, float], simulated: dict[str, float]) -> dict[str, float]:
-    """Of the simulated figure, relative to the live one."""
+    """Return the difference of each simulated figure, relative to the live one."""
     return {name: round(simulated[name] / live[name] - 1, 4) if live[name] else 0.0 for name in live}
 
 

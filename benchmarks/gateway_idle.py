@@ -1,4 +1,4 @@
-"""What streams that have begun and say nothing cost the gateway: memory and CPU time of each.
+"""Memory and CPU time that a gateway needs for each idle stream.
 
 Run as `python -m benchmarks.gateway_idle [--streams N]`; writes JSON and Markdown to benchmarks/results. The
 gateway, the upstream and the client are processes of their own; of descriptors the gateway takes 2 N.

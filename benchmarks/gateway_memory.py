@@ -1,4 +1,4 @@
-"""What a gateway takes of memory: by itself, with a tokenizer and the texts it remembers, with an index.
+"""Memory of a gateway: of the process alone, with a tokenizer and remembered texts, and with an index.
 
 Run as `python -m benchmarks.gateway_memory`; writes JSON and Markdown to benchmarks/results. Each figure is
 of a process of its own, the first ones of a real gateway without engines, the others of the part alone.
@@ -26,7 +26,7 @@ from mamba_text.text_archive import TextArchive, load_text_side
 
 MIB = 1 << 20
 WORDS = 230_000
-"""As many make a file of about 17 MB."""
+"""Words of the tokenizer; this number gives a file of about 17 MB."""
 GATEWAYS = {
     "gateway_mib": (),
     "gateway_with_redis_mib": ("--redis-url", "redis://127.0.0.1:9", "--prefix-index-scope", "a"),
@@ -65,7 +65,7 @@ def _vocabulary(rng: random.Random) -> tuple[dict[str, int], list[tuple[str, str
 
 
 def packed_tokenizer(folder: Path) -> tuple[bytes, int]:
-    """An archive as engines send it, and the bytes of the tokenizer in it."""
+    """Return an archive as engines send it, and the bytes of the tokenizer in it."""
     vocabulary, merges = _vocabulary(random.Random(0))
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

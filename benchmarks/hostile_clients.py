@@ -41,7 +41,7 @@ SMALL = {"prompt": "the key of the red door is", "max_tokens": 8}
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return the ids of a process and all its descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
@@ -64,8 +64,10 @@ class ServerUnderTest:
 
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
-        """Milliseconds of each answer of /livez while the block runs, one at least; a thread of its own
-        asks."""
+        """Yield the milliseconds of each answer of /livez while the block runs, at least one.
+
+        A thread sends the requests.
+        """
         took: list[float] = []
         ended = threading.Event()
 

@@ -43,7 +43,7 @@ class ProcessCost:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have run so far, to the nanosecond."""
+    """Return the seconds that all threads of a process have run, to the nanosecond."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
@@ -68,8 +68,11 @@ def measure(under_test: Sequence[ProcessCost], rounds: int, kinds: Sequence[Requ
 
 
 def table(under_test: Sequence[ProcessCost], kinds: Sequence[RequestKind]) -> list[str]:
-    """Minimum and median of each kind, how the last tree compares with the first, and what follows for whole
-    answers: requests for each second of one core's time, and the time that a gateway adds."""
+    """Return the table of all kinds of requests.
+
+    Columns: minimum and median of each kind, the ratio of the last tree to the first, and for whole answers
+    the requests per second of one core and the time that a gateway adds.
+    """
     lines = ["", "| CPU time of a request, µs | tree | minimum | median | requests a second of one core |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for kind in kinds:

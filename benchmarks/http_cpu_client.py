@@ -24,7 +24,7 @@ class RequestKind:
     """Over which they are sent, one after the other on each: few for streams, since deltas are joined where
     the process does not keep up, and fewer events cost less."""
     whole: bool = True
-    """It is answered in one piece."""
+    """True if the answer comes in one piece, not as a stream."""
 
 
 def kinds(connections: list[int]) -> tuple[RequestKind, ...]:

@@ -1,5 +1,7 @@
-"""The processes around the one that `http_cpu` measures: a scripted engine, an API server over it, a scripted
-upstream for a gateway. Run by path with the interpreter of the tree under test; imports no other benchmark.
+"""Processes around the one that `http_cpu` measures.
+
+A scripted engine, an API server over it, and a scripted upstream for a gateway. Run by path with the
+interpreter of the tree under test; imports no other benchmark.
 
 Roles: `api MODEL`, `engine` (started by `api`, with the arguments of an engine process), `upstream`.
 """
@@ -17,7 +19,7 @@ TOKEN_SECONDS = 0.004
 
 
 def engine_settings(**values: Any) -> Any:
-    """The settings model, wherever the tree under test has it."""
+    """Return the settings model, wherever the tree under test defines it."""
     for module in ("mamba_settings.engine_settings", "mamba_server.settings"):
         try:
             return importlib.import_module(module).EngineSettings(**values)
@@ -80,7 +82,7 @@ class Engine:
 
 
 def engine(arguments: list[str]) -> int:
-    """An engine process without a model."""
+    """Run an engine process without a model."""
     import zmq
     import zmq.asyncio
 
@@ -152,7 +154,7 @@ async def _relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 def upstream() -> int:
-    """What a gateway relays to: prints its URL, serves until it is killed."""
+    """Serve as the upstream of a gateway: print the URL, then serve until the process is killed."""
 
     async def main() -> None:
         server = await asyncio.start_server(_relayed, "127.0.0.1", 0)

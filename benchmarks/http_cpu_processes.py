@@ -44,7 +44,7 @@ def end_children_on_sigterm() -> None:
 
 @contextmanager
 def started(command: Sequence[str], pattern: str, cwd: Path) -> Iterator[tuple[int, str]]:
-    """A child process that has said it is ready: its id and the URL in that line."""
+    """Start a child process and yield its id and the URL in its ready line."""
     process = subprocess.Popen(
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -71,7 +71,7 @@ def started(command: Sequence[str], pattern: str, cwd: Path) -> Iterator[tuple[i
 
 @contextmanager
 def api(tree: Path) -> Iterator[ProcessUnderTest]:
-    """The API process of a tree over the scripted engine."""
+    """Run the API process of a tree over the scripted engine."""
     command = [str(tree / ".venv/bin/python"), "-P", str(PARTS), "api", str(tree / TINY)]
     with started(command, "mambaserve: ready", tree) as (pid, url):
         yield ProcessUnderTest(pid, _port(url))
@@ -79,7 +79,7 @@ def api(tree: Path) -> Iterator[ProcessUnderTest]:
 
 @contextmanager
 def gateway(tree: Path, *options: str) -> Iterator[ProcessUnderTest]:
-    """The gateway of a tree before the scripted upstream."""
+    """Run the gateway of a tree before the scripted upstream."""
     python = str(tree / ".venv/bin/python")
     with started([sys.executable, "-P", str(PARTS), "upstream"], "upstream ready", tree) as (_, upstream):
         command = [python, "-P", "-m", "mamba_cli", "gateway", "--backend", upstream, "--port", "0"]
@@ -89,7 +89,7 @@ def gateway(tree: Path, *options: str) -> Iterator[ProcessUnderTest]:
 
 @contextmanager
 def peer(python: Path) -> Iterator[ProcessUnderTest]:
-    """The sglang-router of an environment before the scripted upstream, with its own defaults."""
+    """Run the sglang-router of an environment before the scripted upstream, with its own defaults."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

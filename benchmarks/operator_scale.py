@@ -1,5 +1,7 @@
-"""The operator beside a thousand MambaDeployments on a real API server: how long until all are reconciled,
-what it costs when nothing happens, and how soon one change is applied.
+"""Cost of the operator with a thousand MambaDeployments on a real API server.
+
+Measured are the time until all are reconciled, the cost when nothing happens, and the time until one change
+is applied.
 
 Run as `python -m benchmarks.operator_scale [--objects N]`; writes JSON and Markdown to benchmarks/results.
 The control plane is that of the tests (etcd, kube-apiserver, kube-controller-manager) on the same machine,
@@ -54,13 +56,13 @@ class OperatorUnderTest:
             return str(answer.read().decode())
 
     def requests(self, *methods: str) -> float:
-        """Requests to the API server, watches aside; of all methods, or of these."""
+        """Count the requests to the API server without watches; of all methods, or of the named ones."""
         series = r'^mambaserve_operator_requests_total{method="(\w+)",resource="\w+"} (\S+)$'
         found = re.findall(series, self.metrics(), re.MULTILINE)
         return sum(float(count) for method, count in found if not methods or method in methods)
 
     def by_resource(self) -> str:
-        """Its requests by method and resource, one a line, most first."""
+        """Return the operator's requests by method and resource, one a line, most first."""
         series = r'^mambaserve_operator_requests_total{method="(\w+)",resource="(\w+)"} (\S+)$'
         found = re.findall(series, self.metrics(), re.MULTILINE)
         ordered = sorted(found, key=lambda one: -float(one[2]))
@@ -89,7 +91,7 @@ def cpu_seconds(pid: int | None) -> float:
 
 @contextmanager
 def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> Iterator[OperatorUnderTest]:
-    """An operator of the whole cluster, with its own defaults."""
+    """Run an operator of the whole cluster with its own defaults."""
     namespace = plane.create_namespace("operator")
     plane.kubectl("create", "serviceaccount", "operator", "-n", namespace)
     plane.kubectl(
@@ -110,7 +112,7 @@ def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> 
 
 
 def deployment(name: str) -> dict[str, Any]:
-    """As small as an object can be: engines and a gateway."""
+    """Return the smallest possible object: engines and a gateway."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,

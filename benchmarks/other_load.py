@@ -16,7 +16,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def tree() -> list[int]:
-    """The ids of this process and of all that it started and that run now."""
+    """Return the ids of this process and of its running descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _fields(int(entry.name))):
@@ -43,7 +43,7 @@ def machine_seconds() -> float:
 
 
 def _fields(pid: int) -> list[str]:
-    """Of `/proc/PID/stat`, those behind the name, which is in parentheses and may hold anything."""
+    """Return the fields of `/proc/PID/stat` behind the name in parentheses, which may hold anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -58,8 +58,10 @@ class OtherLoad:
     cores: list[float] = field(default_factory=list)
 
     def peak(self, begin: float, end: float) -> float:
-        """Most cores that others used in any sample period that overlaps [begin, end] (monotonic seconds);
-        infinity where the samples do not cover it."""
+        """Return the most cores that others used in a sample period of [begin, end] (monotonic seconds).
+
+        Returns infinity where the samples do not cover the interval.
+        """
         first = bisect_left(self.times, begin)
         last = bisect_left(self.times, end)
         if not first or last == len(self.times):

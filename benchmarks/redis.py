@@ -15,7 +15,7 @@ from redis_program import RedisProgram, redis_program
 
 
 def program() -> RedisProgram:
-    """The one that tests run, too. Raises FileNotFoundError: there is none."""
+    """Return the program that tests run, too. Raises FileNotFoundError: there is none."""
     if (found := redis_program()) is None:
         raise FileNotFoundError("there is no redis-server: apt-get install redis-server")
     return found
@@ -23,7 +23,7 @@ def program() -> RedisProgram:
 
 @contextmanager
 def running_redis() -> Iterator[str]:
-    """The URL of a fresh redis-server. Raises FileNotFoundError: there is none."""
+    """Run a new redis-server and yield its URL. Raises FileNotFoundError: there is none."""
     binary = program()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -81,7 +81,7 @@ class BusyGateway:
         return self._random.integers(1, 1 << 64, count, np.uint64)
 
     def report(self, name: str) -> None:
-        """What a probe of this engine sees."""
+        """Process the report of a probe of the engine."""
         report = ProbeReport(
             True, models=({"id": "m"},), running=self.rng.randrange(9), room=1e6,
             speed=EngineSpeed(self.rng.uniform(1.8e4, 2.2e4), 1e-6, 0.01),
@@ -90,7 +90,7 @@ class BusyGateway:
         self.pool.report(f"http://{name}", report)
 
     def change(self, name: str, seq: int) -> None:
-        """A batch of what this engine gained."""
+        """Publish a batch of changes of the engine."""
         gained = self._hashes(CHANGED)
         batch = Change(
             name, "i", 1, seq, False, _packed(gained[::STATES]), b"", pages_gained=gained.tobytes()
@@ -98,7 +98,7 @@ class BusyGateway:
         self.index.take_change(batch)
 
     def prompts(self, count: int) -> Iterator[PromptPrefix]:
-        """Of 1 to 64 pages, most of which others began with."""
+        """Yield prompts of 1 to 64 pages that share most of their beginning with others."""
         for n in range(count):
             stem = self._stems[self.rng.randrange(len(self._stems))]
             ids = stem[: PAGE * self.rng.randint(1, STEM_PAGES)].copy()

@@ -31,7 +31,7 @@ WAYS: tuple[Way, ...] = ("one", "load", "attention", "resumable")
 Row = dict[str, Any]
 USUAL = ("chat", "documents", "agents")
 BLOCK_TOKENS = 16
-"""That a block of a trace becomes."""
+"""Tokens per block of a trace."""
 SAMPLE_SECONDS = 0.2
 """Between two looks at the engines' queues."""
 LONGEST = 3500
@@ -42,7 +42,7 @@ RUNS = "mambaserve_requests_running"
 
 @dataclass(slots=True)
 class RoutingResult:
-    """What one way did with one workload."""
+    """Results of one way with one workload."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -58,7 +58,7 @@ class RoutingResult:
 
 @cache
 def tokens_of(block: int, workload: str) -> tuple[int, ...]:
-    """The tokens of a block; equal ones of a workload have equal tokens, and no two workloads share any."""
+    """Return the tokens of a block: equal for equal blocks of a workload, never shared by two workloads."""
     rng = Random(f"{workload} {block}")
     return tuple(rng.randrange(5, 250) for _ in range(BLOCK_TOKENS))
 
@@ -170,8 +170,10 @@ def requests_of(workload: TraceWorkload, rate: float) -> list[tuple[float, list[
 def measure(
     workloads: Sequence[TraceWorkload], way: Way, shape: tuple[int, int, int], rate: float, at_once: int
 ) -> list[Row]:
-    """One row for each workload, by one fleet that begins each with empty caches. `shape`: engines, gateways,
-    bytes of an engine. `rate` requests a second, or `at_once` under way at all times."""
+    """Measure each workload in one fleet that begins with empty caches, and return a row for each.
+
+    `shape`: engines, gateways, bytes of an engine. `rate` requests a second, or `at_once` concurrent ones.
+    """
     rows: list[Row] = []
     with fleet(way, *shape) as running:
         for workload in workloads:

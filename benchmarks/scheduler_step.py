@@ -62,7 +62,7 @@ def engine(
     *,
     bounded: bool = True,
 ) -> tuple[EngineCore, InstantRunner]:
-    """A core over that arena, for `running` sequences of `length` tokens; any number may wait.
+    """Build a core over that arena, for `running` sequences of `length` tokens; any number may wait.
 
     `bounded`: starts have a time.
     """
@@ -116,7 +116,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def beat(core: EngineCore) -> None:
-    """What the engine process does for a step."""
+    """Do the work of the engine process for one step."""
     core.step()
     search_new_objects()
 
@@ -206,7 +206,7 @@ class TimedListener:
         return call
 
     def take(self) -> int:
-        """What a message does; returns how many bytes it has."""
+        """Take the pending message and return its number of bytes."""
         held = []
         self.milliseconds += timed(lambda: held.append(self._changes.take()))
         (message,) = held
@@ -216,8 +216,11 @@ class TimedListener:
 
 
 def publishing(running: int, requests: int = 2000) -> dict[str, float]:
-    """32 conversations of which each prompt is 300 tokens longer than the one before it, up to 4,000, with
-    answers of 100 tokens; the arena holds a part of them. A message is made after every tenth step."""
+    """Measure the messages of 32 conversations to the prefix index.
+
+    Each prompt is 300 tokens longer than the one before it, up to 4,000, with answers of 100 tokens; the
+    arena holds a part of them. A message is built after every tenth step.
+    """
     core, _ = engine(running * 40, 10, running, 8192)
     listener = TimedListener(core)
     rng = np.random.default_rng(0)
@@ -254,8 +257,10 @@ STEPS_WITH_PROMPTS: dict[str, tuple[list[int], list[int]]] = {
 
 
 def indexing(decodes: list[int], prompts: list[int], *, rounds: int = 200) -> float:
-    """Milliseconds of a step for the buffer that is sent and the plans over it, as Triton's kernels read
-    them."""
+    """Return the milliseconds of a step for the buffer that is sent and the plans over it.
+
+    The plans are those that Triton's kernels read.
+    """
     pieces = [TrialPiece(length, length) for length in prompts]
     host = trial_batch(decodes, pieces, chunk=CHUNK, spare_row=len(decodes) + len(prompts))
     ids, table = np.zeros(len(host.positions), np.int32), torch.zeros(1, 1, dtype=torch.int32)

@@ -32,7 +32,7 @@ TINY = ROOT.parent / "server" / "mamba_server" / "builtin" / "tiny-recall"
 
 @dataclass(frozen=True, slots=True)
 class ServeLoad:
-    """What is sent at each concurrency; all prompts are different, so nothing can be resumed."""
+    """Requests at each concurrency; all prompts are different, so nothing can be resumed."""
 
     input_tokens: int
     output_tokens: int
@@ -41,7 +41,7 @@ class ServeLoad:
     levels: tuple[int, ...] = (1, 8, 32)
 
     def prompts(self, level: int, turn: int = 0) -> list[LoadPrompt]:
-        """The prompts of one level; those of another turn have nothing in common with them."""
+        """Return the prompts of one level; those of another turn share nothing with them."""
         count = max(4, self.rounds * level)
         lengths = LengthRange(self.input_tokens), LengthRange(self.output_tokens)
         return list(random_prompts(count, *lengths, 256, seed=level + 1000 * turn))
@@ -55,7 +55,7 @@ async def engine_samples(url: str, prompts: Sequence[LoadPrompt], level: int) ->
 
 
 async def engine_outputs(url: str, prompt: LoadPrompt) -> list[int]:
-    """The greedy tokens of one prompt, none of which ends the answer: `Baseline.outputs` chooses so, too."""
+    """Return the greedy tokens of one prompt, never the end of the answer, like `Baseline.outputs`."""
     async with aiohttp.ClientSession() as session:
         body = {
             "model": await _model_name(session, url),
@@ -76,7 +76,7 @@ async def _model_name(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def same_tokens(one: Sequence[int], two: Sequence[int]) -> int:
-    """How many tokens agree before the first that differs."""
+    """Count the equal tokens before the first difference."""
     pairs = zip(one, two, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))
 

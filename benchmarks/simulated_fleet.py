@@ -35,9 +35,9 @@ from mamba_gateway.routing.scoring import RoutingWeights
 from mamba_server.cache.state_cache import RadixStateCache
 
 ATTENTION_RATIO = 4.6e-6
-"""Of Nemotron Nano 9B v2."""
+"""Ratio of attention work to other work in Nemotron Nano 9B v2."""
 TOKEN_SECONDS = 0.02
-"""Of an answer, while it is written."""
+"""Seconds per generated token."""
 PROBE_SECONDS = 1.0
 
 
@@ -72,7 +72,7 @@ class SimulatedEngine:
         return sum(end - max(begin, moment) for came, begin, end in self.spans if came <= moment < end)
 
     def report(self) -> ProbeReport:
-        """The report of a probe: waiting prompt tokens, reduced by the share that was resumed so far."""
+        """Return a probe's report: waiting prompt tokens, reduced by the share that was resumed so far."""
         share = self.computed / self.prompt_tokens if self.prompt_tokens else 1.0
         waiting = sum(len(asked.token_ids) for asked in self.queue) * share
         return ProbeReport(
@@ -119,7 +119,7 @@ class SimulatedFleet:
         self._steps = itertools.count(1)
 
     def run(self) -> dict[str, Any]:
-        """The whole workload; what came out."""
+        """Run the whole workload and return the results."""
         rng = Random(0)
         for number, arrival in enumerate(self.workload.arrivals):
             self._schedule(arrival.at, "arrival", (number, arrival, rng.randrange(len(self.pools))))

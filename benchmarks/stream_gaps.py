@@ -1,4 +1,4 @@
-"""What a stream feels while a long prompt is computed beside it: gaps between tokens, and the prompt's wait.
+"""Effect of a long prompt on a running stream: gaps between tokens, and the prompt's wait.
 
 Run as `python -m benchmarks.stream_gaps`. One stream decodes all the time; meanwhile prompts that have
 nothing in common come one after the other, through HTTP. With the engine's defaults and with large pieces of
@@ -84,7 +84,7 @@ async def _model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def measure(url: str, length: int, prompts: int, stream_tokens: int) -> dict[str, Any]:
-    """The stream alone, a prompt alone, and both."""
+    """Measure the stream alone, a prompt alone, and both."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         await first_token(session, url, 300, seed=0)  # warms up
         alone = await first_token(session, url, length, seed=1)

@@ -32,7 +32,7 @@ def endless_cache_bound(arrivals: Iterable[Arrival]) -> float:
 def generated(
     requests: int, seed: int = 0, *, documents: int = 12, depth: Sequence[int] = (4, 40)
 ) -> list[Arrival]:
-    """A small trace of the same format: questions on shared documents, and conversations that go on.
+    """Return a small trace of the same format: questions on shared documents, and conversations that go on.
 
     `depth`: least and most blocks of a document.
     """

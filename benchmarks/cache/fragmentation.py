@@ -1,4 +1,4 @@
-"""What becomes of the arena's bytes under churn: running, resumable, useless, or stranded in half-full slabs.
+"""State of the arena's bytes under churn: running, resumable, useless, or stranded in half-full slabs.
 
 Run as `python -m benchmarks.cache.fragmentation`; writes JSON and Markdown to benchmarks/results. The
 engine's own scheduler, cache and arena run a load that swings between many short chats and few long
@@ -46,7 +46,7 @@ class SlabShares:
 
 
 def shares(cache: RadixStateCache) -> SlabShares:
-    """How the arena is used just now."""
+    """Return the current shares of the arena's bytes."""
     arena = cache.arena
     total, per_slab = arena.slabs - 1, max(1, arena.pages_per_slab)
     needed: set[Node] = set()
@@ -149,7 +149,10 @@ def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) ->
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Runs of one setting with several seeds as one row: means, and the worst of what is stranded. Pure."""
+    """Summarise the runs of one setting with several seeds in one row: means, and the worst stranded share.
+
+    Pure.
+    """
     names = runs[0]["mean"]
     return {
         **{name: runs[0][name] for name in ("strategy", "eviction", "slabs", "pages_per_slab")},
@@ -162,7 +165,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[dict[str, Any]], requests: int, seeds: int) -> list[str]:
-    """The table."""
+    """Return the lines of the table."""
     columns = [
         "slabs",
         "pages",

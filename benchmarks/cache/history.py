@@ -22,7 +22,7 @@ class PrefixHistory:
 
     @classmethod
     def of(cls, arrivals: Iterable[Arrival], block: int) -> "PrefixHistory":
-        """Number the prefixes of `arrivals`."""
+        """Assign numbers to the prefixes of `arrivals`."""
         made = cls(block)
         known: dict[tuple[int, int], int] = {}
         for number, arrival in enumerate(arrivals):
@@ -48,7 +48,7 @@ class PrefixHistory:
         return out
 
     def next(self, prefix: int, number: int) -> int:
-        """The first request after `number` that begins with `prefix`; NEVER if none does."""
+        """Return the first request after `number` that begins with `prefix`; NEVER if none does."""
         touches = self.touches[prefix]
         index = _after(touches, number)
         return touches[index] if index < len(touches) else NEVER

@@ -56,7 +56,7 @@ def measure(arrivals: Sequence[Arrival], slots: Sequence[int], kv: Sequence[int]
 
 
 def markdown(found: dict[str, Any]) -> list[str]:
-    """The tables."""
+    """Return the lines of the tables."""
     lines = [
         f"- trace: {found['trace']}, {found['requests']} requests, {found['prompt_tokens']:,} prompt tokens",
         f"- bound (every block of every prompt kept for ever, attention KV): {found['bound']:.1%}",

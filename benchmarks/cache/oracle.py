@@ -67,7 +67,7 @@ class Oracle:
         self._places: dict[int, KnownCheckpoint] = {}
 
     def observe(self, token_ids: Tokens, salt: str) -> tuple[KnownMatch, list[KnownCheckpoint]]:
-        """The next request; also the places on its path that are cached: their next use is another now."""
+        """Take the next request; return its match and the cached places on its path (next use changed)."""
         self.number += 1
         path = self.history.paths[self.number]
         ends = [self._at(path[depth - 1], depth) for depth in self.history.ends(self.number)]
@@ -77,7 +77,7 @@ class Oracle:
         return KnownMatch(ends, tip), [place for place in known if place and place.node]
 
     def ghost_at(self, match: KnownMatch, depth: int, place: object, turn: int = 0) -> KnownCheckpoint:
-        """The place at page `depth` of the request that came last."""
+        """Return the place at page `depth` of the latest request."""
         return self._at(self.history.paths[self.number][depth - 1], depth)
 
     def observe_answer(self, match: KnownMatch, token_ids: Tokens, salt: str) -> KnownCheckpoint | None:
@@ -90,7 +90,7 @@ class Oracle:
         return self._places.setdefault(prefix, KnownCheckpoint(self, prefix, depth))
 
     def rate(self, place: KnownCheckpoint) -> float:
-        """Returns per request of keeping a checkpoint at `place`."""
+        """Return the expected uses per request of a checkpoint at `place`."""
         at = self.number
         if place.prefix < 0:
             return 0.0

@@ -14,7 +14,7 @@ ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 
 
 def newest(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The last recorded result of a benchmark; None if there is none."""
+    """Return the latest recorded result of a benchmark; None if there is none."""
     paths = sorted(folder.glob(f"*-{name}.json"))
     if not paths:
         return None

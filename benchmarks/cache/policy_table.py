@@ -1,4 +1,4 @@
-"""What the eviction policy saves beside LRU, an oracle and the space-time bound, in every cell of one table.
+"""Savings of the eviction policy compared with LRU, an oracle and the space-time bound, in one table.
 
 Run as `python -m benchmarks.cache.policy_table [--trace FILE]`; cells are workload x slots x
 {attention KV counted in the same arena, not counted}. Prints a line as each cell is done; writes JSON and
@@ -81,7 +81,7 @@ HEAD = (
 
 
 def workloads(names: Sequence[str], trace: Path | None, requests: int | None = None) -> list[TraceWorkload]:
-    """The generated ones of those names (none: all) with so many requests each, then the recorded trace."""
+    """Return the generated workloads of these names (none: all) and the recorded trace."""
     chosen = [make for make in GENERATED if not names or make.__name__ in names]
     made = [make() if requests is None else make(requests) for make in chosen]
     if trace is not None:

@@ -71,7 +71,7 @@ class BatchRun:
 
 @contextmanager
 def engine(model: str, **settings: Any) -> Iterator[Engine]:
-    """An engine with overlap; its memory goes back at the end."""
+    """Yield an engine with overlap; its memory is released at the end."""
     wanted = {"strategy": "ExtraBuffer", "arena_bytes": 64 << 20, "overlap": True, **settings}
     made = boot(EngineSettings(model=model, device="cpu", **wanted), lambda *_: None)
     try:
@@ -115,7 +115,7 @@ def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_bound
 
 
 def without_reuse(model: str, case: Case) -> dict[str, Any]:
-    """(a) Caching on and off, no prompt twice: medians of the ratios of neighbouring rounds."""
+    """Compare caching on and off with no prompt twice, case (a): medians of ratios of neighbouring rounds."""
     wall, cpu = [], []
     with (
         engine(model, arena_bytes=case.arena) as on,

@@ -29,7 +29,7 @@ class _Writer:
         self._timed: list[tuple[float, int, Arrival]] = []
 
     def segment(self, tokens: float) -> Segment:
-        """New text of about that many tokens."""
+        """Return a new segment of about `tokens` tokens."""
         return next(self._segments), max(1, round(tokens))
 
     def lognormal(self, mean: float, sigma: float) -> float:
@@ -70,7 +70,7 @@ class _Writer:
         return total, outputs, tuple(ids)
 
     def workload(self, name: str, requests: int) -> TraceWorkload:
-        """The first `requests` in order of time."""
+        """Return the first `requests` of the workload in order of time."""
         first = heapq.nsmallest(requests, self._timed)
         return TraceWorkload(name, PAGE, [arrival for _, _, arrival in first])
 
@@ -157,7 +157,7 @@ def agents(requests: int = 6000, seed: int = 0) -> TraceWorkload:
 
 
 def retrieval(requests: int = 6000, seed: int = 0) -> TraceWorkload:
-    """Retrieved chunks in the order of their relevance, then a question: only the first ones are ever shared.
+    """Return prompts of retrieved chunks in order of relevance and a question: only the first are shared.
 
     Published: three in a hundred documents draw about sixty per cent of the requests (RAGCache, Jin et al.,
     2024, on MMLU over Wikipedia). Assumed: chunks of 1,000 tokens, four to a prompt out of eight of a topic.

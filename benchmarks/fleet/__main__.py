@@ -42,7 +42,7 @@ STEPS = 10
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", type=Path, help="recorded requests")

@@ -23,7 +23,7 @@ LEAST = 1e-6
 
 
 def fitted(model: str, levels: Sequence[dict[str, Any]], origin: str) -> EngineProfile:
-    """The profile by least squares of relative errors. Raises ValueError with fewer than two levels."""
+    """Fit a profile by least squares of relative errors. Raises ValueError with fewer than two levels."""
     if len(levels) < 2:
         raise ValueError(f"{model}: a fit takes loops of at least two widths, not {len(levels)}")
     rows = []

@@ -24,7 +24,7 @@ class LengthDistribution:
     """Share of the prompts with an infinite variance: Pareto's of exponent 1.5, and of the same mean."""
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Of one request."""
+        """Draw the lengths of one request."""
         if self.tail and rng.random() < self.tail:
             prompt = self.prompt / 3 * rng.paretovariate(1.5)
         else:
@@ -59,13 +59,13 @@ def plain(
 
 
 def cut(workload: TraceWorkload, shape: RateShape, seed: int) -> RequestStream:
-    """An hour of a generated workload, in that shape."""
+    """Cut an hour of that shape from a generated workload."""
     whole = RequestStream(workload, True)
     return scaled(whole, 1.0, min(1.0, whole.seconds / HOUR), shape, seed)
 
 
 def named(name: str, hours: dict[str, Callable[[], RequestStream]], prefix: str) -> RequestStream:
-    """The one of that name among `hours`, called `prefix` and its name."""
+    """Return the hour of that name among `hours`, called `prefix` and its name."""
     found = hours[name]()
     return RequestStream(
         TraceWorkload(f"{prefix}-{name}", found.workload.block, found.workload.arrivals), found.identity

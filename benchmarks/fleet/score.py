@@ -1,4 +1,4 @@
-"""What a run is judged by. Pure."""
+"""Score of a run. Pure."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ BIN = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one run."""
+    """Results by which one run is judged."""
 
     sloAttainment: float  # noqa: N815
     """Share of requests that got what they were promised; those that got lost did not."""
@@ -47,11 +47,11 @@ NAMED = (
     "sloAttainment", "gpuSeconds", "reversals", "worstPendingExcess", "recoverySeconds", "lostRequests",
     "tokenHitRate", "recomputedTokens",
 )  # fmt: skip
-"""What is printed as JSON."""
+"""Names of the fields that are printed as JSON."""
 
 
 def score(run: Simulation, needed: Sequence[tuple[float, int]] = ()) -> Score:
-    """Of a run that is over. `needed`: (second, engines) that the work of the trace takes, in order."""
+    """Score a finished run. `needed`: (second, engines) that the work of the trace takes, in order."""
     judged = [request for request in run.requests if request.engine]
     until = run.stream.seconds
     targets = [target for _, target in run.history.targets]
@@ -79,7 +79,7 @@ def score(run: Simulation, needed: Sequence[tuple[float, int]] = ()) -> Score:
 
 
 def reversals(targets: Sequence[int]) -> int:
-    """Changes of direction."""
+    """Count the changes of direction."""
     signs = [after > before for before, after in itertools.pairwise(targets) if after != before]
     return sum(one != other for one, other in itertools.pairwise(signs))
 

@@ -11,12 +11,12 @@ HOUR = 3600.0
 
 
 def constant(share: float) -> RateShape:
-    """The same all the time."""
+    """Return a constant rate."""
     return lambda _: share
 
 
 def ramp(at: float) -> float:
-    """A tenth at first, then more and more for three quarters of an hour, then all of it."""
+    """Return a tenth at first, then more and more for three quarters of an hour, then all of it."""
     return min(1.0, 0.1 + 0.9 * at / (0.75 * HOUR))
 
 
@@ -46,7 +46,7 @@ def on_off(
 
 
 def bursts(seed: int, base: float, mean_gap: float, shortest: float, longest: float) -> RateShape:
-    """`base`, and after gaps of `mean_gap` seconds on average all of it for so long."""
+    """Return `base` with bursts to the full rate, `mean_gap` seconds apart on average."""
     rng = Random(f"bursts {seed}")
     times, at = list[float](), 0.0
     while at < HOUR:
@@ -55,7 +55,7 @@ def bursts(seed: int, base: float, mean_gap: float, shortest: float, longest: fl
 
 
 def drift(seed: int, step: float = 60.0, sigma: float = 0.12) -> RateShape:
-    """A random walk of the load's logarithm, between a fifth and all of it, a step each `step` seconds."""
+    """Return a random walk of the load's logarithm between a fifth and 1, with a step each `step` seconds."""
     rng = Random(f"drift {seed}")
     walk, level = list[float](), math.log(0.5)
     while len(walk) * step <= HOUR:

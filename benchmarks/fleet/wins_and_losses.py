@@ -1,4 +1,4 @@
-"""What autoscalers won and lost over all loads of a comparison. Pure."""
+"""Wins and losses of autoscalers over all loads of a comparison. Pure."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -21,7 +21,7 @@ def attains_goal(row: Row) -> bool:
 
 
 def winners(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Of each load, the rules that kept the goal for the fewest GPU-seconds; none if none did."""
+    """Return, for each load, the rules that met the goal with the fewest GPU-seconds; none if none met it."""
     found: dict[str, list[str]] = {}
     for load in dict.fromkeys(row.workload for row in rows):
         here = [row for row in rows if row.workload == load and row.router == "ours" and row.scaler in RULES]

@@ -1,4 +1,4 @@
-"""What fleets are asked beside recorded traces: the cache benchmarks' workloads, and the shape of a day."""
+"""Workloads of fleets besides recorded traces: the cache benchmarks' workloads, and the shape of a day."""
 
 import math
 

@@ -1,5 +1,8 @@
-"""The calls of operators that a model's step makes, with the very arguments: views of the arena, slices of
-projections, plans. Recorded once, then checked against the reference or timed."""
+"""Operator calls of a model's step with their arguments.
+
+The arguments are views of the arena, slices of projections, and plans. Calls are recorded once, then checked
+against the reference or timed.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence

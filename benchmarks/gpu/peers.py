@@ -34,8 +34,7 @@ def peers_of(call: OperatorCall) -> Iterator[tuple[str, Callable[[], Work]]]:
 
 
 def allow_bare_mamba_ssm() -> None:
-    """Let the Triton files of mamba_ssm be imported without the package's own start, which wants its CUDA
-    extension."""
+    """Let Triton files of mamba_ssm be imported without the package's `__init__`, which needs CUDA code."""
     if "mamba_ssm" in sys.modules:
         return
     for folder in map(Path, sys.path):

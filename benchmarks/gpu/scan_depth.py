@@ -1,4 +1,4 @@
-"""How the scan's error grows with the length of a prompt: bfloat16 products against float64 sums."""
+"""Growth of the scan's error with the length of a prompt: bfloat16 products against float64 sums."""
 
 from typing import Any
 

@@ -83,8 +83,11 @@ class StepArena:
         seed: int = 0,
         spare_slabs: int = 0,
     ) -> None:
-        """`whole`: the model whose slabs these are, of which a shortened model uses the first layers;
-        `spare_slabs`: slabs between those in use, so that places lie far apart."""
+        """Prepare the inputs of a step.
+
+        `whole`: model that owns the slabs, of which a shortened model uses the first layers; `spare_slabs`:
+        unused slabs between the used ones, so that places lie far apart.
+        """
         layer = layer_state(whole)
         page = PAGE * kv_bytes_per_token(whole, dtype)
         slab = slab_bytes(state_bytes(whole, state_dtype, dtype).total, page)

@@ -25,7 +25,7 @@ SHOWN = 12
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
     made.add_argument("--cases", type=int, default=200)
     made.add_argument("--seed", type=int, default=1)
@@ -74,7 +74,7 @@ def row(result: CaseResult) -> dict[str, Any]:
 
 
 def losses(results: Sequence[CaseResult], strategy: str) -> list[float]:
-    """What always taking `strategy` gives away; all, where it does not fit."""
+    """Return the losses of always taking `strategy`; 1 where it does not fit."""
     return [
         1 - each.served[strategy].tokens_per_second / each.served[each.best].tokens_per_second
         if strategy in each.served
@@ -84,7 +84,7 @@ def losses(results: Sequence[CaseResult], strategy: str) -> list[float]:
 
 
 def report(results: Sequence[CaseResult], count: int, seed: int) -> list[str]:
-    """The Markdown below the header. Pure."""
+    """Return the Markdown below the header. Pure."""
     planned = [each.loss for each in results]
     what = (
         f"{count} random cases of seed {seed}: a published model, a GPU's memory, traffic of conversations "

@@ -27,7 +27,7 @@ class Case:
 
     number: int
     name: str
-    """Of the model."""
+    """Name of the model."""
     model: ModelConfig
     constraints: Constraints
     device: Device
@@ -52,7 +52,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
 
 
 def drawn(number: int, seed: int) -> Case:
-    """The case of that number; it is the same whatever others are drawn."""
+    """Draw the case of that number; it does not depend on the other cases."""
     models = _models()
     rng = random.Random(f"{seed} {number}")
 

@@ -50,7 +50,7 @@ class SimulatedGpu:
     def __init__(self, runner: StepRunner, batch: PersistentBatch, step_time: StepTime) -> None:
         self._runner, self._batch, self._step_time = runner, batch, step_time
         self._seconds = 0.0
-        """Of the step that is launched next."""
+        """Duration of the next step."""
         self._busy_until = 0.0
         self._ends: dict[int, float] = {}
         self.now = 0.0
@@ -76,7 +76,7 @@ class SimulatedGpu:
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """What an engine did after the beginning."""
+    """Results of an engine after the warm-up."""
 
     seconds: float
     requests: int
@@ -99,7 +99,7 @@ def engine(
     step_time: StepTime,
     runner: Callable[[RadixStateCache], StepRunner] = lambda _: AnyToken(),
 ) -> tuple[EngineCore, SimulatedGpu]:
-    """The core of an engine with that plan on a GPU, and what counts its time."""
+    """Build the core of an engine with that plan, and the simulated GPU that counts its time."""
     most = min(constraints.max_running_requests or MOST_RUNNING["cuda"], plan.slabs - 1)
     cache = RadixStateCache(
         Arena(plan.slabs, plan.pages_per_slab),

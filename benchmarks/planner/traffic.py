@@ -27,9 +27,9 @@ class Shape:
     instructions: int
     """Said before the first turn, the same in each conversation that drew them; 0 = nothing."""
     sets: int
-    """How many such instructions there are."""
+    """Number of different instructions."""
     turns: float
-    """Of a conversation, geometric."""
+    """Mean turns of a conversation, distributed geometrically."""
     asked: int
     answered: int
     spread: float
@@ -102,7 +102,7 @@ class Traffic:
         return turn
 
     def next_turn(self) -> tuple[Turn, list[int]]:
-        """The next turn whose conversation is free, and its prompt as token ids."""
+        """Return the next turn whose conversation is free, and its prompt as token ids."""
         turn = next((each for each in self._drawn if each.conversation.free), None)
         while turn is None:
             self._drawn.append(self.draw())
@@ -114,7 +114,7 @@ class Traffic:
 
     @staticmethod
     def answered(turn: Turn, answer: list[int]) -> None:
-        """The turn is over; the next of its conversation may come."""
+        """End the turn, so that the next one of its conversation may come."""
         turn.conversation.token_ids += answer
         turn.conversation.free = True
 
@@ -151,7 +151,7 @@ class Traffic:
 
 
 def declared(shape: Shape, seed: int, longest: int, requests: int = 400) -> Workload:
-    """What a user who knows the traffic would declare: means of so many of its requests."""
+    """Return the workload that a user would declare for this traffic: means of `requests` requests."""
     traffic = Traffic(shape, seed, longest)
     turns = [traffic.draw() for _ in range(2 * requests)][requests:]
     prompts = sum(turn.prompt for turn in turns)

@@ -13,7 +13,7 @@ WINDOW = 300.0
 QUEUE_TARGET = 5.0
 """Requests waiting per pod: what llm-d's saturation detector takes for a full one."""
 KV_TARGET = 0.8
-"""Of the memory."""
+"""Target utilization of the KV memory."""
 
 
 class Hpa:

@@ -25,7 +25,7 @@ class Kpa:
         self._most = 0
 
     def target(self, sample: FleetSample) -> int:
-        """The larger of both while in panic, and then never less than before; else by the stable window."""
+        """Return the larger target while in panic, never less than before; else that of the stable window."""
         now = sample.at
         self._samples.append((now, sample.in_flight))
         while self._samples[0][0] <= now - STABLE:

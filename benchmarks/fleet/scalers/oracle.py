@@ -12,7 +12,7 @@ BUCKET = 15.0
 TOGETHER = 16
 """Sequences that are taken to share a step."""
 USE = 0.75
-"""Of an engine, so that requests seldom wait for each other."""
+"""Target utilization of an engine, low enough that requests seldom wait for each other."""
 
 
 def work(request: Request, profile: EngineProfile) -> float:
@@ -54,7 +54,7 @@ class Oracle:
         self._ahead = ahead
 
     def target(self, sample: FleetSample) -> int:
-        """The most of that time."""
+        """Return the largest need in that time."""
         first = bisect_left(self._times, sample.at - BUCKET)
         last = bisect_right(self._times, sample.at + self._ahead)
         return max(self._engines[first:last], default=1)

@@ -41,7 +41,7 @@ class Decode:
 
     @property
     def words(self) -> str:
-        """How the case is called."""
+        """Return the name of the case."""
         tracked = {0: "", 1: ", all tracked"}.get(self.tracked, f", 1 in {self.tracked} tracked")
         return f"decode, {self.rows} rows{tracked}, states in {self.state_dtype}"
 
