@@ -27,7 +27,7 @@ class Page:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.asked: list[str] = []
         self.complaints: list[str] = []
-        """What the console said of errors, the content security policy's included."""
+        """Errors on the console, including those of the content security policy."""
         self._socket = socket
         self._numbers = itertools.count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -58,14 +58,14 @@ class Page:
         return result
 
     async def run(self, script: str) -> Any:
-        """The value of a script, awaited if it is a promise."""
+        """Run a script and return its value, awaited if it is a promise."""
         found = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in found:
             raise RuntimeError(json.dumps(found["exceptionDetails"]))
         return found["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """The value of a script as soon as it is true."""
+        """Return the value of a script as soon as it is true."""
         async with asyncio.timeout(60):
             while not (value := await self.run(script)):  # noqa: ASYNC110 - the page is in another process
                 await asyncio.sleep(0.02)
@@ -88,14 +88,14 @@ class Page:
             await self.call("Input.dispatchKeyEvent", type="keyUp", **said)
 
     async def size(self, width: int, height: int, scheme: str = "light") -> None:
-        """The window's size in CSS pixels, and what its owner prefers: light or dark."""
+        """Set the window's size in CSS pixels, and the preferred colour scheme: light or dark."""
         shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await self.call("Emulation.setDeviceMetricsOverride", **shape)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
     async def picture(self) -> bytes:
-        """What is in the window, as PNG."""
+        """Return the window's contents as PNG."""
         return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 @asynccontextmanager
 async def browser_page(folder: Path) -> AsyncIterator[Page]:
-    """A page of a browser of its own, whose profile is in `folder`."""
+    """Yield a page of a browser of its own, whose profile is in `folder`."""
     assert BROWSER is not None
     proxy = await asyncio.start_server(_hang_up, "127.0.0.1", 0)
     port = proxy.sockets[0].getsockname()[1]

@@ -19,7 +19,7 @@ def byte_tokenizer(special: Sequence[str] = ()) -> Tokenizer:
 
 
 def write_tokenizer(folder: Path, special: Sequence[str] = ()) -> Tokenizer:
-    """The same as tokenizer.json of a model's directory."""
+    """Write the same tokenizer as tokenizer.json of a model's directory."""
     made = byte_tokenizer(special)
     made.save(str(folder / "tokenizer.json"))
     return made

@@ -64,14 +64,14 @@ class CacheBench:
         return self.cache.admit(tokens, salt, match, len(tokens), boundary)
 
     def launch(self, allocation: SequenceAllocation, depth: int) -> int:
-        """A prefill step up to `depth`, launched and not complete."""
+        """Launch a prefill step up to `depth` without completing it."""
         self.step += 1
         self.cache.plan_prefill(allocation, depth, self.step)
         self.cache.launch(allocation.row, depth, self.step)
         return self.step
 
     def decode(self, allocation: SequenceAllocation) -> int:
-        """A decode step, launched and not complete; False in `extend` is the caller's business."""
+        """Launch a decode step without completing it; a False of `extend` is left to the caller."""
         self.step += 1
         depth = allocation.depth + 1
         assert self.cache.extend(allocation, depth)
@@ -95,7 +95,7 @@ class CacheBench:
         return allocation
 
     def serve(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> None:
-        """A prompt without output, from start to end."""
+        """Serve a prompt without output, from start to end."""
         self.cache.retire(self.prefill(tokens, salt=salt, boundary=boundary), lambda: tokens)
         self.check()
 

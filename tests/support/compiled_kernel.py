@@ -1,4 +1,4 @@
-"""What a launch compiles to for a GPU that is not here: resources, loads and instructions of the artefact."""
+"""Compiled launches for a GPU of another machine: resources, loads and instructions of the artefact."""
 
 import re
 import subprocess

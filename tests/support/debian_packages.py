@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 class PackageMissing(Exception):
-    """What is in the way."""
+    """Error: the package cannot be had; the text says why."""
 
 
 def unpacked(*packages: str) -> Path:
-    """The folder with what these packages hold (`usr/bin/...`), named after the first and all their contents.
+    """Return the folder with the files of these packages, named after the first and a digest of all.
 
     Raises PackageMissing: this is no Debian, its list of packages is unknown, or nothing can be downloaded.
     """

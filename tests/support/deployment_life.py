@@ -59,12 +59,12 @@ class Life:
         self.cluster.put({**of, "metadata": {**of["metadata"], "annotations": marks}})
 
     def wake(self) -> None:
-        """A gateway holds a request."""
+        """Report a request that a gateway holds."""
         request = self.cluster.find("ConfigMap", "nano-wake")
         self.cluster.put({**request, "data": {names.WAKE_KEY: self.now.isoformat()}})
 
     def controllers(self, *, engines: int, updated: int | None = None, replicas: int | None = None) -> None:
-        """What the Deployment controller reports."""
+        """Report the state of the roll-out as the Deployment controller does."""
         for name, ready in (("nano-engine", engines), ("nano", 1)):
             one = self.cluster.find("Deployment", name)
             wanted = one["spec"]["replicas"]

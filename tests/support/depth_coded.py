@@ -50,7 +50,7 @@ def next_token(state: State) -> int:
 
 
 def oracle(prompt: list[int], outputs: int, stop: frozenset[int] = frozenset()) -> list[int]:
-    """What the model says alone, token by token."""
+    """Return the output of the model alone, token by token."""
     state, out = fold(ZERO, prompt), []
     for _ in range(outputs):
         token = next_token(state)

@@ -1,4 +1,4 @@
-"""What befalls a deployment that serves, one thing after the other, and how the requests of that time fared.
+"""Disruptions of a deployment that serves, one after the other, and the results of requests in that time.
 
 Used by `tests/e2e` with few of them and by `tests/zero_drop` with all.
 """
@@ -63,7 +63,7 @@ class Request:
 
 @dataclass
 class Course:
-    """What happened: the phases as they end, the requests when the traffic has ended."""
+    """Record of a run: the phases as they end, and the requests once the traffic has ended."""
 
     deployed: Deployed
     phases: list[Phase] = field(default_factory=list)
@@ -81,13 +81,13 @@ class Course:
         ]
 
     def during(self, request: Request) -> str:
-        """The phases that it saw."""
+        """Return the phases that overlap the request."""
         seen = [one.name for one in self.phases if one.begin <= request.end and request.begin <= one.end]
         return ", ".join(seen) or "between"
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What is in the block is one disruption."""
+        """Record the block as one disruption."""
         begin = time.time()
         yield
         self.phases.append(Phase(name, begin, time.time()))
@@ -95,8 +95,11 @@ class Course:
 
     @contextmanager
     def traffic(self, streams: int, rate: float, tokens: int = 0) -> Iterator[None]:
-        """Requests come all the time, `streams` at once and `rate` in a second at most; with `tokens` for
-        whole answers of so many, which keep engines busy and not the client."""
+        """Send requests all the time, `streams` at once and `rate` in a second at most.
+
+        With `tokens`, the requests want whole answers of that length, which load the engines and not the
+        client.
+        """
         deployed = self.deployed
         url = f"http://{deployed.name}.{deployed.namespace}.svc/v1"
         script = f"{TREE}/tests/support/stream_traffic.py"
@@ -183,7 +186,7 @@ def scale(deployed: Deployed, count: int) -> None:
 
 
 def replace_engines(deployed: Deployed, change: dict[str, Any]) -> None:
-    """A change of `spec.engine` that new pods are needed for."""
+    """Change `spec.engine` so that new pods are needed."""
     before = _names(pods(deployed, "engine"))
     deployed.patch({"engine": change})
     settle(deployed, "engine", len(before), before)
@@ -263,8 +266,11 @@ def kill_operators(deployed: Deployed, rng: Random, longest: float) -> None:
 
 
 def kill_leader(deployed: Deployed) -> None:
-    """The operator that acts, without a word; over once another acts in its place: mostly the one that stood
-    by, or the pod made for the killed one, which may look at the lease sooner."""
+    """Kill the acting operator without notice, and wait until another one acts.
+
+    Mostly the standby acts next, or else the pod created for the killed one, which may look at the lease
+    sooner.
+    """
     node = deployed.node
 
     def ready() -> set[str]:
@@ -288,7 +294,7 @@ def kill_leader(deployed: Deployed) -> None:
 
 
 def restart_api(deployed: Deployed, away: float) -> None:
-    """API server and etcd crash and are back `away` seconds later, with what they had written."""
+    """Crash the API server and etcd, and start them `away` seconds later with their written data."""
     node = deployed.node
     with node.api_server_down():
         node.etcd.stop(grace=0)

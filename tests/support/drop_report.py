@@ -1,4 +1,6 @@
-"""What a course of disruptions came to: JSON, Markdown, and a picture of its time.
+"""Report of a course of disruptions: JSON, Markdown, and a picture of its time.
+
+JSON, Markdown, and a picture of its time.
 
 The picture is made here: bands for the phases, a bar for the requests that ended in each second, red where
 one failed, and a dot for the longest wait for a first piece among them.
@@ -19,7 +21,7 @@ COLORS = ("#dbe7f3", "#eee3cf")
 
 
 def write(course: Course, folder: Path, **load: float) -> list[Path]:
-    """The paths of the three files."""
+    """Write the three files and return their paths."""
     found = summary(course, **load)
     path = write_record("zero-drop", found, markdown(found), folder)
     picture = path.with_suffix(".svg")
@@ -64,7 +66,7 @@ def _counts(requests: Iterable[Request]) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> list[str]:
-    """The lines below the header. A request counts in every phase that it saw."""
+    """Return the lines below the header. A request counts in every phase that it saw."""
     load, seconds = found["load"], found["seconds"]
     lines = [
         f"- **{found['failed']} of {found['requests']} requests failed**, in {seconds:.0f} s",
@@ -90,7 +92,7 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def svg(course: Course) -> str:
-    """The picture of the run's time."""
+    """Return the picture of the run's time."""
     start = min(one.begin for one in course.requests)
     seconds = max(1.0, max(one.end for one in course.requests) - start)
     scale = (WIDTH - LEFT - 10) / seconds

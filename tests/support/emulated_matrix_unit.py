@@ -15,7 +15,7 @@ REPLACED = {"matrix_unit.cpp", "kernels_avx2.cpp", "kernels_avx512.cpp", "kernel
 # Optimized as the library is: compilers choose then which products and sums are one operation.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES}")
 NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
-"""What the kernels use beside tiles."""
+"""Instructions that the kernels use besides tiles."""
 
 
 def emulated_library() -> Path:

@@ -88,13 +88,13 @@ class ApiProcess:
             return Answer(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
 
     def engine(self, token: str = "") -> dict[str, Any]:
-        """What the fake engine saw so far."""
+        """Return the requests and messages that the fake engine has received so far."""
         headers = {"authorization": f"Bearer {token}"} if token else None
         state: dict[str, Any] = self.call("GET", "/admin/requests", admin=True, headers=headers).json
         return state
 
     def wait_log(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The first log line of this event with these fields; lines come through a pipe, so it may take."""
+        """Wait for the first log line of this event with these fields and return it."""
 
         def look() -> dict[str, Any] | None:
             for line in list(self.logs):
@@ -120,7 +120,7 @@ class ApiProcess:
             return False
 
     def wait_exit(self) -> int:
-        """The exit code, as soon as the process has ended."""
+        """Wait until the process has ended and return its exit code."""
         return self.process.wait(PATIENCE)
 
 
@@ -148,7 +148,7 @@ def launch(model: Path | str, *, script: dict[str, Any] | None = None, **setting
 def serving(
     model: Path | str, *, script: dict[str, Any] | None = None, **settings: Any
 ) -> Iterator[ApiProcess]:
-    """A ready API process, ended afterwards."""
+    """Run an API process that is ready, and end it afterwards."""
     api = launch(model, script=script, **settings)
     try:
         read_ready_line(api)

@@ -102,7 +102,7 @@ class EngineTrial:
         self.ended: dict[tuple[str, int], str] = {}
         self.count = 0
         self.change_log = ChangeLog("trial", wall=lambda: 0.0)
-        """What the prefix index was told."""
+        """Changes reported to the prefix index."""
         self._checks = 0
 
     def _refuse(self, _: object) -> bool:
@@ -156,7 +156,7 @@ class EngineTrial:
         self.check()
 
     def _sweep_some(self) -> None:
-        """As the engine process does between two steps, as far as it comes."""
+        """Sweep a part, as the engine process does between two steps."""
         while self.cache.reclaimer.sweeping and self.rng.random() < 0.5:
             self.cache.reclaimer.sweep()
 
@@ -200,7 +200,7 @@ class EngineTrial:
     # --- what must hold ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The ledger, the truth of every checkpoint, and what the scheduler promises."""
+        """Check the ledger, the truth of every checkpoint, and the promises of the scheduler."""
         ledger.check(self.cache)
         self.runner.check_tree()
         core, strategy = self.core, self.cache.strategy
@@ -226,7 +226,7 @@ class EngineTrial:
             self._check_change_log()
 
     def hear(self) -> PrefixChanges | None:
-        """What the prefix index is told now."""
+        """Return the pending changes for the prefix index."""
         said = self.core.tree_changes.take()
         if said is not None:
             before = set(self.change_log.depths) if not said.cleared else set()
@@ -247,8 +247,10 @@ class EngineTrial:
         return said
 
     def _check_change_log(self) -> None:
-        """Whoever heard all of it knows the checkpoints and the pages of the tree, by the hashes of their
-        texts."""
+        """Check that a follower of all changes knows the checkpoints and the pages of the tree.
+
+        Both are compared by the hashes of their texts.
+        """
         self.hear()
         tree = self.cache.tree
         chain = PageChain(tree.page_size, tree.fingerprint)

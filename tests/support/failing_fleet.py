@@ -34,7 +34,7 @@ class Engine:
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
 
     async def answer(self) -> int:
-        """The status that a request gets."""
+        """Route a request and return its status."""
         if self.status is None:
             raise EngineUnreachable("nobody listens")
         if self.status != 200:
@@ -85,7 +85,7 @@ class Fleet:
             liveness=LivenessChecks(connector, timeout=2.0, seconds=600.0), wake=lambda: None,
         )  # fmt: skip
         self.failures: list[tuple[str, object, bool]] = []
-        """Of each failed request: its key, what the client got, whether an engine that is well was idle."""
+        """Failed requests: key, result for the client, whether a healthy engine was idle."""
         self.answered = 0
         self.pool.set_targets(Target(url) for url in self.engines)
         self._probing = asyncio.create_task(self._probe())

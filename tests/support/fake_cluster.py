@@ -19,7 +19,10 @@ Fault = Callable[[str, str, str], ClusterError | None]
 
 
 def copied(value: Any) -> Any:
-    """A deep copy. These objects are plain data, which pickle copies in a fifth of the time of `copy`."""
+    """Return a deep copy.
+
+    These objects are plain data, which pickle copies in a fifth of the time of `copy`.
+    """
     return pickle.loads(pickle.dumps(value))
 
 
@@ -27,7 +30,7 @@ METHODS = {
     "get": "GET", "list": "GET", "apply": "PATCH", "make": "POST", "create": "POST", "replace": "PUT",
     "merge": "PATCH", "delete": "DELETE",
 }  # fmt: skip
-"""Of HTTP, by verb."""
+"""HTTP method by verb."""
 
 
 class FakeCluster(KubeClient):
@@ -53,7 +56,7 @@ class FakeCluster(KubeClient):
         return copied(stored)
 
     def find(self, kind: str, name: str, namespace: str = "models") -> Manifest | None:
-        """What is stored."""
+        """Return the stored object, or None."""
         return self.objects.get((kind, namespace, name))
 
     def _enter(self, verb: str, kind: str, name: str) -> None:
@@ -172,7 +175,7 @@ def _merged(old: Any, patch: Any) -> Any:
 
 
 def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
-    """An apply that names a uid is for that very object; the answers are those of a real API server."""
+    """Refuse an apply that names the uid of another object, with the answers of a real API server."""
     if "uid" in meta and old is None:
         raise Conflict("uid mismatch: no existing object was found", status=409)
     if "uid" in meta and old is not None and old["metadata"]["uid"] != meta["uid"]:
@@ -203,7 +206,7 @@ def _equal(old: Manifest, new: Manifest) -> bool:
 
 
 class Watched(Indices):
-    """What watches of a `FakeCluster` hold: all there is, or what there was when they stood still."""
+    """Watch caches of a `FakeCluster`: all objects, or those at the moment when the watches stalled."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ class HostileBody:
 
 
 def plain_body(size: int = SIZE) -> HostileBody:
-    """What an honest client could send of that size: the cost of the others is measured by it."""
+    """Return an honest body of that size, the baseline for the cost of the others."""
     return _of("a plain text", TEXT, {"prompt": "word " * (size // 5)})
 
 

@@ -98,7 +98,7 @@ class IndexWorld:
 
     @property
     def false_positives(self) -> int:
-        """What the copy says an engine has and it has not."""
+        """Count the entries that the copy ascribes to an engine wrongly."""
         return sum(
             len(set(self.index.hashes_of(name).tolist()) - set(engine.tree))
             + len(set(self.index.pages_of(name).tolist()) - engine.pages)

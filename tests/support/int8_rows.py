@@ -1,11 +1,11 @@
-"""What products by int8 weights make of the rows that they multiply."""
+"""Rounding of rows in products by int8 weights."""
 
 import torch
 import torch.nn.functional as F
 
 BLOCK = 32
 LEAST = 1.5e-36
-"""Of a block's largest: what is smaller counts as zero."""
+"""Threshold for the largest number of a block: a smaller one counts as zero."""
 
 
 def as_int8(x: torch.Tensor) -> torch.Tensor:

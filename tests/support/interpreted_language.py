@@ -29,7 +29,7 @@ _check_overflow = TritonSemantic.binary_op_sanitize_overflow_impl
 
 @functools.cache
 def _languages(function: Callable[..., Any]) -> tuple[ModuleType, ...]:
-    """The modules of the language that `function` sees: those that a preparation for it changes."""
+    """Return the language modules that `function` refers to: a preparation for it changes these."""
     seen = [each for each in function.__globals__.values() if inspect.ismodule(each)]
     return tuple(each for each in (tl, tl.core) if each in seen)
 

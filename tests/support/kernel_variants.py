@@ -1,4 +1,4 @@
-"""What Triton compiles a kernel anew for: the types of its arguments and what it takes from their values."""
+"""Variants of a launch for Triton's compiler: argument types and the properties of their values."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ WHOLE = 16
 
 
 def variant_of(call: KernelCall) -> Variant:
-    """Launches with equal variants run one compilation, as Triton's `JITFunction` has it."""
+    """Return the variant of a launch: equal ones share a compilation, as in Triton's `JITFunction`."""
     kernel = call.kernel
     parameters = [_specialized(parameter, call) for parameter in _parameters(kernel)]
     return kernel.__name__, tuple(parameters), str(sorted(call.options.items())), str(call.launch.blocks)
@@ -50,7 +50,7 @@ def _specialized(parameter: Any, call: KernelCall) -> Any:
 
 @contextmanager
 def variants() -> Iterator[dict[Variant, KernelCall]]:
-    """Of the kernels that run in the block, with the first launch of each."""
+    """Yield the variants of the kernels that run in the block, with the first launch of each."""
     seen: dict[Variant, KernelCall] = {}
     run = KernelCall.run
 
@@ -67,7 +67,7 @@ def variants() -> Iterator[dict[Variant, KernelCall]]:
 
 
 def late(served: Iterable[Variant], prepared: Iterable[Variant]) -> Iterator[tuple[str, list[Any]]]:
-    """What was not prepared: each kernel, and how it differs from the nearest of its kind that was."""
+    """Yield each unprepared launch: its kernel and the difference from the nearest prepared one."""
     known = set(prepared)
     for variant in served:
         if variant not in known:

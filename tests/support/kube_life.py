@@ -56,7 +56,7 @@ READY = {"type": "Ready", "status": "True", "lastTransitionTime": LONG_AGO}
 
 
 class OnlyTheOwner(Indices):
-    """What watches hold of an object that was just made."""
+    """Watch caches that hold only the owner, as directly after its creation."""
 
     def __init__(self, owner: Manifest) -> None:
         super().__init__()
@@ -84,11 +84,11 @@ class Life:
         """at: the operator's write that fails by `blow`, from 0; removed: the object goes just before it."""
         self.key, self._put, self._now, self._measured = key, put, now, measured
         self.profiles: Profiles = SHIPPED
-        """Of the next operator."""
+        """Profiles of the next operator."""
         self.images, self.most_rollouts = OF_THIS_VERSION, 3
         """The same."""
         self.latest_decision: LatestDecision | None = None
-        """What the autoscaler decided last."""
+        """Latest decision of the autoscaler."""
         self._server, self.kube = server, KubeClient(server)
         self.struck = StruckServer(server, at, blow, self.remove if removed else self._nothing)
         self.restart()
@@ -108,7 +108,7 @@ class Life:
         )
 
     def set_clock(self, now: Callable[[], datetime]) -> None:
-        """The clock of this operator and of those after it."""
+        """Set the clock of this operator and of those after it."""
         self._now = now
         self.restart()
 
@@ -164,18 +164,18 @@ class Life:
         return await self.kube.list(POD, self.key.namespace, selector=selector)
 
     async def set_pod_status(self, pod: Manifest, **status: Any) -> None:
-        """What a kubelet writes."""
+        """Write the status of a pod as a kubelet does."""
         path = POD.path(self.key.namespace, metadata(pod)["name"], "status")
         await self._server.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
 
     async def bind(self, pod: Manifest, node: str) -> None:
-        """What the scheduler does; there may be no such node."""
+        """Bind the pod as the scheduler does; the node need not exist."""
         name, target = metadata(pod)["name"], {"kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
         await self._server.request("POST", POD.path(self.key.namespace, name, "binding"), body=body)
 
     async def ready(self, component: names.Component) -> None:
-        """The pods of the component answer, but for those that go because another one does."""
+        """Report the component's pods as ready, except those that are replaced."""
         for pod in await self.until(lambda: self.pods(component)):
             try:
                 await self.set_pod_status(pod, phase="Running", conditions=[READY])
@@ -190,7 +190,7 @@ class Life:
         return found.get("status", ""), found.get("reason", ""), found.get("message", "")
 
     async def becomes(self, kind: str, reason: str) -> str:
-        """The message of the condition once it has the reason."""
+        """Wait until the condition has the reason and return its message."""
 
         async def so() -> str:
             _, now, message = await self.condition(kind)
@@ -212,7 +212,7 @@ class Life:
 
 
 def lasting(one: Manifest) -> Manifest:
-    """The part of a child that is the same in every run; of a Secret what is in it, no more."""
+    """Return the part of a child that is the same in every run; only the data of a Secret."""
     kept = {key: value for key, value in one.items() if key not in ("metadata", "spec", "status", "data")}
     meta = {key: value for key, value in metadata(one).items() if key not in FLEETING}
     notes = meta.get("annotations") or {}

@@ -19,7 +19,7 @@ def place(where: str) -> tuple[int, int]:
 
 
 class MemoryRedis:
-    """What several stores share."""
+    """Redis data that several stores share."""
 
     def __init__(self, length: int = 1000) -> None:
         self.length = length
@@ -28,7 +28,7 @@ class MemoryRedis:
         self.engines: set[str] = set()
         self.away = False
         self.full = False
-        """It can be read, and takes no writes."""
+        """True if reads work and writes are refused."""
         self.slow = 0.0
         self.loses = 0
         """So many of the next batches are acknowledged and lost, as by a failover."""
@@ -41,7 +41,7 @@ class MemoryRedis:
         return asyncio.get_running_loop().time()
 
     def flush(self) -> None:
-        """As FLUSHALL, or a restart without a disk."""
+        """Delete everything, like FLUSHALL or a restart without a disk."""
         self.stream, self.values, self.engines, self._last = [], {}, set(), (0, 0)
 
     def get(self, key: str) -> bytes | None:

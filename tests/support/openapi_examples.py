@@ -25,7 +25,7 @@ PATIENCE = 300
 
 
 def document_of(server: Any) -> Any:
-    """The document of a server: its URL, or an ASGI application."""
+    """Return the document of a server: its URL, or an ASGI application."""
     openapi = schemathesis.openapi
     if isinstance(server, str):
         return openapi.from_url(f"{server}/openapi.json", timeout=PATIENCE)

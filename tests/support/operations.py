@@ -1,4 +1,4 @@
-"""How much a call does, counted instead of timed: the same on any machine and under any load."""
+"""Work of a call, counted instead of timed: the same on any machine and under any load."""
 
 import sys
 from collections.abc import Callable

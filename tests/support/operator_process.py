@@ -23,7 +23,7 @@ class OperatorProcess:
 
     @property
     def text(self) -> str:
-        """What it logged so far."""
+        """Return the log so far."""
         return self.log.read_text(errors="replace")
 
     @property
@@ -44,7 +44,7 @@ class OperatorProcess:
         return sum(float(value) for value in series.findall(self.get("/metrics")))
 
     def asked(self) -> float:
-        """Requests to the API server, those for the lease and watches aside."""
+        """Return the number of requests to the API server, without watches and the lease."""
         series = r'^mambaserve_operator_requests_total{method="\w+",resource="(?!leases)\w+"} (\S+)$'
         return sum(map(float, re.findall(series, self.get("/metrics"), re.MULTILINE)))
 
@@ -72,7 +72,7 @@ class OperatorProcess:
 def running_operator(
     kubeconfig: Path, log: Path, arguments: Sequence[str] = (), **environment: str
 ) -> Iterator[OperatorProcess]:
-    """An operator for the length of the block; its lease stands still stretches of a busy machine."""
+    """Run an operator for the length of the block; its lease survives pauses of a busy machine."""
     settings = {"MAMBASERVE_LEASE_DURATION": "30", "MAMBASERVE_RENEW_EVERY": "0.5", "OMP_NUM_THREADS": "1"}
     # The log is for reading after a failure too: no buffering.
     with log.open("ab", buffering=0) as out:

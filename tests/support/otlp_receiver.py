@@ -63,7 +63,7 @@ class Received:
 
 @contextmanager
 def http_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
-    """Listens at a free port of this machine."""
+    """Run a receiver at a free port of this machine."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -94,7 +94,7 @@ def http_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
 
 @contextmanager
 def grpc_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
-    """Listens at a free port of this machine."""
+    """Run a receiver at a free port of this machine."""
 
     class Service(TraceServiceServicer):
         def Export(self, request: Any, _: Any) -> Any:

@@ -58,7 +58,7 @@ def metadata(namespace: str, **values: Any) -> Metadata:
 
 
 class Stream:
-    """What a proxy sends and gets for one request."""
+    """Stream between a proxy and the picker for one request."""
 
     def __init__(self, channel: grpc.aio.Channel, *shown: tuple[str, str]) -> None:
         process = channel.stream_stream(
@@ -109,7 +109,7 @@ class Stream:
         return got
 
     async def ends(self) -> None:
-        """The proxy is through with it."""
+        """End the stream like a proxy whose request has ended."""
         await self.call.done_writing()
         assert await self.call.read() is grpc.aio.EOF
 
@@ -214,7 +214,7 @@ class PickerHarness:
                 yield self
 
     def stream(self) -> Stream:
-        """A proxy's new request."""
+        """Open the stream of a proxy's new request."""
         return Stream(self.channel)
 
     @property

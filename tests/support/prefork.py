@@ -44,7 +44,7 @@ MODULES = (
 
 
 class ForkedProcess:
-    """What `subprocess.Popen` gives, of a process that somebody else waits for."""
+    """Stand-in for `subprocess.Popen` whose process is waited for elsewhere."""
 
     def __init__(self, pid: int, ended: int, stdout: IO[str] | None, stderr: IO[str] | None) -> None:
         self.pid = pid

@@ -1,6 +1,6 @@
-"""What an end-to-end test does with the product in a cluster: install the chart, apply an object, ask it.
+"""Steps of an end-to-end test in a cluster: install the chart, apply an object, send requests.
 
-Fixtures of `tests/e2e` are made of it; it adds nothing that a user's shell would not do.
+Fixtures of `tests/e2e` are built from these steps; they add nothing that a user's shell would not do.
 """
 
 import json
@@ -34,7 +34,7 @@ QUICK = {"minReadyTime": "5s"}
 
 @contextmanager
 def chart(node: Node, *options: str) -> Iterator[None]:
-    """The chart as the user installs it, operator Ready, until the end of the block."""
+    """Install the chart as the user does, operator Ready, until the end of the block."""
     load_images(node)
     where = ["-n", SYSTEM, "--wait", "--timeout", "2m"]
     node.helm("install", RELEASE, str(CHART), *where, "--create-namespace", *options, timeout=150)
@@ -45,7 +45,7 @@ def chart(node: Node, *options: str) -> Iterator[None]:
 
 
 def load_images(node: Node) -> None:
-    """Gives the node what the chart and an object without images of its own ask for.
+    """Give the node the images of the chart and of an object without images of its own.
 
     Operator and gateway run in the image that is shipped. So does the engine if its image, of 5 GB, has been
     made of these sources, or if `IMAGES=all` asks for it; else its container sees the checkout. With
@@ -86,7 +86,7 @@ def questions() -> list[Question]:
 
 
 def chat(last: str) -> Question:
-    """The short sample conversation that ends with `last`."""
+    """Return the short sample conversation that ends with `last`."""
     samples = json.loads(SAMPLES.read_text())
     (found,) = (one for one in samples["chats"] if one["messages"][-1]["content"] == last)
     return Question(found["messages"], found["answer"])
@@ -109,7 +109,7 @@ class Deployed:
         self.node.apply({**manifest, "spec": {**manifest["spec"], **spec}}, self.namespace)
 
     def wait_ready(self) -> None:
-        """What the README tells a user to type."""
+        """Wait with the command of the README."""
         self._wait_condition("Ready")
 
     def wait_settled(self) -> None:
@@ -139,7 +139,7 @@ class Deployed:
         self.node.kubectl("patch", "mdep", self.name, "-n", self.namespace, "--type=merge", "-p", text)
 
     def status(self) -> dict[str, Any]:
-        """The object's status; empty before there is one."""
+        """Return the object's status; empty before there is one."""
         found = self.node.get("mdep", self.name, self.namespace) or {}
         status: dict[str, Any] = found.get("status", {})
         return status
@@ -157,13 +157,13 @@ class Deployed:
         return [pod for pod in living if "deletionTimestamp" not in pod["metadata"]]
 
     def in_engine(self, code: str) -> str:
-        """The output of Python code in the engine's container."""
+        """Run Python code in the engine's container and return its output."""
         (pod,) = self.engine_pods()
         where = [pod["metadata"]["name"], "-n", self.namespace, "-c", "engine"]
         return self.node.kubectl("exec", *where, "--", "python", "-c", code)
 
     def start_client(self) -> None:
-        """A pod that waits to run the official client."""
+        """Start a pod that waits to run the official client."""
         container = {"name": "main", "image": HOST_IMAGE, "command": ["sleep", "infinity"]}
         self.node.apply(
             {
@@ -179,7 +179,7 @@ class Deployed:
         )
 
     def ask(self, question: Question, *, tokens: int = 0) -> dict[str, Any]:
-        """What the client printed, of answers with so many tokens; 0 = as they end by themselves.
+        """Send the question and return the client's output; `tokens`: length of answers, 0 = to their end.
 
         Raises CommandFailed with its traceback when a request failed.
         """

@@ -46,11 +46,14 @@ class Prometheus:
         self.url = url
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an expression now. Raises AssertionError with what Prometheus says against it."""
+        """Return the samples of an expression now.
+
+        Raises AssertionError with what Prometheus says against it.
+        """
         return list(self._get("query", query=expression)["result"])
 
     def range(self, expression: str, begin: float, end: float, step: float) -> list[dict[str, Any]]:
-        """The samples between two times (Unix seconds), `step` seconds apart."""
+        """Return the samples between two times (Unix seconds), `step` seconds apart."""
         times = {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
         return list(self._get("query_range", query=expression, **times)["result"])
 
@@ -63,11 +66,11 @@ class Prometheus:
         return found
 
     def rules(self) -> list[dict[str, Any]]:
-        """The rules, with their health."""
+        """Return the rules, with their health."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def targets_up(self) -> int:
-        """How many targets were scraped well."""
+        """Return the number of targets that were scraped successfully."""
         return sum(one["health"] == "up" for one in self._get("targets")["activeTargets"])
 
     def _get(self, what: str, **query: str) -> Any:

@@ -19,13 +19,13 @@ MARK = b"mark-of-the-stranger"
 """Stands in every body, so that it is known again wherever it turns up."""
 BODY = b'{"model":"m","prompt":"' + MARK + b'"}'
 OPEN_PATHS = ("/livez", "/readyz", "/health", "/metrics", "/version")
-"""Those that need no key."""
+"""Paths that need no key."""
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 
 
 @dataclass(frozen=True)
 class RawRequest:
-    """What is written, and whether it is about a path that everybody may read."""
+    """Bytes of a request, and whether its path is open to everybody."""
 
     raw: bytes
     is_open: bool
@@ -154,7 +154,7 @@ def _twists(key: str) -> dict[str, list[Any]]:
 
 
 def _request(path: str, key: str, twists: list[_Twist]) -> RawRequest:
-    """A request that is right but for the twists: of a part that may be there several times, all count."""
+    """Return a request that is correct but for the twists: where a part occurs several times, all count."""
     parts = {name: values[0] for name, values in _twists(key).items()} | dict(twists)
     more = [value for name, value in twists if name in ("credentials", "more") and value]
     framing, body = parts["framing"]
@@ -171,14 +171,14 @@ def one_twist(path: str, key: str) -> list[RawRequest]:
 
 
 def keyless_requests(paths: tuple[str, ...], key: str) -> st.SearchStrategy[RawRequest]:
-    """A request of several twists that shows no accepted key, though `key` is one."""
+    """Return a strategy of requests with several twists and no accepted key, though `key` is one."""
     every = [(name, value) for name, values in _twists(key).items() for value in values]
     twists = st.lists(st.sampled_from(every), min_size=2, max_size=4)
     return st.builds(_request, st.sampled_from(paths), st.just(key), twists)
 
 
 def statuses(answer: bytes) -> list[int]:
-    """Of all answers that came on one connection."""
+    """Return the statuses of all answers on one connection."""
     return [int(found) for found in _STATUS.findall(answer)]
 
 
@@ -198,7 +198,7 @@ async def _exchange_one(url: str, raw: bytes) -> bytes:
 
 
 def exchange(url: str, requests: list[bytes]) -> list[bytes]:
-    """What comes back on a connection each, all at once, until the server closes them."""
+    """Send each request on its own connection, all at once; return the answers until the server closes."""
 
     async def all_of_them() -> list[bytes]:
         return await asyncio.gather(*(_exchange_one(url, raw) for raw in requests))

@@ -43,15 +43,17 @@ class RecordedWork(TorchDispatchMode):
     """`with RecordedWork() as work: ...`; all tensors that were met are kept, so no address is used twice."""
 
     def __init__(self, *, compute: bool = True) -> None:
-        """`compute`: kernels are run as well; the work of thousands of programs is described in no time
-        without."""
+        """Prepare the recording.
+
+        `compute`: also run the kernels; without it the work of thousands of programs is described in no time.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.issued: list[_Operator | KernelCall] = []
         self.made: list[torch.Tensor] = []
         """By what was recorded, in order: memory of the work's own."""
         self.described: list[Described] = []
-        """What was issued: names, constants, shapes, strides, numbers; memory of its own by when it was made,
-        other memory by its address."""
+        """Issued work: names, constants, shapes, strides, numbers; its own memory by creation time, other
+        memory by address."""
         self._names: dict[int, str] = {}
         self._run, self._compute = KernelCall.run, compute
         self._guard = no_sync()

@@ -80,19 +80,19 @@ class RedisServer:
             return False
 
     def command(self, *words: str) -> bytes:
-        """The raw answer to a short command."""
+        """Send a short command and return the raw answer."""
         with socket.create_connection((self.host, self.port), 5) as connection:
             parts = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
             connection.sendall(f"*{len(words)}\r\n{parts}".encode())
             return connection.recv(1 << 16)
 
     def pause(self) -> None:
-        """Its connections stay open and nothing answers any more."""
+        """Stop the process: its connections stay open without answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """The end of a pause, where there is one."""
+        """End a pause, if there is one."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
@@ -114,14 +114,14 @@ def _redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSe
 
 @pytest.fixture
 def redis_server(_redis_process: RedisServer) -> RedisServer:
-    """A Redis that runs and is empty, shared by the session: who stops it starts it again."""
+    """Return an empty, running Redis; the session shares it, so a test that stops it starts it again."""
     _redis_process.command("FLUSHALL")
     return _redis_process
 
 
 @pytest.fixture
 def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    """Starts servers with options of their own; they end with the test."""
+    """Start servers with options of their own; they end with the test."""
     made: list[RedisServer] = []
 
     def start(*options: str, host: str = "127.0.0.1") -> RedisServer:

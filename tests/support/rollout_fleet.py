@@ -120,7 +120,7 @@ class RolloutFleet:
         return int(self._rollout.get("maxUnavailable", 0))
 
     def lose_node(self, node: int) -> int:
-        """A node goes, with all that ran on it. Returns how many engines there was room for on it."""
+        """Remove a node with its engines and return how many engines had room on it."""
         lost = self.nodes[node]
         self.nodes = [0 if number == node else gpus for number, gpus in enumerate(self.nodes)]
         for one in self._sets.values():
@@ -149,8 +149,11 @@ class RolloutFleet:
 
     @property
     def settled(self) -> bool:
-        """Whether it has come to an end: all for which there is room is as asked, or it is said that it will
-        not be, and what was taken back is gone."""
+        """Tell whether the roll-out has ended.
+
+        Either everything for which there is room is as specified, or a condition says that it will not be and
+        the reverted revision is gone.
+        """
         said, pods = self.conditions, [pod for one in self._sets.values() for pod in one.pods]
         if any(pod.leaves is not None for pod in pods) or (self._was_back and self.new):
             return False
@@ -161,7 +164,7 @@ class RolloutFleet:
         return said["UpToDate"][0] == "True" or said["Stalled"][0] == "True" or (short and rest)
 
     def step(self) -> None:
-        """The next ten seconds."""
+        """Advance by ten seconds."""
         self.at += STEP
         self._kubelets()
         self._scheduler()

@@ -18,11 +18,11 @@ LOOK = 10.0
 PROMPT, OUTPUT = 2000, 100
 """Tokens of a request."""
 SPEED, STEP = 10_000.0, 0.02
-"""Of one engine: prompt tokens per second, seconds of a decoding step."""
+"""Speed of one engine: prompt tokens per second, seconds of a decoding step."""
 
 
 def load(engines: int, requests: float, **more: float) -> EngineLoad:
-    """What engines report that serve so many requests per second and keep up."""
+    """Return the report of engines that serve this many requests per second and keep up."""
     running = round(requests * OUTPUT * STEP * 1.5)
     return EngineLoad(
         **{
@@ -34,7 +34,7 @@ def load(engines: int, requests: float, **more: float) -> EngineLoad:
 
 
 def seen(asked: int, requests: float = 0.0, *, at: float = 0.0, **more: object) -> Observation:
-    """A fleet that is whole and keeps up."""
+    """Return an observation of a complete fleet that keeps up."""
     found: dict[str, object] = {
         "at": at, "desired": asked, "ready": asked, "load": load(asked, requests) if asked else None,
         "traffic": GatewayTraffic(arrivals=requests), **more,
@@ -109,6 +109,6 @@ class Fleet:
 
 
 def reversals(targets: list[int]) -> int:
-    """Changes of direction."""
+    """Count the changes of direction."""
     steps = [b - a for a, b in itertools.pairwise(targets) if a != b]
     return sum(a * b < 0 for a, b in itertools.pairwise(steps))

@@ -61,7 +61,7 @@ class Engine:
             self.client._route(READY)
 
     def messages(self, kind: type) -> list[Any]:
-        """The messages of one kind that the engine got."""
+        """Return the messages of one kind that the engine got."""
         return [message for message in self.process.sent if isinstance(message, kind)]
 
     @property
@@ -77,25 +77,25 @@ class Engine:
         return [message.request_id for message in self.messages(wire.AbortRequest)]
 
     def send(self, *messages: wire.FromEngine) -> None:
-        """The engine sends."""
+        """Send messages as the engine."""
         for message in messages:
             self.client._route(message)
 
     def delta(self, token_ids: Sequence[int] | str, *, of: int = 0, index: int = 0, **more: Any) -> None:
-        """New tokens for the `of`-th request the engine got."""
+        """Send new tokens for the `of`-th request the engine got."""
         ids = ids_of(token_ids) if isinstance(token_ids, str) else list(token_ids)
         delta = wire.SequenceDelta(self.requests[of].request_id, index, ids, **more)
         self.send(wire.Outputs([delta]))
 
     def rejects(self, status: int, code: str, *, of: int = 0, retry_after: float | None = None) -> None:
-        """The engine refuses the `of`-th request."""
+        """Refuse the `of`-th request as the engine."""
         request_id = self.requests[of].request_id
         self.send(
             wire.RequestRejected(request_id, status, "server_error", code, "the engine's words", retry_after)
         )
 
     def dies(self) -> None:
-        """The engine process ends."""
+        """End the engine process."""
         self.client._fail_open_requests("the engine process was killed by signal 9")
 
 
@@ -130,7 +130,7 @@ class Api:
         return make_admin(self.serving, self._token)
 
     async def chat(self, body: dict[str, Any], parts: Sequence[str], finish: str = "stop") -> Asked:
-        """The answer to a chat when the model writes `parts`."""
+        """Return the answer to a chat when the model writes `parts`."""
         asked = Asked(self.app, "POST", "/v1/chat/completions").whole(body)
         await until(lambda: self.engine.has_requests(1) or asked.status)
         if not asked.status:
@@ -143,7 +143,7 @@ class Api:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def answered(self) -> dict[tuple[str, str], float]:
-        """How many answers were counted, by route and status."""
+        """Return the number of counted answers, by route and status."""
         return {
             (sample.labels["route"], sample.labels["status"]): sample.value
             for family in self.registry.collect()

@@ -92,7 +92,7 @@ class Server(Command):
         self.model, self.url, self.admin = match[1], match[2], match[3]
 
     def engine_pid(self) -> int:
-        """The engine process: the one child of the server."""
+        """Return the id of the engine process: the only child of the server."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
             if b"mamba_server.engine" in Path(f"/proc/{child}/cmdline").read_bytes():

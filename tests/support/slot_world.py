@@ -22,7 +22,7 @@ Action = tuple[str, int]
 
 @dataclass
 class Entry:
-    """What a launched step does for one sequence."""
+    """Part of a launched step that belongs to one sequence."""
 
     name: int
     allocation: SequenceAllocation

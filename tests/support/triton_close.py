@@ -1,4 +1,4 @@
-"""How near a kernel's float32 sums have to come to a float64 reference."""
+"""Tolerance of a kernel's float32 sums against a float64 reference."""
 
 import copy
 
@@ -16,7 +16,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, sums: float = 1.0) -> No
 
 
 def wide(mixer: Mixer) -> Mixer:
-    """The same numbers in float64."""
+    """Return the same numbers in float64."""
     result = copy.copy(mixer)
     for name in ("x", "dt", "B", "C", "A", "D", "dt_bias"):
         setattr(result, name, getattr(mixer, name).double())

@@ -1,4 +1,4 @@
-"""How `make test` shares the tests among its processes: by file, and those of tests/kube in two parts.
+"""Distribution of tests among the processes of `make test`: by file, and tests/kube in two parts.
 
 A pytest plugin. Each process that runs a test of tests/kube starts a control plane of its own, which takes
 longer than most of the tests; in one process alone their waiting would last longer than all other tests.

@@ -89,7 +89,7 @@ def with_change(given: Arguments, changed: Changed) -> Arguments:
 
 
 def results(operator: Callable[..., Any], given: Arguments) -> list[torch.Tensor]:
-    """What it returns, and its arguments afterwards."""
+    """Return the results of the operator, followed by its arguments after the call."""
     returned = operator(*given.values())
     return [*tensors({"returned": returned}).values(), *tensors(given).values()]
 
@@ -97,7 +97,7 @@ def results(operator: Callable[..., Any], given: Arguments) -> list[torch.Tensor
 def assert_refused(
     operator: Callable[..., Any], given: Arguments, changed: Changed, launches: list[Any]
 ) -> None:
-    """`launches`: what has been launched so far, noted by the caller."""
+    """Assert that the call is refused without a launch; `launches`: the caller's list of launches so far."""
     before = len(launches)
     with pytest.raises(WrongArgument, match=rf"^(\w+\.)*({changed.named}) ") as raised:
         operator(*given.values())
@@ -106,6 +106,6 @@ def assert_refused(
 
 
 def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    """What is longer than it has to be is nobody's beyond that."""
+    """Assert equal results; elements beyond the required length are ignored."""
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one[tuple(slice(0, extent) for extent in other.shape)], other)

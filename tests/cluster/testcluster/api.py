@@ -38,7 +38,7 @@ class ApiClient:
         self._context = ssl.create_default_context(cafile=authority)
         self._context.load_cert_chain(client.certificate, client.key)
         self._kept: list[http.client.HTTPConnection] = []
-        """Whose last answer was read to its end, and which nobody uses."""
+        """Unused connections whose last answer was read to its end."""
 
     def request(
         self,

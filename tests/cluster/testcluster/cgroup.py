@@ -25,7 +25,7 @@ class ControlGroup:
         self.unified = (root / "cgroup.controllers").exists()
 
     def folders(self) -> list[Path]:
-        """The group's folder in each hierarchy."""
+        """Return the group's folder in each hierarchy."""
         if self.unified:
             return [self._root / self.name]
         return [
@@ -36,7 +36,7 @@ class ControlGroup:
         ]
 
     def create(self) -> None:
-        """Makes the group. Raises ClusterError when a controller cannot be had."""
+        """Create the group. Raises ClusterError when a controller cannot be had."""
         if self.unified:
             self._enable(self._root)
         for folder in self.folders():
@@ -49,7 +49,7 @@ class ControlGroup:
             self._enable(self._root / self.name)
 
     def processes(self) -> list[int]:
-        """The ids of the processes in the group and below it."""
+        """Return the ids of the processes in the group and below it."""
         found: set[int] = set()
         for folder in self.folders():
             # Not by glob: groups come and go while we look, which os.walk passes over.
@@ -59,7 +59,7 @@ class ControlGroup:
         return sorted(found)
 
     def delete(self, *, timeout: float = 5.0) -> None:
-        """Removes the group and what is below; its processes must have been ended."""
+        """Remove the group and all below it; its processes must have ended."""
         deadline = time.monotonic() + timeout
         while left := [folder for folder in self.folders() if folder.exists() and not _removed(folder)]:
             if time.monotonic() > deadline:

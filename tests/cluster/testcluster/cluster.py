@@ -1,4 +1,4 @@
-"""What tests do with a cluster, whether it has a node or not: commands, manifests, namespaces, waiting."""
+"""Operations on a test cluster, with or without a node: commands, manifests, namespaces, waiting."""
 
 import secrets
 import time
@@ -15,7 +15,7 @@ from testcluster.resources import Resources
 T = TypeVar("T")
 APPLY = "application/apply-patch+yaml"
 APPLYING = "fieldManager=test&force=true&fieldValidation=Strict"
-"""As kubectl asks: what the schema does not know is an error."""
+"""Query of a server-side apply as kubectl sends it: a field that the schema does not know is an error."""
 APPLY_SECONDS = 60.0
 SERVICE_ACCOUNT = "system:serviceaccount:"
 
@@ -31,9 +31,9 @@ class Cluster:
         self._resources = Resources(api)
 
     def apply(self, manifest: Manifest, namespace: str | None = None) -> None:
-        """What `kubectl apply --server-side` does with YAML text, an object, or a list of objects.
+        """Apply YAML text, an object, or a list of objects like `kubectl apply --server-side`.
 
-        Objects without a namespace of their own go to `namespace`. Raises Refused with the server's words.
+        Objects without a namespace of their own go to `namespace`. Raises Refused with the server's message.
         """
         for one in objects_of(manifest):
             version, kind, meta = str(one["apiVersion"]), str(one["kind"]), one["metadata"]
@@ -102,7 +102,7 @@ class Cluster:
         return found
 
     def create_namespace(self, prefix: str = "test", *, timeout: float = 90.0) -> str:
-        """A fresh namespace in which pods can be made: its default service account is there."""
+        """Create a namespace and wait for its default service account, which all pods need."""
         name = f"{prefix}-{secrets.token_hex(4)}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         status, answer = self.api.request("POST", "/api/v1/namespaces", body)
@@ -131,7 +131,7 @@ class Cluster:
         self.wait_for(established, f"{crd} to be established")
 
     def wait_for(self, look: Callable[[], T], what: str, *, timeout: float = 90.0, every: float = 0.1) -> T:
-        """The first true value of `look`, which is asked `every` so many seconds.
+        """Call `look` every `every` seconds and return its first true value.
 
         Raises ClusterError naming `what` after `timeout` seconds.
         """

@@ -26,7 +26,7 @@ _end_of_plane = pytest.StashKey[ExitStack]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Builds what the collected tests need; a failed build fails those tests and no others."""
+    """Build the programs that the collected tests need; a failed build fails those tests and no others."""
     asked = any(_asks_for(item, name) for item in session.items for name in CLUSTERS)
     if session.config.option.collectonly or not asked:
         return
@@ -52,7 +52,7 @@ def _binaries(config: pytest.Config) -> Path:
 
 
 def shared_control_plane(config: pytest.Config) -> ControlPlane:
-    """The control plane of this process, started when nobody has asked for it since the last one ended."""
+    """Return the control plane of this process; start one if none runs."""
     if _plane not in config.stash:
         config.stash[_end_of_plane] = ExitStack()
         plane = config.stash[_end_of_plane].enter_context(running_control_plane(_binaries(config)))
@@ -62,7 +62,7 @@ def shared_control_plane(config: pytest.Config) -> ControlPlane:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Ends it with the last test of a folder: with nothing to do it still takes processor time."""
+    """End the control plane with the last test of a folder: an idle one still takes processor time."""
     if nextitem is None or nextitem.path.parent != item.path.parent:
         _end(item.config)
 
@@ -83,20 +83,20 @@ def _end(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module")
 def control_plane(pytestconfig: pytest.Config) -> ControlPlane:
-    """A real API server with its controllers, without nodes; of a folder: use `namespace`."""
+    """Return a real API server with its controllers, without nodes, for a folder: use `namespace`."""
     return shared_control_plane(pytestconfig)
 
 
 @pytest.fixture(scope="session")
 def node(pytestconfig: pytest.Config) -> Iterator[Node]:
-    """A real cluster of one node that runs pods, with Services and DNS; others may join. Needs root."""
+    """Yield a real cluster of one node that runs pods, with Services and DNS; others may join. Needs root."""
     with running_node(_binaries(pytestconfig)) as running:
         yield running
 
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a fresh namespace in the cluster that the test uses; deleted afterwards."""
+    """Yield the name of a new namespace in the cluster that the test uses; it is deleted afterwards."""
     fixture = "node" if _asks_for(request.node, "node") else "control_plane"
     cluster: Cluster = request.getfixturevalue(fixture)
     name = cluster.create_namespace()

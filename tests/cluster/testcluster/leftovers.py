@@ -27,7 +27,7 @@ KUBELET_LINKS = Path("/var/log/containers")
 
 
 def claim(folder: Path) -> None:
-    """Notes that this process owns the node in `folder`."""
+    """Record that this process owns the node in `folder`."""
     owner = {"pid": os.getpid(), "started": started(os.getpid())}
     (folder / OWNER).write_text(json.dumps(owner))
 
@@ -51,7 +51,7 @@ def abandoned(folder: Path) -> bool:
 
 
 def sweep() -> list[str]:
-    """Removes the nodes of killed runs; returns their names."""
+    """Remove the nodes of killed runs and return their names."""
     temporary = Path(tempfile.gettempdir())
     with (temporary / LOCK).open("w") as lock:
         # Two runs that begin together would take the same leftovers out of each other's hands.
@@ -63,9 +63,9 @@ def sweep() -> list[str]:
 
 
 def remove(folder: Path, *, keep_files: bool = False) -> None:
-    """Ends a node's remaining processes and removes all it made, its folder last.
+    """End a node's remaining processes and remove everything it created, its folder last.
 
-    What fails is raised when everything else has been tried.
+    Errors are raised after everything else has been tried.
     """
     network, group = NetworkNamespace(folder.name), ControlGroup(folder.name)
     with contextlib.ExitStack() as last_first:
@@ -93,7 +93,7 @@ def _unlink_logs(folder: Path) -> None:
 
 
 def shims(folder: Path) -> list[int]:
-    """The containers' guardians: they live outside of every group and know their node by its socket."""
+    """Return the ids of the container shims: outside of every group, they name their node's socket."""
     socket = str(folder / "containerd.sock").encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -105,7 +105,10 @@ def shims(folder: Path) -> list[int]:
 
 
 def mount_points(mountinfo: str, folder: Path) -> list[str]:
-    """The mount points below a folder, inner ones first, from the text of /proc/self/mountinfo. Pure."""
+    """Return the mount points below a folder, inner ones first, from the text of /proc/self/mountinfo.
+
+    Pure.
+    """
     points = [_unescaped(line.split()[4]) for line in mountinfo.splitlines() if line]
     return sorted((point for point in points if point.startswith(f"{folder}/")), reverse=True)
 

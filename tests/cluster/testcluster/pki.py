@@ -47,7 +47,7 @@ class Authority:
         )  # fmt: skip
 
     def issue(self, identity: Identity) -> Certificate:
-        """A certificate for server and client use."""
+        """Issue a certificate for server and client use."""
         made = Certificate(self.folder / f"{identity.name}.crt", self.folder / f"{identity.name}.key")
         request = self.folder / f"{identity.name}.csr"
         extensions = self.folder / f"{identity.name}.ext"
@@ -68,7 +68,7 @@ class Authority:
 
 
 def extension_text(identity: Identity) -> str:
-    """The openssl extension file of a certificate."""
+    """Return the openssl extension file of a certificate."""
     return (
         f"subjectAltName={','.join(identity.names)}\n"
         "basicConstraints=critical,CA:FALSE\n"

@@ -24,7 +24,7 @@ class Resource:
     namespaced: bool
 
     def path(self, namespace: str | None = None, name: str = "", selector: str = "") -> str:
-        """Of one object, or of all in a namespace or everywhere."""
+        """Return the path of one object, or of all objects in a namespace or everywhere."""
         within = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         query = f"?{urlencode({'labelSelector': selector})}" if selector else ""
         return f"{self.root}{within}/{self.plural}{f'/{name}' if name else ''}{query}"
@@ -38,7 +38,7 @@ class Resources:
         self._known: dict[str, Resource] = {}
 
     def find(self, name: str) -> Resource:
-        """The kind called `name`: plural, singular, short name, Kind, each also as NAME.GROUP.
+        """Return the kind called `name`: plural, singular, short name, Kind, each also as NAME.GROUP.
 
         Raises ClusterError when the server has none, OSError when it is away.
         """

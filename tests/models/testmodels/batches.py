@@ -69,7 +69,7 @@ class Sequence:
 
 @dataclass
 class Run:
-    """What a sequence does in one step: `count` tokens, checkpoints {depth: slot}, `track` for a decode."""
+    """Part of a sequence in one step: `count` tokens, checkpoints {depth: slot}, `track` for a decode."""
 
     sequence: Sequence
     count: int

@@ -42,7 +42,7 @@ class DeltaMixerRows:
         return GatedDeltaCalls(library, self.weights, key_heads=G, key_dim=K, norm_eps=EPS)
 
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """Inputs of the convolution, gate, b and a of all rows, in float64."""
+        """Return the inputs of the convolution, gate, b and a of all rows, in float64."""
         return self.projected.double().split(self.widths, dim=1)
 
     def rule(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:

@@ -70,7 +70,7 @@ class PagedBatch:
         )
 
     def attend(self, operator: Operator = paged_attention) -> torch.Tensor:
-        """What `operator` writes, of which nothing may be left unwritten."""
+        """Return the output of `operator`, and check that it is written whole."""
         out = poisoned(*self.query.shape, dtype=self.query.dtype)
         with no_sync():
             operator(self.query, self.kv, SCALE, self.plan(), out)
