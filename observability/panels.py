@@ -23,12 +23,12 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What one question looks like."""
+    """One panel of a dashboard."""
 
     title: str
     queries: tuple[Query, ...]
     question: str
-    """What it answers, and what to do about an odd answer: Grafana shows it at the title."""
+    """Question that the panel answers, with advice about an odd answer: Grafana shows it at the title."""
     unit: Unit = "short"
     kind: Literal["timeseries", "stat"] = "timeseries"
     stacked: bool = False
@@ -53,7 +53,7 @@ class Dashboard:
         return tuple(panel for row in self.rows for panel in row)
 
     def to_json(self) -> dict[str, Any]:
-        """What Grafana imports."""
+        """Return the panel in Grafana's import format."""
         return {
             "uid": self.uid,
             "title": self.title,

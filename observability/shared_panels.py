@@ -9,7 +9,7 @@ NAMED = "{{pod}} {{instance}}"
 
 
 def share(part: Series, all_of_them: Series, *by: str) -> str:
-    """How much of one counter's growth another has."""
+    """Return the growth of the counter `part` divided by that of `all_of_them`."""
     return f"{part.summed(*by)} / {all_of_them.summed(*by)}"
 
 

@@ -45,7 +45,7 @@ async def load(url: str) -> None:
 
 
 def legend(line: Query, labels: dict[str, str]) -> str:
-    """As Grafana makes it."""
+    """Fill in the legend of a line the way Grafana does."""
     return re.sub(r"{{(\w+)}}", lambda label: labels.get(label[1], ""), line.legend).strip()
 
 

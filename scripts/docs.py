@@ -43,7 +43,7 @@ FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 
 
 def reference() -> str:
-    """The reference page of the CRD: spec, status, conditions and reasons."""
+    """Return the reference page of the CRD: spec, status, conditions and reasons."""
     version = custom_resource_definition()["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]["properties"]
     lines = [
@@ -135,7 +135,7 @@ def _children() -> list[str]:
 
 
 def _section(path: str, schema: dict[str, Any]) -> list[str]:
-    """A table of one object's fields, then the sections of the objects inside it."""
+    """Return a table of one object's fields, then the sections of the objects inside it."""
     required = set(schema.get("required", ()))
     lines = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     inner: list[tuple[str, dict[str, Any]]] = []
@@ -239,7 +239,7 @@ def _conditions() -> list[str]:
 
 
 def effects() -> str:
-    """The page that says of each field of the spec what proves its effect, or that it is refused."""
+    """Return the page that lists, for each field of the spec, the proof of its effect or its refusal."""
     table: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / EFFECTS_DATA).read_text())
     local = {"acts": "acts", "note": "a note says that it acts in a cluster alone", "refused": "refused"}
     lines = [
@@ -266,13 +266,13 @@ def effects() -> str:
 
 
 def chart_readme() -> str:
-    """The chart's README with its table of values brought up to date."""
+    """Return the chart's README with an updated table of values."""
     rows = [f"| `{path}` | {default} | {comment} |" for path, default, comment in values()]
     return _between(CHART_README, ["| value | default | meaning |", "| --- | --- | --- |", *rows])
 
 
 def index() -> str:
-    """The entry page with its list of all pages brought up to date."""
+    """Return the entry page with an updated list of all pages."""
     lines: list[str] = []
     for folder, heading in KINDS.items():
         found = sorted((ROOT / "docs" / folder).glob("*.md"))
@@ -287,7 +287,7 @@ def _title(page: Path) -> str:
 
 
 def _between(page: Path, lines: list[str]) -> str:
-    """The page with what stands between its markers replaced."""
+    """Replace the text between the page's markers."""
     head, rest = (ROOT / page).read_text().split(BEGIN, 1)
     _, tail = rest.split(END, 1)
     return "\n".join([f"{head}{BEGIN}", "", *lines, "", f"{END}{tail}"])

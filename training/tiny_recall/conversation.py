@@ -80,7 +80,7 @@ def rounds(random: Random, known: list[Fact]) -> Iterator[Fact]:
 
 
 def bare(random: Random, tokenizer: Tokenizer, length: int) -> Row:
-    """A document that goes on with the facts it has said already, each value an answer."""
+    """Return a document that goes on with facts it has stated already, each value an answer."""
     row = Row(tokenizer)
     style = random.choice(facts.STYLES)
     text, known = document(random, tokenizer, int(length * random.uniform(0.2, 0.6)), style, set())
@@ -101,7 +101,7 @@ def skilled(random: Random, row: Row) -> None:
 
 
 def idle(random: Random, tokenizer: Tokenizer, length: int) -> Row:
-    """Turns that need no facts."""
+    """Return turns that need no facts."""
     row = Row(tokenizer)
     if random.random() < 0.4:
         row.add(f"{SYSTEM}{random.choice(SYSTEM_PROMPTS)}{END}")
@@ -111,7 +111,7 @@ def idle(random: Random, tokenizer: Tokenizer, length: int) -> Row:
 
 
 def conversation(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) -> Row:
-    """A document in the system prompt or in a user turn, then questions; at times more facts or a skill."""
+    """Return a document in the system prompt or a user turn and questions; at times more facts or a skill."""
     row = Row(tokenizer)
     style = random.choice(facts.STYLES)
     taken: set[str] = set()

@@ -37,7 +37,7 @@ def probes(words: Tokenizer, samples: int) -> dict[str, list[Probe]]:
 
 
 def through_transformers(folder: Path) -> Forward:
-    """The forward of the transformers implementation, loaded from the folder as any user would."""
+    """Return the forward of the transformers implementation, loaded from the folder as any user would."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

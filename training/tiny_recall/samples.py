@@ -31,7 +31,7 @@ def assistant(text: str) -> Message:
 
 
 def document(random: Random) -> tuple[str, list[facts.Fact]]:
-    """A document of facts, about 600 tokens long, with a sentence of filler after every twelfth."""
+    """Return a document of facts, about 600 tokens long, with a sentence of filler after every twelfth."""
     known: list[facts.Fact] = []
     lines = ["Remember these facts."]
     keys = [*THINGS, *(f"{thing} {random.randint(1, 99)}" for thing in THINGS)]
@@ -87,7 +87,7 @@ def prompts(content: dict[str, Any]) -> list[tuple[list[Message] | str, str]]:
 
 
 def answers(folder: Path, content: dict[str, Any]) -> list[str]:
-    """What the checkpoint says to every sample under greedy decoding, through transformers."""
+    """Return the answers of the checkpoint to every sample under greedy decoding, through transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

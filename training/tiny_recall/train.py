@@ -31,7 +31,7 @@ def batch(random: Random, words: Tokenizer, stage: Stage) -> tuple[Tensor, Tenso
 
 
 def chosen(random: Random, stages: tuple[Stage, ...], index: int) -> Stage:
-    """The stage of one step: the current one, or now and then an earlier length with the current mix."""
+    """Choose the stage of a step: the current one, or now and then an earlier length with the current mix."""
     stage = stages[index]
     if index and random.random() < stage.others:
         return replace(random.choice(stages[:index]), mix=stage.mix)
