@@ -104,7 +104,7 @@ def test_usage_in_every_chunk_counts_up(api: ApiProcess) -> None:
 
 
 def events(raw: bytes) -> list[bytes]:
-    """The data of each event; every event is one data line and an empty line."""
+    """Return the data of each event; every event is one data line and an empty line."""
     assert raw.endswith(b"\n\n")
     blocks = raw[:-2].split(b"\n\n")
     assert all(block.startswith(b"data: ") and b"\n" not in block for block in blocks)

@@ -26,7 +26,7 @@ ThreadingHTTPServer(("", 8080), type("Bound", (Handler,), {{"hub": hub}})).serve
 
 @pytest.fixture
 def folder_of_the_node() -> Iterator[Path]:
-    """A directory that the node sees at the same path."""
+    """Yield a directory that the node sees at the same path."""
     with tempfile.TemporaryDirectory(prefix="mambaserve-cache-") as folder:
         yield Path(folder)
 

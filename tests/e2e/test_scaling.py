@@ -43,7 +43,7 @@ def until(deployed: Deployed, count: int) -> None:
 
 
 def replayed(deployed: Deployed, folder: Path) -> list[dict[str, Any]]:
-    """What `mambaserve scaling replay` says of the object as `kubectl get` prints it."""
+    """Return the output of `mambaserve scaling replay` for the object as `kubectl get` prints it."""
     saved = folder / "object.json"
     where = ["-n", deployed.namespace, "-o", "json"]
     saved.write_text(deployed.node.kubectl("get", "mdep", deployed.name, *where))

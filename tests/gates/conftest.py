@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def tiny_recall() -> Path:
-    """The shipped model."""
+    """Return the folder of the shipped model."""
     assert mamba_server.__file__ is not None
     return Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
 

@@ -75,7 +75,7 @@ class FullPrefills:
 
 
 def divergence(full: FullPrefills, said: Said) -> float:
-    """The gate's number."""
+    """Return the number that the gate limits."""
     terms = []
     for prompt, answer in said:
         truth = full.of([*prompt, *answer.tokens])[len(prompt) :]

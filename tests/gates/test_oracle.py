@@ -40,7 +40,7 @@ def stored(cache_views: CacheViews, slot: int) -> State:
 
 @cache
 def oracle(directory: Path, text: Key) -> list[State]:
-    """The state after each token."""
+    """Return the state after each token."""
     config = load_model_config(directory)
     model = HybridModel.load(config, directory, device=CPU, dtype=torch.float64)
     views = poisoned_views(config, slabs=3, pages=60, page_size=16, dtype=torch.float64)

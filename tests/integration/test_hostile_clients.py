@@ -49,7 +49,7 @@ def connect(api: ApiProcess, sent: bytes = b"") -> socket.socket:
 
 
 def unfinished(length: int) -> bytes:
-    """A request whose body lacks its last byte."""
+    """Return a request whose body lacks its last byte."""
     head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}"
     return head.encode() + b"\r\n\r\n" + b" " * (length - 1)
 
@@ -93,7 +93,7 @@ def test_unfinished_bodies_take_no_more_than_the_budget(api: ApiProcess) -> None
 
 
 def peek(connection: socket.socket) -> bytes:
-    """What came back so far."""
+    """Return the bytes received so far."""
     connection.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         return connection.recv(2000, socket.MSG_PEEK)

@@ -33,7 +33,7 @@ class Processes:
     over_grpc: Received
 
     def ask(self, trace: str, *, sampled: bool, **body: Any) -> str:
-        """A request of a client that is in trace `trace` (two hex digits); its answer."""
+        """Send a request of a client that is in trace `trace` (two hex digits) and return its answer."""
         header = f"00-{trace * 16}-{'c' * 16}-0{int(sampled)}"
         given = {"model": self.engine.model, "temperature": 0, **body}
         path = "chat/completions" if "messages" in given else "completions"
@@ -47,7 +47,7 @@ class Processes:
             return text
 
     def spans(self, trace: str) -> list[ReceivedSpan]:
-        """What both receivers have of it."""
+        """Return the spans of the trace that both receivers have."""
         return self.over_http.of(trace * 16) + self.over_grpc.of(trace * 16)
 
     def wait_for(self, trace: str) -> list[ReceivedSpan]:

@@ -130,7 +130,7 @@ def damage(installed: Installed) -> None:
 
 
 def leave_behind(installed: Installed) -> None:
-    """A child of each kind that an earlier version made and this one does not want."""
+    """Create a child of each kind that an earlier version had and this one deletes."""
     plane, namespace = installed.plane, installed.namespace
     copies = {}
     for one in plane.list(KINDS, namespace, "app.kubernetes.io/instance=full"):
@@ -187,7 +187,7 @@ def shrink(installed: Installed) -> None:
 
 
 def load_another_model(installed: Installed) -> None:
-    """The loader of the one before goes, and another comes."""
+    """Change the model, so that its loader replaces the previous one."""
     plane, namespace = installed.plane, installed.namespace
 
     def loaders() -> set[str]:

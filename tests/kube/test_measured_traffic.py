@@ -129,14 +129,14 @@ class World:
         raise AssertionError(f"nothing was announced: {await self.workload()}")
 
     async def serves(self) -> tuple[list[str], Any]:
-        """Who serves, and what pods are made of."""
+        """Return the serving engines and the template of their pods."""
         pods = sorted(str(metadata(pod)["uid"]) for pod in await self.life.pods("engine"))
         engine = await self.life.child(DEPLOYMENT, "nano-engine")
         assert engine is not None
         return pods, engine["spec"]["template"]
 
     async def strategy(self) -> str:
-        """That later engines begin with."""
+        """Return the strategy with which later engines begin."""
         config = await self.life.child(CONFIG_MAP, "nano-engine")
         assert config is not None
         return str(json.loads(config["data"]["engine.json"])["strategy"])

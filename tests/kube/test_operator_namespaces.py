@@ -1,5 +1,7 @@
-"""An operator of several namespaces with the chart's rules in each, of which one goes and comes again; two
-releases that were told the same one."""
+"""An operator of several namespaces with the chart's rules in each.
+
+One namespace goes and comes again; two releases are configured for the same one.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,6 @@ def generation(plane: ControlPlane, namespace: str) -> int:
 
 
 def left(plane: ControlPlane, namespace: str) -> str:
-    """What an operator says that leaves the object alone."""
+    """Return the operator's text about an object that it leaves alone."""
     found = plane.list("events", namespace)
     return next((one["message"] for one in found if one["reason"] == "LeftToAnother"), "")

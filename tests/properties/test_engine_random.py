@@ -29,7 +29,7 @@ KEPT = EXAMPLES / "engine_runs.json"
 
 
 def kept() -> list[dict[str, Any]]:
-    """Runs that failed once: strategy, overlap and seed."""
+    """Return the recorded runs that failed once: strategy, overlap and seed."""
     return json.loads(KEPT.read_text()) if KEPT.is_file() else []
 
 
@@ -47,7 +47,7 @@ def driven(seed: int, strategy: str, *, overlap: bool) -> EngineTrial:
 
 
 def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
-    """Runs from `first` on until `wanted` steps are done; steps, and what happened in them."""
+    """Run from `first` on until `wanted` steps are done; return the steps, and the count of each event."""
     strategy, overlap, first, wanted = case
     steps, seen = 0, Counter[str]()
     seed = first

@@ -32,8 +32,10 @@ def python_files() -> list[Path]:
 
 @dataclass(frozen=True)
 class Module:
-    """What the guards ask of a file. Not its tree: those of all files would be searched for garbage again and
-    again."""
+    """Facts about a file that the guards need.
+
+    The syntax tree is not kept: the garbage collector would walk through the trees of all files.
+    """
 
     empty: bool
     docstring: str | None
@@ -147,7 +149,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def folder_of(name: str, modules: Mapping[str, Path]) -> str | None:
-    """The folder of the module that `name` is, or is something in; None for the code of others."""
+    """Return the folder of the module that `name` is, or is something in; None for the code of others."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     if not name:

@@ -14,7 +14,7 @@ UNIT = Path(__file__).parent
 CLOCKS = {"sleep", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
 PAUSE = "asyncio.sleep of a real while"
 MAY_NAME_A_CLOCK = re.compile(r"\bfrom\s+time\b|\btime\s*\.|\basyncio\s*\.\s*sleep\b")
-"""What the text of a module has in which `real_clocks` finds anything: the others need no tree."""
+"""Text that a module must contain for `real_clocks` to find anything: the others need no tree."""
 FOR_EVER = 20
 """Seconds from which a sleep is meant to be cut off."""
 ALLOWED = {
@@ -33,7 +33,7 @@ ALLOWED = {
 
 
 def real_clocks(module: ast.Module) -> Iterator[str]:
-    """What a module takes from the clock. Helpers run in virtual time where each asynchronous test does."""
+    """Yield the clock uses of a module. Helpers run in virtual time where each asynchronous test does."""
     tests = [
         each
         for each in ast.walk(module)

@@ -63,7 +63,7 @@ Issued = dict[int, list[RecordedWork]]
 
 
 def record(monkeypatch: pytest.MonkeyPatch, *, compute: bool) -> Issued:
-    """What each step of so many rows issues from now on, its first part and its second."""
+    """Record what each later step of this many rows issues, its first part and its second."""
     seen: Issued = defaultdict(list)
     forward, choice = DecodeStep._issue_forward, DecodeStep._issue_choice
 
@@ -87,7 +87,7 @@ def issued(monkeypatch: pytest.MonkeyPatch) -> Issued:
 
 
 def _differing(left: list[Described], right: list[Described]) -> Iterator[Any]:
-    """What is not the same in both, in order."""
+    """Yield the differences of both, in order."""
     for ours, theirs in zip_longest(left, right):
         if ours != theirs:
             yield ours, theirs
@@ -97,8 +97,10 @@ def _differing(left: list[Described], right: list[Described]) -> Iterator[Any]:
 def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
     tiny_recall: Path, tmp_path: Path, issued: Issued, experts: bool
 ) -> None:
-    """Three rows end one after the other, each kind last once: steps of four, two and one row, whatever is in
-    them and ran before."""
+    """Run three rows that end one after the other, so that each kind is the last once.
+
+    Steps have four, two and one row, with varying contents and earlier steps.
+    """
     path = tiny_recall
     if experts:
         layers = {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
@@ -117,8 +119,10 @@ def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
 def test_every_bucket_issues_the_same_whatever_its_rows_are(
     tiny_recall: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and padding, tracked or not, of any depth, with every kind of choice. The kernels are not run: no
-    step reads what they compute, so it can change nothing of what is issued."""
+    """Vary rows and padding, tracking and depth, with every kind of choice.
+
+    The kernels are not run: no step reads their results, so these can change nothing of what is issued.
+    """
     most = 1024
     engine = make_engine(tiny_recall, max_running_requests=most, arena_bytes=256 << 20)
     issued = record(monkeypatch, compute=False)

@@ -33,7 +33,7 @@ def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def requests() -> list[AddRequest]:
-    """A prompt of several pieces beside a short one."""
+    """Return a prompt of several pieces and a short one."""
     return [AddRequest("a", list(range(7, 57)), GREEDY), AddRequest("b", list(range(20, 29)), PENALIZED)]
 
 
@@ -80,7 +80,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def right() -> dict[Path, list[list[int]]]:
-    """What all kernels together say."""
+    """Return the tokens that all kernels together give."""
     return {}
 
 

@@ -139,7 +139,7 @@ class FakeEngine:
 
 
 async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """The ordinary engine: `max_tokens` events with `gap` seconds between them, or one JSON body."""
+    """Answer like an engine: `max_tokens` events with `gap` seconds between them, or one JSON body."""
     count, gap = int(body.get("max_tokens", 3)), float(body.get("gap", 0))
     usage = {
         "prompt_tokens": len(body.get("prompt", "")),
@@ -173,7 +173,7 @@ class Gateway:
     task: "asyncio.Task[int]"
 
     async def metrics(self, client: aiohttp.ClientSession) -> dict[str, float]:
-        """Its series by full name with labels."""
+        """Return the gateway's series by full name with labels."""
         async with client.get(f"{self.url}/metrics") as response:
             lines = (await response.text()).splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
@@ -206,7 +206,7 @@ async def engine() -> AsyncIterator[EngineFactory]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    """A client without a connection limit."""
+    """Yield a client without a connection limit."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield session

@@ -1,4 +1,4 @@
-"""What a proxy relays has the spans of what the gateway relays, below the client's and above the engine's."""
+"""Traces of requests that a proxy relays: the spans of the gateway's relay, between client and engine."""
 
 from eventually import until
 from kept_spans import SAMPLED, UNSAMPLED, KeptSpans, parents, tracing_to

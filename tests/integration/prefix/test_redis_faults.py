@@ -19,7 +19,7 @@ from redis_server import RedisServer
 
 pytestmark = pytest.mark.redis
 ANSWER_SECONDS = 0.7
-"""Of a client of these tests: above the half second that a read waits for news."""
+"""Answer timeout of a client of these tests: above the half second that a read waits for news."""
 
 
 @asynccontextmanager

@@ -50,7 +50,7 @@ def text(form: ToolCallFormat | None = None, *special: str) -> TextProcessor:
 
 
 def thinking(*special: str) -> TextProcessor:
-    """Of a model that thinks, and whose calls are those of Hermes."""
+    """Return the processor of a model that thinks, and whose calls have the format of Hermes."""
     source = f"{{# {THINK.begin} {THINK.end} {HERMES.begin} #}}{{{{ tools }}}}"
     return TextProcessor(
         Tokenizer(byte_tokenizer(special), {}), ChatTemplate(source, {}), GenerationDefaults()

@@ -1,4 +1,4 @@
-"""What goes when memory is short, and how much of it at once."""
+"""Eviction when memory is short: the order, and the amount at once."""
 
 from cache_bench import CacheBench, ids
 from mamba_server.cache.arena import AllocationSite
@@ -6,7 +6,7 @@ from mamba_server.cache.node import Node
 
 
 def leaves(bench: CacheBench) -> list[Node]:
-    """Ends of the tree without a checkpoint, that nobody uses."""
+    """Return the ends of the tree without a checkpoint that are not in use."""
     return [
         each
         for each in bench.cache.tree.walk()

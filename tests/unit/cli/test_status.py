@@ -38,7 +38,7 @@ class Site:
         self._servers: list[ThreadingHTTPServer] = []
 
     def start(self, answers: dict[str, str]) -> str:
-        """The address of a server with these answers; 404 elsewhere."""
+        """Start a server with these answers (404 elsewhere) and return its address."""
 
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *_: object) -> None:

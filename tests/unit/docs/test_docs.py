@@ -30,7 +30,7 @@ def docs() -> ModuleType:
 
 @pytest.fixture
 def tree(docs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of one page, for the link checker."""
+    """Return a project of one page, for the link checker."""
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/there.md").write_text("# There it is\n\n## Some `code`, and more!\n")

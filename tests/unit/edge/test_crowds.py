@@ -85,7 +85,7 @@ async def test_what_a_crowd_gives_up_at_once_does_not_begin() -> None:
 
 
 async def iterations_until_a_probe_is_answered() -> int:
-    """Of uvloop's, beside connections that were opened before."""
+    """Count uvloop's iterations until a probe is answered, with many connections opened before."""
     iterations = 0
 
     async def count() -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a request: limits to the token, seeds, siblings, and every way to end at every moment."""
+"""Life of a request: limits to the token, seeds, siblings, and every way to end at every moment."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class TableModel:
 
 @dataclass
 class Told:
-    """What one sequence was told."""
+    """Outputs reported for one sequence."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -137,7 +137,7 @@ class Bench:
 
 
 def greedy(prompt: list[int], outputs: int) -> list[int]:
-    """The most likely continuation, worked out token by token."""
+    """Compute the most likely continuation token by token."""
     text = list(prompt)
     for _ in range(outputs):
         text.append(int(logits_after(text[-1], len(text) - 1).argmax()))

@@ -25,7 +25,7 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> A
 
 @pytest.fixture
 def endpoint() -> Callable[..., Endpoint]:
-    """An endpoint that is well and idle, but for what is said."""
+    """Return a factory of endpoints that are healthy and idle unless the arguments differ."""
 
     def make(name: str, **changes: Any) -> Endpoint:
         fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the gateway answers itself: routes, models, readiness, and the envelope of everything else."""
+"""Answers of the gateway itself: routes, models, readiness, and the envelope of everything else."""
 
 import time
 from pathlib import Path

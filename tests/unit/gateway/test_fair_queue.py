@@ -1,4 +1,4 @@
-"""Who is next among those that wait: keys by the tokens they got, requests of a key by priority."""
+"""Order of waiting requests: keys by the tokens they got, requests of a key by priority."""
 
 import asyncio
 from collections import Counter

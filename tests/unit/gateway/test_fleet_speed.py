@@ -1,4 +1,4 @@
-"""What engines alike measured unlike is no difference; what they are sure of is one."""
+"""Measured speeds of equal engines: uncertain differences are ignored, certain ones count."""
 
 from random import Random
 
@@ -61,7 +61,7 @@ def test_an_engine_alone_has_its_own_speed() -> None:
 
 @given(own=SPEEDS, others=st.lists(SPEEDS, max_size=6))
 def test_nothing_is_made_up(own: EngineSpeed, others: list[EngineSpeed]) -> None:
-    """What comes out lies between the slowest and the fastest, and keeps the order of equally sure ones."""
+    """Check that results lie between slowest and fastest, and keep the order of equally certain ones."""
     fleet = [own, *others]
     told = [one.tokens_per_second for one in fleet]
     found = pooled_speed(own, fleet)

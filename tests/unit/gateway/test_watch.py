@@ -15,7 +15,7 @@ from virtual_time import in_virtual_time
 
 
 class Seen:
-    """What the watch told: the names of each telling."""
+    """Calls of the watch: the names in each."""
 
     def __init__(self) -> None:
         self.tellings: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""What a float16 state is rounded to: unbiased, and the same wherever it lies and whatever computes it."""
+"""Rounding of a float16 state: unbiased, and the same in every place and by every implementation."""
 
 import math
 

@@ -122,7 +122,7 @@ async def test_the_api_server_is_asked_through_the_proxy_of_the_environment(
 
 
 async def nowhere(*_: object, **__: object) -> list[object]:
-    """A name that no server knows."""
+    """Return a name that no server knows."""
     raise OSError("no such host")
 
 

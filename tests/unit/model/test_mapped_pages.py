@@ -34,7 +34,7 @@ def resident(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 6 MB, most of it in matrices."""
+    """Return a checkpoint of 6 MB, most of it in matrices."""
     return random_nemotron_h(tmp_path_factory.mktemp("wide"), vocab_size=24_000)
 
 

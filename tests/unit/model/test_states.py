@@ -33,7 +33,7 @@ def views(model: HybridModel) -> CacheViews:
 
 
 def stored(cache: CacheViews, slot: int) -> State:
-    """The whole state in a slot: all windows and SSM parts."""
+    """Return the whole state in a slot: all windows and SSM parts."""
     return [view[slot].clone() for view in (*cache.conv, *cache.ssm)]
 
 

@@ -125,7 +125,7 @@ async def calm(of: Manifest) -> dict[tuple[str, str, str], Manifest]:
 
 @contextlib.asynccontextmanager
 async def operating(cluster: LateCluster, passes: list[float] | None = None) -> AsyncIterator[WorkQueue[Key]]:
-    """A queue with its workers, woken by the cluster's writes."""
+    """Yield a queue with its workers, woken by the cluster's writes."""
     queue: WorkQueue[Key] = WorkQueue(RetryPolicy(), random_unit=lambda: 0.0)
     cluster.woken = queue.add
     again = reconciler(cluster)

@@ -106,7 +106,7 @@ class World:
 
     @property
     def strategy(self) -> str:
-        """That engines of later begin with."""
+        """Return the strategy with which later engines begin."""
         config = self.found("ConfigMap", "nano-engine")
         return str(json.loads(config["data"]["engine.json"])["strategy"])
 

@@ -1,4 +1,4 @@
-"""What pods suffer from: the worst first, the same pod each time, and nothing that passes by itself."""
+"""Trouble of pods: the worst first, the same pod each time, and nothing temporary."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How roll-outs of fleets end that had no good end: without room, within a quota, on one broken node."""
+"""Ends of roll-outs that cannot succeed: without room, within a quota, on one broken node."""
 
 from typing import Any
 

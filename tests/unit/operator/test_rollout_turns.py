@@ -1,5 +1,7 @@
-"""After an upgrade of the operator engines are replaced deployment by deployment; what a person changes waits
-for nobody."""
+"""Order of roll-outs after an upgrade of the operator: deployment by deployment.
+
+A person's change waits for no other.
+"""
 
 from datetime import timedelta
 from typing import Any

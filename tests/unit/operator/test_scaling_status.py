@@ -1,4 +1,4 @@
-"""How many engines are wanted: what spec.replicas says, what the autoscaler decided, and what a wake does."""
+"""Number of engines wanted: from spec.replicas, from the autoscaler's decision, and after a wake."""
 
 from datetime import datetime, timedelta
 from typing import Any

@@ -18,7 +18,7 @@ from operator_objects import owner, planned
 
 
 def told(container: Manifest) -> dict[str, Any]:
-    """Settings that a container is given, by command line and environment."""
+    """Return the settings of a container, by command line and environment."""
     found: dict[str, Any] = {
         one["name"].removeprefix(names.ENV_PREFIX).lower(): one["value"]
         for one in container["env"]
@@ -32,7 +32,7 @@ def told(container: Manifest) -> dict[str, Any]:
 
 
 def engine_told(container: Manifest, volumes: list[Manifest], config_map: Manifest) -> dict[str, Any]:
-    """The same of an engine, with the settings file that its pod mounts."""
+    """Return the same for an engine, with the settings file that its pod mounts."""
     given_ = told(container)
     folder, _, file = given_.pop("config").rpartition("/")
     [mount] = [one["name"] for one in container["volumeMounts"] if one["mountPath"] == folder]

@@ -1,4 +1,4 @@
-"""What a model thinks is told from what it answers, however the text is cut into pieces."""
+"""Reasoning is separated from the answer, however the text is cut into pieces."""
 
 from functools import partial
 

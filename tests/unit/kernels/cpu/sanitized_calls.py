@@ -1,5 +1,7 @@
-"""Run by test_sanitized under LD_PRELOAD: every kernel on arrays of its exact size, without torch (the
-sanitizer would watch all of it). At the end a read beside an array, which must be caught."""
+"""Calls of every kernel on arrays of their exact size, run by test_sanitized under LD_PRELOAD.
+
+Free of torch: the sanitizer would watch all of it. The last call reads beyond an array, which must be caught.
+"""
 
 import ctypes
 import math
@@ -180,7 +182,7 @@ def delta_prefill(library: Library) -> None:
 
 
 def delta_mixer(rows: int, H: int, G: int, V: int, K: int, kind: int, state: int) -> dict[str, int]:
-    """A mixer of three taps with dense rows and five slots, as fields of a call."""
+    """Return the fields of a call: a mixer of three taps with dense rows and five slots."""
     C, inner = 2 * G * K + H * V, H * V
     mixers.append(
         DeltaMixer(
@@ -409,7 +411,7 @@ def largest(library: Library) -> None:
 
 
 def caught(library: Library) -> None:
-    """A norm told of four more numbers than there are: in a child, which the sanitizer ends."""
+    """Call a norm with four more numbers than there are, in a child that the sanitizer ends."""
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -39,7 +39,7 @@ TYPES = [
     (torch.bfloat16, torch.float32, 2e-2),
     (torch.bfloat16, torch.bfloat16, 2e-2),
 ]
-"""Of rows and states, and how near they come to float64."""
+"""Types of rows and states, and the tolerance against float64."""
 
 
 def slots(rows: slice = slice(None)) -> SlotPlan:
