@@ -67,7 +67,7 @@ def variants(cores: int) -> tuple[Variant, ...]:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many processes beside the measured ones, each wanting a whole core."""
+    """Run `count` more processes, each of which uses a whole core."""
     spin = [sys.executable, "-c", "while True: pass"]
     started = [subprocess.Popen(spin) for _ in range(count)]
     try:
@@ -80,7 +80,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def rate(samples: Sequence[Sample]) -> float:
-    """Output tokens per second. Raises RuntimeError when a request failed."""
+    """Return the output tokens per second. Raises RuntimeError when a request failed."""
     if failed := {sample.error for sample in samples if sample.error}:
         raise RuntimeError(f"requests failed: {failed}")
     return float(report(list(samples), LatencyLimits())["rates"]["output_tokens_per_second"])
@@ -108,7 +108,7 @@ def take_turns(
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Measure everything in one run."""
     load = ServeLoad(options.input_tokens, options.output_tokens, options.requests, tuple(options.levels))
     cores = os.cpu_count() or 1
     chosen = [each for each in variants(cores) if not options.only or each.name in options.only]

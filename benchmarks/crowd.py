@@ -28,7 +28,7 @@ PROBER = [sys.executable, "-P", "benchmarks/crowd_probes.py"]
 
 
 async def timed(url: str, path: str) -> tuple[int, float]:
-    """Status and milliseconds of one honest request."""
+    """Return the status and milliseconds of one honest request."""
     begin = time.perf_counter()
     status = await ask(url, path)
     return status, 1e3 * (time.perf_counter() - begin)

@@ -56,7 +56,7 @@ def command(way: str, options: argparse.Namespace) -> tuple[list[str], dict[str,
 
 @contextmanager
 def steps_process(way: str, options: argparse.Namespace) -> Iterator[Callable[[str], Any]]:
-    """Asks one process for steps; the first answer is the name of what computes."""
+    """Yield a call that requests steps of one process; the first answer names its backend."""
     module, variables = command(way, options)
     process = subprocess.Popen(
         [sys.executable, "-m", *module],
@@ -83,7 +83,7 @@ def steps_process(way: str, options: argparse.Namespace) -> Iterator[Callable[[s
 
 
 def read_bandwidth(threads: int) -> float:
-    """GB/s of a sum over more than any cache holds, the best of some."""
+    """Return GB/s of a sum over more than any cache holds, the best of some."""
     import torch
 
     torch.set_num_threads(threads)
@@ -92,7 +92,7 @@ def read_bandwidth(threads: int) -> float:
 
 
 def float_rate(threads: int) -> float:
-    """GFLOP/s of a large product of float32 by torch, the best of some."""
+    """Return GFLOP/s of a large product of float32 by torch, the best of some."""
     import torch
 
     torch.set_num_threads(threads)
@@ -110,7 +110,7 @@ def _least(run: Callable[[], object], times: int = 5) -> float:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """Medians, and the median of the ratios within a round. Pure."""
+    """Return medians, and the median of the ratios within a round. Pure."""
     first, *others = found["ways"]
     lines = [
         f"# CPU kernels: {found['model']}, {found['dtype']}, {found['threads']} threads",
@@ -144,7 +144,7 @@ def _ratios(pairs: list[tuple[Clocks, Clocks]]) -> str:
 
 
 def _both(values: list[Clocks], digits: int) -> str:
-    """Medians of both clocks; who tells no processor time has a line in its place."""
+    """Return the medians of both clocks; a way without processor time has a line in its place."""
     return " / ".join(
         f"{median(value[clock] for value in values):.{digits}f}" if clock in values[0] else "-"
         for clock in CLOCKS

@@ -65,7 +65,7 @@ def children(pid: int) -> list[int]:
 
 
 def through_http(pid: int, url: str, level: int, turn: int) -> dict[str, float]:
-    """Seconds of a step, and of processor by the API process and by the engine for a token of each stream."""
+    """Return the seconds of a step, and processor seconds of both processes for a token."""
     lengths = LengthRange(CONTEXT - DECODED // 2), LengthRange(DECODED)
     prompts = list(random_prompts(level, *lengths, 256, seed=level + 1000 * turn))
     engines = children(pid)
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """Medians, and the median of the ratios within a round. Pure."""
+    """Return medians, and the median of the ratios within a round. Pure."""
     lines = [
         f"# Decode steps inside and through HTTP: {found['model']}",
         "",

@@ -20,7 +20,7 @@ thread when it ends, so the last line may be lost. One prompt token is measured 
 
 
 def measure(program: Path, model: Path, threads: int, kind: str, count: int) -> dict[str, Any]:
-    """Seconds of one step."""
+    """Measure the seconds of one step."""
     prefill = kind == "prefill"
     sizes = {
         "npp": f"{count if prefill else CONTEXT - 1},1",

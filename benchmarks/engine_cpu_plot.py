@@ -13,14 +13,14 @@ from typing import Any
 
 
 def tokens_per_second(found: dict[str, Any], step: str) -> dict[str, float]:
-    """Median over the rounds, by way."""
+    """Return the median over the rounds, by way."""
     tokens = int(step.split()[1])
     rounds = found["steps"][step]
     return {way: tokens / median(each[way]["wall"] for each in rounds) for way in found["ways"]}
 
 
 def shares(found: dict[str, Any], step: str) -> dict[str, float]:
-    """Part of the step's time by kind of layer, of the first way, and of all else; empty where not told."""
+    """Return the shares of the first way's step time by kind of layer; empty if not measured."""
     rounds = [each[found["ways"][0]].get("shares") or {} for each in found["steps"][step]]
     kinds = {kind: median(each.get(kind, 0.0) for each in rounds) for kind in rounds[0]}
     return {**kinds, "others": max(1.0 - sum(kinds.values()), 0.0)} if kinds else {}

@@ -53,7 +53,7 @@ TARGET = 0.15
 
 
 def trace_of(seconds: float, rate: float, seed: int) -> RequestStream:
-    """Shared documents and conversations that go on, in the size of the model; Poisson arrivals."""
+    """Return a trace of shared documents and growing conversations, in the model's size; Poisson arrivals."""
     rng = Random(f"live {seed}")
     at, made = 0.0, []
     for each in generated(round(seconds * rate), seed, documents=12, depth=(2, 10)):
@@ -132,7 +132,7 @@ def _calm(sample: Sample, others: OtherLoad, start: float) -> bool:
 
 
 async def play(door: str, stream: RequestStream) -> tuple[list[Sample], OtherLoad, float]:
-    """Each request at its second, whatever the others do; also what else used the cores, and the start."""
+    """Send each request at its second; return also the other load of the cores, and the start."""
     connector = aiohttp.TCPConnector(limit=0)
     prompts = [LoadPrompt(tuple(tokens_of(a)), a.output_tokens, a.at) for a in stream.workload.arrivals]
     others = OtherLoad()

@@ -28,7 +28,7 @@ WATCHED_SECONDS = 30.0
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process."""
+    """Return the memory of a process."""
     found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found is not None
     return 1024 * int(found[1])

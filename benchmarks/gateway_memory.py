@@ -35,7 +35,7 @@ GATEWAYS = {
 
 
 def of_a_gateway(*options: str) -> int:
-    """Bytes of one that is ready."""
+    """Return the bytes of a gateway that is ready."""
     command = [sys.executable, "-m", "mamba_cli", "gateway", "--port", "0", "--backend", "http://127.0.0.1:9"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -79,7 +79,7 @@ def packed_tokenizer(folder: Path) -> tuple[bytes, int]:
 
 
 def of_texts(archive: Path) -> dict[str, float]:
-    """MiB of the tokenizer in a packed archive, and of all the pieces that are remembered with it."""
+    """Return the MiB of the tokenizer in a packed archive, and of all remembered pieces with it."""
     before = resident_bytes(os.getpid())
     side = load_text_side(archive.read_bytes())
     peak = resident_bytes(os.getpid())
@@ -98,7 +98,7 @@ def of_texts(archive: Path) -> dict[str, float]:
 
 
 def of_an_index(hashes: int) -> dict[str, float]:
-    """MiB and bytes of `hashes` checkpoints and as many pages, told a thousand at a time."""
+    """Return the MiB and bytes of `hashes` checkpoints and as many pages, published by the thousand."""
     before = resident_bytes(os.getpid())
     tables, rng = (PrefixTable(4 << 20), PrefixTable(4 << 20)), np.random.default_rng(2)
     for _ in range(0, hashes, 1000):

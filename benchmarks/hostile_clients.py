@@ -50,7 +50,7 @@ def tree(pid: int) -> list[int]:
 
 
 def resident_mib(pid: int) -> float:
-    """Memory of a process and all below it; what they share is counted for each."""
+    """Return the memory of a process and its descendants; shared pages count once for each."""
     return sum(map(resident_bytes, tree(pid))) / 2**20
 
 
@@ -93,7 +93,7 @@ class ServerUnderTest:
                 watching.result()
 
     async def small(self, session: aiohttp.ClientSession) -> float:
-        """Seconds of a small request."""
+        """Return the seconds of a small request."""
         begin = time.perf_counter()
         async with session.post(f"{self.url}{TEXT}", json=SMALL) as answer:
             assert answer.status == 200, await answer.text()
@@ -101,7 +101,7 @@ class ServerUnderTest:
         return time.perf_counter() - begin
 
     async def hostile(self, session: aiohttp.ClientSession, bodies: Sequence[HostileBody]) -> dict[int, int]:
-        """Every shape, from several clients at once; how often each status came."""
+        """Send every shape from several clients at once and count the statuses."""
         statuses: dict[int, int] = {}
 
         async def client(first: int) -> None:
@@ -116,7 +116,7 @@ class ServerUnderTest:
         return statuses
 
     async def abandon(self) -> None:
-        """Long prompts, all of them sent, whose clients go without an answer."""
+        """Send long prompts whose clients leave before the answer."""
         data = json.dumps({"prompt": "word " * (ABANDONED_BYTES // 5), "max_tokens": 8}).encode()
         head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -131,7 +131,7 @@ class ServerUnderTest:
 
 
 async def measure(door: ServerUnderTest, idle: int) -> dict[str, Any]:
-    """All of it at one door, one after another."""
+    """Measure one door after another."""
     bodies = hostile_bodies()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         alone = statistics.median([await door.small(session) for _ in range(20)])

@@ -49,7 +49,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def measure(under_test: Sequence[ProcessCost], rounds: int, kinds: Sequence[RequestKind]) -> None:
-    """All rounds, each process in turn within each kind; a first round warms up and is not counted."""
+    """Run all rounds, each process in turn within each kind; a first round warms up and is not counted."""
     for number in range(rounds + 1):
         for kind in kinds:
             for one in under_test:

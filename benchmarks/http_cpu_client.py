@@ -28,7 +28,7 @@ class RequestKind:
 
 
 def kinds(connections: list[int]) -> tuple[RequestKind, ...]:
-    """Whole answers over each number of connections, and streams."""
+    """Measure whole answers over each number of connections, and streams."""
     whole = [
         RequestKind(f"whole answer, {each} connections", PROMPT, max(400, 10 * each), each)
         for each in connections
@@ -70,7 +70,7 @@ async def ask(port: int, kind: RequestKind) -> int:
 
 
 async def latency(port: int, requests: int) -> float:
-    """Median time of a small request that is alone, in seconds: one connection, one after the other."""
+    """Return the median seconds of a small request on one connection, one after the other."""
     message, taken = _message(port, PROMPT), []
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(requests):

@@ -55,7 +55,7 @@ class Engine:
         await self._outbound.send(self._encode(message))
 
     async def run(self, inbound: Any) -> None:
-        """Until it is told to end."""
+        """Run until a signal ends the process."""
         wire = self._wire
         await self._send(wire.Ready(self._vocab_size, 4096, (), {"strategy": "NoBuffer"}))
         while True:
@@ -118,7 +118,7 @@ INFO = {
 
 
 async def _relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection from a gateway: probes, whole answers and streams."""
+    """Serve one connection of a gateway: probes, whole answers and streams."""
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             path = head.split(b" ", 2)[1]

@@ -11,7 +11,7 @@ PACKAGES = ("mambaserve", "torch", "triton", "transformers", "tokenizers", "aioh
 
 
 def facts() -> dict[str, Any]:
-    """Processor, memory, accelerator, load, versions and commit."""
+    """Describe the processor, memory, accelerator, load, versions and commit."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "processor": _processor(),

@@ -48,7 +48,7 @@ class OperatorUnderTest:
         self.process, self.log = process, log
 
     def metrics(self) -> str:
-        """All its series."""
+        """Return all series of the operator."""
         found = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.log.read_text(errors="replace"))
         if found is None:
             return ""
@@ -69,22 +69,22 @@ class OperatorUnderTest:
         return "".join(f"  {float(number):6g} {method} {resource}\n" for method, resource, number in ordered)
 
     def changed(self, kind: str) -> int:
-        """Children of a kind that it wrote."""
+        """Count the written children of a kind."""
         series = rf'^mambaserve_operator_child_changes_total{{[^}}]*kind="{kind}"[^}}]*}} (\S+)$'
         return int(sum(map(float, re.findall(series, self.metrics(), re.MULTILINE))))
 
     def stated(self) -> int:
-        """Statuses that it wrote."""
+        """Count the written statuses."""
         series = r'^mambaserve_operator_requests_total{method="PATCH",resource="mambadeployments"} (\S+)$'
         return int(sum(map(float, re.findall(series, self.metrics(), re.MULTILINE))))
 
     def cpu_seconds(self) -> float:
-        """Processor time it took since its start."""
+        """Return the processor time it took since its start."""
         return cpu_seconds(self.process.pid)
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """User and system time of a process."""
+    """Return the user and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -122,12 +122,12 @@ def deployment(name: str) -> dict[str, Any]:
 
 
 def print_result(text: str) -> None:
-    """Progress, beside the result."""
+    """Print progress next to the result."""
     print(text, file=sys.stderr, flush=True)
 
 
 def until(read: Callable[[], int], target: int, what: str, timeout: float) -> float:
-    """Seconds until `read` returns `target`; prints the progress."""
+    """Return the seconds until `read` returns `target`; prints the progress."""
     began, told = time.monotonic(), 0.0
     while (found := read()) < target:
         passed = time.monotonic() - began
@@ -141,7 +141,7 @@ def until(read: Callable[[], int], target: int, what: str, timeout: float) -> fl
 
 
 def make(plane: ControlPlane, namespaces: Sequence[str], count: int) -> None:
-    """`count` objects, spread over the namespaces."""
+    """Create `count` objects, spread over the namespaces."""
 
     def one(number: int) -> None:
         path = PATH.format(namespaces[number % len(namespaces)])
@@ -154,7 +154,7 @@ def make(plane: ControlPlane, namespaces: Sequence[str], count: int) -> None:
 
 
 def changed_within(plane: ControlPlane, namespace: str, name: str, replicas: int) -> float:
-    """Seconds from a change of the object to the change of its child."""
+    """Return the seconds from a change of the object to the change of its child."""
     began = time.monotonic()
     patch = f'{{"spec":{{"gateway":{{"replicas":{replicas}}}}}}}'
     plane.kubectl("patch", "mdep", name, "-n", namespace, "--type=merge", "-p", patch)
@@ -172,7 +172,7 @@ def changed_within(plane: ControlPlane, namespace: str, name: str, replicas: int
 def measure(
     count: int, idle: float, timeout: float, options: Sequence[str], *, controllers: bool
 ) -> dict[str, float]:
-    """All figures, by name; without `controllers` the API server and etcd have the machine to themselves."""
+    """Return all figures; without `controllers` the API server and etcd have the machine alone."""
     found: dict[str, float] = {}
     with running_control_plane(ensure()) as plane, tempfile.TemporaryDirectory() as folder:
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
@@ -219,7 +219,7 @@ def measure(
 
 
 def settle(operator: OperatorUnderTest, timeout: float) -> None:
-    """Until ten seconds went by without a write but the lease's."""
+    """Wait until ten seconds pass without a write other than the lease's."""
     began, last, since = time.monotonic(), -1.0, time.monotonic()
     while time.monotonic() - since < 10:
         now = operator.requests("PATCH", "POST", "DELETE")

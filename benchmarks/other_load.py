@@ -28,7 +28,7 @@ def tree() -> list[int]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of these processes so far; of those that have ended none."""
+    """Return the CPU time of these processes so far; ended processes count nothing."""
     seconds = 0.0
     for pid in pids:
         if fields := _fields(pid):
@@ -37,7 +37,7 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def machine_seconds() -> float:
-    """CPU time of the whole machine so far, what its host took for itself too."""
+    """Return the CPU time of the whole machine so far, including time taken by its host."""
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     return (user + nice + system + sum(more)) / TICK
 
@@ -70,7 +70,7 @@ class OtherLoad:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While it is open; processes that are started meanwhile count as others. Needs a running loop."""
+        """Sample during the block; processes started meanwhile count as others. Needs a running loop."""
         task = asyncio.ensure_future(self._watch(tree()))
         try:
             yield

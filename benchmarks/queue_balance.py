@@ -32,7 +32,7 @@ class QueueBalance:
 
     @classmethod
     def of(cls, queues: Sequence[Sequence[float]], least: float = LEAST) -> "QueueBalance | None":
-        """`queues`: what is in each engine, one row for each moment. None where no moment counts."""
+        """Evaluate `queues`, a row of engines for each moment. None where no moment counts."""
         counting = [now for now in queues if statistics.fmean(now) >= least]
         if not counting:
             return None
@@ -54,7 +54,7 @@ def over_windows(queues: Sequence[Sequence[float]], moments: int) -> list[list[f
 
 
 def seconds_over_mean(work: Sequence[Sequence[float]]) -> float:
-    """99th percentile of the seconds by which the most work in an engine exceeds the mean."""
+    """Return the 99th percentile of the seconds by which the busiest engine exceeds the mean."""
     return round(percentile([max(now) - statistics.fmean(now) for now in work] or [0.0], 99), 2)
 
 

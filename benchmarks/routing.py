@@ -49,7 +49,7 @@ def compare(
     ways: Sequence[Knowledge] = ALL,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """One row for each way of choosing. `use`: of the engines if they computed as little as one does."""
+    """Return a row for each way of choosing. `use`: utilization if no prompt were computed twice."""
     size = CacheSize(slots, kv, STATE_TOKENS if kv else 0)
     whole = CacheSize(engines * slots, engines * kv, STATE_TOKENS if kv else 0)
     together = drive(workload, cache_of(whole, workload, "RecomputeCost"))
@@ -68,7 +68,7 @@ def compare(
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """Return one row of the Markdown table."""
     queues, *others = (
         row[name] or dict.fromkeys(("share", "p50", "p99"), "-")
         for name in ("queues", "queues_of_windows", "work", "work_of_windows")
@@ -91,7 +91,7 @@ HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
 
 
 def workloads(options: argparse.Namespace) -> Iterator[tuple[int, TraceWorkload]]:
-    """Each with its seed; of a trace one part after the other."""
+    """Yield each workload with its seed; a trace is cut into parts, one after the other."""
     if options.trace is not None:
         with options.trace.open(encoding="utf-8") as lines:
             arrivals = usable(parse(lines))

@@ -113,7 +113,7 @@ def _packed(hashes: Hashes) -> bytes:
 
 
 def measure(endpoints: int, entries: int, decisions: int) -> dict[str, Any]:
-    """Microseconds of CPU: of a decision, of its look into the index, of what follows when it is sent."""
+    """Measure the microseconds of CPU of a decision, of its index lookup, and of the bookkeeping."""
     gateway = BusyGateway(endpoints, entries)
     pool, router, index = gateway.pool, gateway.router, gateway.index
     taken: dict[str, list[float]] = {"decision": [], "lookup": [], "sent": []}
@@ -161,7 +161,7 @@ HEAD = (
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """Return one row of the Markdown table."""
     parts = [row[name][which] for name in ("decision", "lookup", "sent") for which in ("p50", "p99")]
     shown = (row["endpoints"], f"{row['entries']:,}", row["bytes_per_entry"], row["hits"], *parts)
     return f"| {' | '.join(map(str, shown))} |"

@@ -64,7 +64,7 @@ def tokens_of(block: int, workload: str) -> tuple[int, ...]:
 
 
 def scaled(arrival: Arrival, block: int, workload: str) -> tuple[list[int], int]:
-    """Prompt and number of answered tokens of a request, in the shipped model's size."""
+    """Return the prompt and number of answered tokens of a request, in the shipped model's size."""
     prompt = [token for each in arrival.block_ids for token in tokens_of(each, workload)]
     length = max(1, round(arrival.input_tokens * BLOCK_TOKENS / block))
     return prompt[:length], max(1, min(8, round(arrival.output_tokens * BLOCK_TOKENS / block)))
@@ -95,7 +95,7 @@ def _leading(pages: Sequence[tuple[int, ...]], known: set[tuple[int, ...]]) -> i
 async def send(
     session: aiohttp.ClientSession, url: str, prompt: list[int], outputs: int, outcome: RoutingResult
 ) -> None:
-    """One streamed request."""
+    """Send one streamed request."""
     body = {
         "model": "tiny-recall", "prompt": prompt, "max_tokens": outputs, "ignore_eos": True, "temperature": 0,
     }  # fmt: skip
@@ -130,7 +130,7 @@ async def play(
     router: AttentionRouter | None,
     at_once: int,
 ) -> RoutingResult:
-    """Each request at its second, or with `at_once`, in their order, as soon as fewer are under way."""
+    """Send each request at its second, or with `at_once`, in order, as soon as fewer are under way."""
     outcome, room = RoutingResult(), asyncio.Semaphore(at_once or len(requests))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(900)) as session:
@@ -157,7 +157,7 @@ async def play(
 
 
 def requests_of(workload: TraceWorkload, rate: float) -> list[tuple[float, list[int], int]]:
-    """(second, prompt, answered tokens) of each: in the workload's rhythm, so many a second on average."""
+    """Return (second, prompt, answered tokens) of each request, in the workload's rhythm."""
     first, last = workload.arrivals[0].at, workload.arrivals[-1].at
     pace = len(workload.arrivals) / rate / max(last - first, 1e-9)
     return [
@@ -201,7 +201,7 @@ def measure(
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """By workload, each beside one engine with all the memory, where that was measured."""
+    """Return by workload each row relative to one engine with all the memory, if that was measured."""
     one = {row["workload"]: row["computed"] for row in rows if row["way"] == "one"}
     names = list(dict.fromkeys(row["workload"] for row in rows))
     return [
@@ -213,7 +213,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """Return one row of the Markdown table."""
     queues, longer = (
         row[name] or dict.fromkeys(("share", "mean", "p50", "p99"), "-")
         for name in ("queues", "queues_of_windows")

@@ -85,7 +85,7 @@ def engine(
 
 
 def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
-    """Milliseconds per decode step, medians over a few hundred steps with `running` sequences."""
+    """Return the milliseconds per decode step, medians over a few hundred steps."""
     slabs = 4 * running + running * (PROMPT + OUTPUT) // PAGE // 100 + 50
     core, runner = engine(slabs, 100, running, 8192, strategy, bounded=False)
     rng = np.random.default_rng(0)
@@ -109,7 +109,7 @@ def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Milliseconds of CPU time."""
+    """Return the milliseconds of CPU time."""
     began = time.thread_time()
     call()
     return 1e3 * (time.thread_time() - began)
@@ -127,7 +127,7 @@ def until_idle(core: EngineCore) -> Iterator[float]:
 
 
 def with_salts(salts: int = 10_000) -> dict[str, list[float]]:
-    """One short prompt each of so many cache salts waits; the arena holds a fraction of them."""
+    """Measure with one waiting short prompt for each cache salt; the arena holds a fraction of them."""
     core, _ = engine(3000, 32, 128, 8192)
     rng = np.random.default_rng(0)
     requests = [
@@ -144,7 +144,7 @@ def with_salts(salts: int = 10_000) -> dict[str, list[float]]:
 
 
 def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]:
-    """Prefixes of `pages` pages are resident; answers are written and long prompts come between."""
+    """Measure with resident prefixes of `pages` pages while answers and long prompts are computed."""
     core, runner = engine(pages * 17 // 100, 10, 128, 32_768)
     cache = runner.cache
     rng = np.random.default_rng(0)

@@ -84,7 +84,7 @@ def same_tokens(one: Sequence[int], two: Sequence[int]) -> int:
 def measure(
     model: Path, load: ServeLoad, device: str, dtype: str, threads: int, options: Sequence[str]
 ) -> dict[str, Any]:
-    """Both systems on one checkpoint, one after the other, never at the same time."""
+    """Measure both systems on one checkpoint, one after the other, never at the same time."""
     levels = {level: load.prompts(level) for level in load.levels}
     probe = levels[load.levels[0]][0]
     found: dict[str, Any] = {"model": model.name, "levels": []}
@@ -111,7 +111,7 @@ def measure(
 
 
 def say(model: Path, who: str, level: int, samples: list[Sample]) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     rate = report(samples, LatencyLimits())["rates"]["output_tokens_per_second"]
     failed = {sample.error for sample in samples if sample.error}
     print(f"{model.name}: {who} at {level}: {rate} tokens/s {failed or ''}", flush=True)

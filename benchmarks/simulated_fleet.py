@@ -68,7 +68,7 @@ class SimulatedEngine:
     """(arrival, start, end) of the prefill of each prompt, in seconds."""
 
     def work(self, moment: float) -> float:
-        """Seconds of prefill that were outstanding at `moment`; valid after the run."""
+        """Return the seconds of prefill that were outstanding at `moment`; valid after the run."""
         return sum(end - max(begin, moment) for came, begin, end in self.spans if came <= moment < end)
 
     def report(self) -> ProbeReport:

@@ -41,7 +41,7 @@ class TimedStream:
         self.times: list[float] = []
 
     async def run(self, session: aiohttp.ClientSession, url: str, tokens: int) -> None:
-        """Until it is cancelled. Raises RuntimeError when it ends by itself."""
+        """Read the stream until it is cancelled. Raises RuntimeError when it ends by itself."""
         body = {"model": await _model(session, url), "prompt": [5] * 8, "max_tokens": tokens}
         body |= {"stream": True, "ignore_eos": True, "temperature": 0}
         async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -52,13 +52,13 @@ class TimedStream:
         raise RuntimeError("the stream ended before the prompts did: raise --stream-tokens")
 
     def gaps(self, begin: float, end: float) -> list[tuple[float, float]]:
-        """When each gap began and ended, of those of which the end came within the time."""
+        """Return the beginning and end of each gap that ended within the time."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return [(earlier, later) for earlier, later in pairs if begin <= later <= end]
 
 
 async def first_token(session: aiohttp.ClientSession, url: str, length: int, seed: int) -> float:
-    """Seconds until the one token of an answer to a prompt of its own."""
+    """Return the seconds until the only token of an answer to a new prompt."""
     rng = random.Random(seed)
     prompt = [rng.randrange(3, VOCABULARY) for _ in range(length)]
     body = {"model": await _model(session, url), "prompt": prompt, "max_tokens": 1, "ignore_eos": True}
@@ -74,7 +74,7 @@ def _seconds(spans: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p99(gaps: Sequence[float]) -> float:
-    """In milliseconds; not a number where there are too few."""
+    """Return the percentile in milliseconds; not a number where there are too few gaps."""
     return round(1000 * quantiles(gaps, n=100, method="inclusive")[98], 1) if len(gaps) > 1 else math.nan
 
 

@@ -20,7 +20,7 @@ TOKENS, PAGE = 32_768, 16
 
 
 def match_and_insert(nodes: int, repeats: int = 50) -> dict[str, float]:
-    """Milliseconds for a prompt whose first half lies in the tree, cut into `nodes` nodes."""
+    """Return the milliseconds for a prompt whose first half lies in the tree, cut into `nodes` nodes."""
     tree = RadixTree(PAGE, Eviction("RecomputeCost"))
     rng = np.random.default_rng(0)
     pages = np.arange(TOKENS // PAGE, dtype=np.int32)

@@ -82,7 +82,7 @@ class WatchedArena(Arena):
 
 
 def load(seed: int, requests: int, phase: int = 250) -> Iterator[tuple[list[int], int]]:
-    """(prompt, outputs): phases of short chats that go on, and of questions on long documents, in turn."""
+    """Yield (prompt, outputs): phases of growing short chats and of questions on long documents, in turn."""
     rng = np.random.default_rng(seed)
 
     def text(least: int, most: int) -> list[int]:

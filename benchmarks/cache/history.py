@@ -38,7 +38,7 @@ class PrefixHistory:
         return made
 
     def last(self, each: Sequence[int], number: int) -> list[int]:
-        """For each prefix that was asked for before `number`, the last request that began with it."""
+        """Return, for each prefix that occurs before `number`, the last request that began with it."""
         out = []
         for prefix in each:
             first = self.touches[prefix][0]
@@ -54,7 +54,7 @@ class PrefixHistory:
         return touches[index] if index < len(touches) else NEVER
 
     def ends(self, number: int) -> list[int]:
-        """Depths, in blocks, at which a later request leaves `number`: where a checkpoint could be of use."""
+        """Return the depths, in blocks, at which a later request branches from `number`."""
         out, soonest = [], NEVER
         path = self.paths[number]
         for depth in range(self.limits[number], 0, -1):

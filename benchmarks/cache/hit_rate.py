@@ -24,7 +24,7 @@ STATE_TOKENS = 8_758
 
 
 def measure(arrivals: Sequence[Arrival], slots: Sequence[int], kv: Sequence[int]) -> list[dict[str, Any]]:
-    """One row for each policy, number of slots and KV (0: a model without attention, slots alone bind)."""
+    """Measure each policy, number of slots and KV (0: a model without attention, slots alone bind)."""
     bound = endless_cache_bound(arrivals)
     rows = []
     for beside in kv:

@@ -52,7 +52,7 @@ class KnownMatch:
         self.shared = places[-1].depth if places else 0
 
     def path(self) -> Iterator[KnownCheckpoint]:
-        """Deepest first."""
+        """Yield the places on the path, deepest first."""
         return reversed(self.places)
 
 
@@ -81,7 +81,7 @@ class Oracle:
         return self._at(self.history.paths[self.number][depth - 1], depth)
 
     def observe_answer(self, match: KnownMatch, token_ids: Tokens, salt: str) -> KnownCheckpoint | None:
-        """Beyond the prompt nothing is known."""
+        """Ignore the answer: nothing is known beyond the prompt."""
         depth = len(token_ids) // self.history.block
         path = self.history.paths[self.number]
         return self._at(path[depth - 1], depth) if depth <= len(path) else None
@@ -103,13 +103,13 @@ class Oracle:
         return 0.0
 
     def _deeper(self, place: KnownCheckpoint, number: int) -> bool:
-        """Whether request `number` finds a cached checkpoint below `place`."""
+        """Return whether request `number` finds a cached checkpoint below `place`."""
         path = self.history.paths[number][place.depth : self.history.limits[number]]
         return any((found := self._places.get(prefix)) and found.node for prefix in path)
 
 
 def foretold(cache: RadixStateCache, history: PrefixHistory) -> RadixStateCache:
-    """`cache`, but its estimates of returns are the truth."""
+    """Return `cache` with true estimates of returns."""
     oracle = Oracle(history)
     cache.donation.ghosts = oracle  # type: ignore[assignment]
     cache.tree.eviction.use_forecast(oracle, cache.arena.pages_per_slab)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ def newest(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
 
 
 def series(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """(slots, hit rate) in order of slots, for each eviction policy and KV. Pure."""
+    """Return (slots, hit rate) in order of slots, for each eviction policy and KV. Pure."""
     out: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         beside = row["kv_tokens_beside"]
@@ -56,7 +56,7 @@ def hit_rates(found: dict[str, Any], path: Path) -> None:
 
 
 def strategies(found: dict[str, Any], path: Path) -> None:
-    """Concurrency, hit rate and throughput of each strategy by arena size."""
+    """Draw concurrency, hit rate and throughput of each strategy by arena size."""
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -29,7 +29,7 @@ SLOTS = (50, 400, 1600)
 
 
 def cell(workload: TraceWorkload, history: PrefixHistory, slots: int, kv: int) -> dict[str, Any]:
-    """One row: the share of prompt tokens that each policy saves, and the ratios to what it is judged by."""
+    """Measure one row: each policy's share of saved prompt tokens, and its ratios to the bounds."""
     size = CacheSize(slots, kv, STATE_TOKENS if kv else 0)
 
     def run(policy: str) -> CacheRun:
@@ -65,7 +65,7 @@ def _ratio(one: float, other: float) -> float | None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """Return one row of the Markdown table."""
     saved = row["saved"]
     return (
         f"| {row['workload']} | {row['slots']:,} | {'counted' if row['kv_tokens_beside'] else 'no'} "

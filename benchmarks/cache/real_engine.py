@@ -40,7 +40,7 @@ class Case:
     rounds: int
 
     def model(self) -> str:
-        """Directory or URI; the random checkpoint is written if it is not there."""
+        """Parse a directory or URI; the random checkpoint is written if it does not exist."""
         return "builtin://tiny-recall" if self.name == "tiny" else str(random_350m(CACHE / "random-350m"))
 
 
@@ -83,14 +83,14 @@ def engine(model: str, **settings: Any) -> Iterator[Engine]:
 
 
 def prompts(count: int, length: int, seed: int, vocabulary: int) -> list[list[int]]:
-    """Random prompts, all different."""
+    """Return random prompts, all different."""
     rng = np.random.default_rng(seed)
     found: list[list[int]] = rng.integers(5, vocabulary, (count, length)).tolist()
     return found
 
 
 def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_boundary: int = 0) -> BatchRun:
-    """All prompts at once, stepped until idle. Raises RuntimeError if one is refused or a step fails."""
+    """Run all prompts at once until idle. Raises RuntimeError if one is refused or a step fails."""
     core, seen = of.core, of.core.scheduler.counters
     prompt_tokens, cached = seen.prompt_tokens, seen.cached_tokens
     params = SamplingParams(max_tokens=outputs, temperature=0.0, ignore_eos=True)
@@ -143,7 +143,7 @@ def without_reuse(model: str, case: Case) -> dict[str, Any]:
 
 
 def shared_prefix(model: str, case: Case, prefix: int, rounds: int) -> dict[str, Any]:
-    """(b) Time to the first token with a shared prefix: cold, on second sight, and from then on."""
+    """Measure (b): time to the first token with a shared prefix, cold, on second sight, and later."""
     with engine(model, max_model_len=prefix + 512, arena_bytes=case.arena) as it:
         vocabulary = it.model.vocab_size
         times: dict[str, list[float]] = {"cold": [], "second": [], "third": []}
@@ -166,7 +166,7 @@ def shared_prefix(model: str, case: Case, prefix: int, rounds: int) -> dict[str,
 
 
 def burst(model: str, case: Case, *, requests: int = 8, prefix: int = 1000, tail: int = 32) -> dict[str, Any]:
-    """(b) Requests that come together and share a prefix nobody has seen: caching on against off."""
+    """Measure (b): simultaneous requests with a new common prefix, caching on against off."""
     stem = prompts(1, prefix, 5, 200)[0]
     seconds, computed = {}, {}
     for caching in (True, False):
@@ -189,7 +189,7 @@ def burst(model: str, case: Case, *, requests: int = 8, prefix: int = 1000, tail
 def conversation(
     model: str, strategy: str, track_interval: int, *, turns: int = 10, user: int = 120, answer: int = 60
 ) -> dict[str, Any]:
-    """(c) Tokens that went through the model in a chat, against every token of it once."""
+    """Measure (c): computed tokens of a chat, compared with all of its tokens."""
     longest = turns * (user + answer) + 1
     with engine(model, strategy=strategy, track_interval=track_interval, max_model_len=longest) as it:
         vocabulary, page = it.model.vocab_size, it.plan.page_size
@@ -216,7 +216,7 @@ def conversation(
 
 
 def two_turns(it: Engine, case: Case) -> tuple[BatchRun, BatchRun]:
-    """Chats on four shared stems, all at once, and their second turns; the engine is warm then."""
+    """Run chats on four shared stems, all at once, and their second turns; the engine is warm then."""
     vocabulary = it.model.vocab_size
     run(it, prompts(2, 40, 998, vocabulary), 4)
     stems, tails = prompts(4, 64, 0, vocabulary), prompts(case.chats, 24, 100, vocabulary)
@@ -228,7 +228,7 @@ def two_turns(it: Engine, case: Case) -> tuple[BatchRun, BatchRun]:
 
 
 def strategies(model: str, case: Case) -> list[dict[str, Any]]:
-    """(d) The strategies at some arena sizes."""
+    """Measure (d): the strategies at some arena sizes."""
     rows = []
     for arena in case.arenas:
         for name in STRATEGIES:
@@ -254,7 +254,7 @@ def strategies(model: str, case: Case) -> list[dict[str, Any]]:
 
 
 def markdown(found: dict[str, Any]) -> list[str]:
-    """All four as text and tables."""
+    """Return all four measurements as text and tables."""
     a, b, c = found["without_reuse"], found["shared_prefix"], found["burst"]
     low, high = a["spread_cpu"]
     lines = [

@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
-    """Progress on standard error: a bar on a terminal, else a line for each tenth."""
+    """Yield a callback that shows progress on standard error: a bar, or a line for each tenth."""
     if sys.stderr.isatty():
         with Bar(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what, total=1.0)
@@ -169,7 +169,7 @@ def _sources(options: argparse.Namespace) -> list[RequestStream]:
 
 
 def _trace(path: Path, expected: Format | None) -> RequestStream:
-    """With a line on standard error that shows in which unit its times were taken to be."""
+    """Read the trace, and print the assumed unit of its times on standard error."""
     found = read(path, expected)
     count = len(found.workload.arrivals)
     if not count:

@@ -33,7 +33,7 @@ class FleetFit:
     machine: Machine
 
     def numbers(self) -> dict[str, float]:
-        """For people."""
+        """Return the coefficients in readable form."""
         own, around = self.profile, self.machine
         jitter = sorted(around.jitter) or [0.0]
         return {

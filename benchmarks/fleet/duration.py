@@ -6,7 +6,7 @@ UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(text: str) -> float:
-    """Seconds. Raises ValueError."""
+    """Parse a duration into seconds. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
     if found is None or not float(found[1]) > 0:
         raise ValueError(f"{text} is no time: write such as 2s or 100ms")

@@ -45,7 +45,7 @@ def plain(
     others: LengthDistribution | None = None,
     share: RateShape = lambda _: 0.0,
 ) -> RequestStream:
-    """Prompts that begin alike nowhere; Poisson arrivals, `peak` a second at the busiest.
+    """Return prompts that begin alike nowhere; Poisson arrivals, `peak` a second at the busiest.
 
     At each second, `share` of the requests have lengths of the `others`.
     """

@@ -85,7 +85,7 @@ def reversals(targets: Sequence[int]) -> int:
 
 
 def pending_excess(supply: Sequence[tuple[float, int, int]], needed: Sequence[tuple[float, int]]) -> int:
-    """Most engines starting beyond need; without `needed`, most starting."""
+    """Return the most engines starting beyond need; without `needed`, most starting."""
     worst, upcoming, need = 0, list(needed), 0
     for at, ready, starting in supply:
         while upcoming and upcoming[0][0] <= at:
@@ -95,7 +95,7 @@ def pending_excess(supply: Sequence[tuple[float, int, int]], needed: Sequence[tu
 
 
 def recovery(requests: Sequence[Request], attained: Sequence[bool]) -> float:
-    """Longest run of `BIN`s below the goal, in seconds. Bins without arrivals belong to the one before."""
+    """Return the longest run of `BIN`s below the goal, in seconds; empty bins belong to the one before."""
     bins: dict[int, list[bool]] = {}
     for request, well in zip(requests, attained, strict=True):
         bins.setdefault(int(request.arrived_at / BIN), []).append(well)

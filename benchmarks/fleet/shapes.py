@@ -21,12 +21,12 @@ def ramp(at: float) -> float:
 
 
 def evening(at: float) -> float:
-    """All of it for a quarter of an hour, then less and less, at last a seventh."""
+    """Return the full rate for a quarter of an hour, then less and less, at last a seventh."""
     return min(1.0, max(1 / 7, 1.0 - (at - 0.25 * HOUR) / (0.5 * HOUR)))
 
 
 def spiked(seed: int, days: int = 1) -> RateShape:
-    """So many days in an hour, from a tenth to six tenths and back; and six spikes of a minute or two."""
+    """Compress days into an hour, from a tenth to six tenths and back, with six spikes of a minute or two."""
     rng = Random(f"spikes {seed}")
     spikes = [(rng.uniform(0, HOUR), rng.uniform(60, 120)) for _ in range(6)]
 
@@ -40,7 +40,7 @@ def spiked(seed: int, days: int = 1) -> RateShape:
 def on_off(
     seed: int, shortest: float = 150, longest: float = 500, off: float = 0.05, *, begins: bool = False
 ) -> RateShape:
-    """All of it and `off` of it in turns of so many seconds. `begins`: with all of it."""
+    """Alternate the full rate and the share `off`. `begins`: with the full rate."""
     turns = _turns(Random(f"on and off {seed}"), lambda rng: rng.uniform(shortest, longest))
     return lambda at: 1.0 if (bisect_right(turns, at) + begins) % 2 == 0 else off
 

@@ -16,7 +16,7 @@ RULES = ("ours", "hpa-queue", "hpa-kv", "kpa", "wva")
 
 
 def attains_goal(row: Row) -> bool:
-    """Whether the share of requests within the SLO reached the goal."""
+    """Return whether the share of requests within the SLO reached the goal."""
     return row.score.sloAttainment >= GOAL
 
 
@@ -31,7 +31,7 @@ def winners(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """Lines of Markdown, one for each autoscaler behind the product's router."""
+    """Return the lines of Markdown, one for each autoscaler behind the product's router."""
     won = [scaler for each in winners(rows).values() for scaler in each]
     lines = list(HEAD)
     for scaler in dict.fromkeys(row.scaler for row in rows if row.router == "ours"):

@@ -8,7 +8,7 @@ from mamba_cli.fleet.workload import RequestStream
 
 
 def generated(name: str, requests: int, seed: int) -> RequestStream:
-    """One of the cache benchmarks' workloads, by name."""
+    """Return one of the cache benchmarks' workloads, by name."""
     make = next(each for each in GENERATED if each.__name__ == name)
     return RequestStream(make(requests, seed), True)
 

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def row(result: CaseResult) -> dict[str, Any]:
-    """One case as the JSON has it."""
+    """Return one case in the form of the JSON file."""
     case, plan = result.case, result.chosen
     return {
         "number": case.number, "model": case.name, "device_memory": case.device.memory,

@@ -47,7 +47,7 @@ def _models() -> dict[str, ModelConfig]:
 
 
 def cases(count: int, seed: int) -> Iterator[Case]:
-    """`count` of them."""
+    """Yield `count` cases."""
     return (drawn(number, seed) for number in range(count))
 
 

@@ -71,7 +71,7 @@ class SimulatedGpu:
         return ticket.get()
 
     def close(self) -> None:
-        """Nothing of it outlives it."""
+        """Release nothing: the runner owns nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Gpu:
 
     @classmethod
     def with_memory(cls, size: int, operations_per_byte: float) -> "Gpu":
-        """One of that many bytes of memory: those that hold more also read it faster."""
+        """Return a GPU with that many bytes of memory: larger ones also read it faster."""
         return cls(next(speed for least, speed in SPEEDS if size >= least), operations_per_byte)
 
 
@@ -45,7 +45,7 @@ class StepTime:
         self._state, self._kv = plan.state_bytes, plan.kv_bytes_per_token
 
     def of(self, schedule: Schedule, batch: PersistentBatch) -> float:
-        """Seconds of the step; `batch` as it is when the step is launched."""
+        """Return the seconds of the step; `batch` is in the state at the launch."""
         gpu, tokens = self._gpu, schedule.tokens
         touched = 1 - (1 - self._share) ** tokens
         read = (self._always + self._experts * touched) * self._per_parameter

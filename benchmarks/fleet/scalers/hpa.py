@@ -28,7 +28,7 @@ class Hpa:
         self._stabilization = Stabilization(WINDOW)
 
     def target(self, sample: FleetSample) -> int:
-        """By the ratio of the metric to its goal, within a tolerance; at most twice as many, or four more."""
+        """Scale by the ratio of metric and goal, within a tolerance; at most to twice as many or 4 more."""
         current = sample.desired
         wanted = self._wanted(sample, current)
         if wanted > current:
@@ -53,10 +53,10 @@ class Hpa:
 
 
 def hpa_queue(goal: float = QUEUE_TARGET) -> Hpa:
-    """On requests that wait in engines."""
+    """Return an autoscaler by the requests that wait in engines."""
     return Hpa(lambda engine: engine.waiting, goal)
 
 
 def hpa_kv(goal: float = KV_TARGET) -> Hpa:
-    """On the memory that sequences hold."""
+    """Return an autoscaler by the memory that sequences hold."""
     return Hpa(lambda engine: engine.usage, goal)

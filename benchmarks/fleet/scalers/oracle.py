@@ -16,7 +16,7 @@ USE = 0.75
 
 
 def work(request: Request, profile: EngineProfile) -> float:
-    """Seconds of an engine that a request takes, if it resumes all that can be."""
+    """Return the seconds of an engine that a request takes, if it resumes all that can be."""
     computed = request.prompt_tokens - request.shared
     prompt = prefill_work(request.shared, request.prompt_tokens, profile.attention_ratio)
     steps = computed / profile.chunk_tokens + request.outputs / TOGETHER
@@ -29,7 +29,7 @@ def work(request: Request, profile: EngineProfile) -> float:
 
 
 def needed(requests: Sequence[Request], profile: EngineProfile, use: float = USE) -> list[tuple[float, int]]:
-    """(second, engines) for each `BUCKET`: its work and half of that of its neighbours, evenly."""
+    """Return (second, engines) for each `BUCKET`: its work and half of that of its neighbours, evenly."""
     if not requests:
         return []
     buckets = [0.0] * (int(requests[-1].arrived_at / BUCKET) + 1)

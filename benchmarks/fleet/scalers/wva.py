@@ -27,7 +27,7 @@ class Wva:
         self._stabilization = Stabilization(WINDOW)
 
     def target(self, sample: FleetSample) -> int:
-        """By the demand against what is there or starts."""
+        """Scale by the demand relative to the engines that run or start."""
         demand = sum(engine.tokens + engine.waiting * self._mean_input(sample) for engine in sample.ready)
         demand += sample.unrouted * self._mean_input(sample)
         capacity = self._capacity(sample)

@@ -189,7 +189,7 @@ class WholeModel:
 
     @contextlib.contextmanager
     def _stream(self):  # type: ignore[no-untyped-def]
-        """Work on a stream of its own, as the engine does; None without a card."""
+        """Switch to a separate stream, as the engine does; no effect without a card."""
         if self._device.type != "cuda":
             yield None
             return
