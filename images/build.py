@@ -78,7 +78,7 @@ def version() -> str:
 
 
 def cache_folder() -> Path:
-    """Where archives and layers are kept: `$XDG_CACHE_HOME/mambaserve/images`."""
+    """Return the folder of archives and layers: `$XDG_CACHE_HOME/mambaserve/images`."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base, "mambaserve/images")
 
@@ -94,7 +94,7 @@ def _archive(target: Target, bases: Bases | None) -> Path:
 
 
 def ensure_built(target: Target, bases: Bases | None = None) -> Path:
-    """Path of the archive, made first where it is not there; its bill of materials lies beside it.
+    """Return the path of the archive, built if necessary, with its bill of materials next to it.
 
     Archives of other states of the sources are removed. Raises CannotBuild.
     """

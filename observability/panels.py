@@ -98,7 +98,7 @@ class Dashboard:
 
 
 def in_namespaces(expression: str) -> str:
-    """Only what the dashboard's reader chose: the matcher goes into every selector of our series."""
+    """Restrict every selector of our series to the namespaces that the reader has chosen."""
     chosen = 'namespace=~"$namespace"'
     return _SELECTOR.sub(
         lambda found: f"{found[1]}{{{','.join(filter(None, (chosen, found[2])))}}}", expression

@@ -64,15 +64,15 @@ class Series:
     """Matchers."""
 
     def where(self, **labels: str) -> "Series":
-        """Only label sets with these values. Raises UnknownSeries."""
+        """Select label sets with these values. Raises UnknownSeries."""
         return self._narrowed("=", labels)
 
     def like(self, **labels: str) -> "Series":
-        """Only label sets whose values match these expressions as a whole. Raises UnknownSeries."""
+        """Select label sets whose values match these expressions as a whole. Raises UnknownSeries."""
         return self._narrowed("=~", labels)
 
     def without(self, **labels: str) -> "Series":
-        """Only label sets with other values. Raises UnknownSeries."""
+        """Select label sets with other values. Raises UnknownSeries."""
         return self._narrowed("!=", labels)
 
     def _narrowed(self, operator: str, labels: Mapping[str, str]) -> "Series":
@@ -108,7 +108,7 @@ class Series:
         return f"histogram_quantile({share:g}, {total(buckets, 'le', *self._known(by))})"
 
     def mean(self, *by: str, window: str = RATE) -> str:
-        """Mean of the observations."""
+        """Return the mean of the observations."""
         self._must_be("histogram")
         parts = [f"rate({self._selector(part)}[{window}])" for part in ("_sum", "_count")]
         return " / ".join(total(part, *self._known(by)) for part in parts)

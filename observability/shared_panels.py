@@ -14,7 +14,7 @@ def share(part: Series, all_of_them: Series, *by: str) -> str:
 
 
 def quantiles(histogram: Series, *shares: float) -> tuple[Query, ...]:
-    """One line each."""
+    """Return a line for each quantile."""
     return tuple(Query(histogram.quantile(each), f"p{100 * each:g}") for each in shares)
 
 

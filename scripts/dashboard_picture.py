@@ -37,7 +37,7 @@ SECONDS = 100
 
 
 async def load(url: str) -> None:
-    """Work, a pause, and work again."""
+    """Send requests, pause, and send again."""
     for share in (0.45, 0.35):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(busy(url), share * SECONDS)

@@ -294,7 +294,7 @@ def _between(page: Path, lines: list[str]) -> str:
 
 
 def values() -> Iterator[tuple[str, str, str]]:
-    """Path, default and comment of every value of the chart, two levels deep."""
+    """Yield the path, default and comment of every value of the chart, two levels deep."""
     text = (ROOT / "charts/mambaserve/values.yaml").read_text()
     data = yaml.safe_load(text)
     comment: list[str] = []
@@ -316,7 +316,7 @@ def values() -> Iterator[tuple[str, str, str]]:
 
 
 def broken_links() -> list[str]:
-    """Relative links of Markdown files that lead to no file, or to no heading of one."""
+    """Return the relative links of Markdown files that lead to no file, or to no heading of one."""
     found = []
     for page in pages():
         text = FENCE.sub("", (ROOT / page).read_text())
@@ -334,20 +334,20 @@ def broken_links() -> list[str]:
 
 
 def pages() -> list[Path]:
-    """Every Markdown file that people read."""
+    """Return every Markdown file that people read."""
     roots = ("docs", "examples", "charts", "kernels", "benchmarks", "training")
     nested = [path for root in roots for path in (ROOT / root).rglob("*.md")]
     return sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *nested])
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"^#{1,6} (.+)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def main() -> int:
-    """Exit code 1 when a page is out of date (with --check) or a link is broken."""
+    """Write the pages; return 1 when a page is out of date (with --check) or a link is broken."""
     parser = argparse.ArgumentParser(description="Write the generated pages and check the links.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
     check = parser.parse_args().check

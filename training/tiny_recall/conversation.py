@@ -56,7 +56,7 @@ class Row:
 def document(
     random: Random, tokenizer: Tokenizer, tokens: int, style: Style, taken: set[str]
 ) -> tuple[str, list[Fact]]:
-    """Facts with filler between them, about `tokens` tokens long."""
+    """Return facts with filler between them, about `tokens` tokens long."""
     known: list[Fact] = []
     pieces = [random.choice(facts.HEADERS)]
     length = 0
@@ -74,7 +74,7 @@ def document(
 
 
 def rounds(random: Random, known: list[Fact]) -> Iterator[Fact]:
-    """Every fact once in random order, then anew: a fact said lately is not what the next answer needs."""
+    """Yield every fact once in random order, then again: the next answer never needs a recent fact."""
     while True:
         yield from random.sample(known, len(known))
 
@@ -150,7 +150,7 @@ def conversation(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) ->
 
 
 def row(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) -> Row:
-    """One training row of at least length + 1 tokens."""
+    """Return one training row of at least length + 1 tokens."""
     draw = random.random()
     if draw < mix.bare:
         return bare(random, tokenizer, length)

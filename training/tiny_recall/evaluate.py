@@ -25,7 +25,7 @@ SEED = 1_000_003
 
 
 def probes(words: Tokenizer, samples: int) -> dict[str, list[Probe]]:
-    """Named sets of probes, the same for every checkpoint."""
+    """Return named sets of probes, the same for every checkpoint."""
     sets: dict[str, list[Probe]] = {}
     for distance in DISTANCES:
         random = Random(SEED + distance)

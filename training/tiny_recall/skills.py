@@ -73,7 +73,7 @@ def manners(random: Random) -> Turn:
 
 
 def strange(random: Random) -> Turn:
-    """Something that the model cannot do: it says so."""
+    """Return a request that the model cannot fulfil, with the answer that says so."""
     if random.random() < 0.5:
         return random.choice(STRANGE), UNKNOWN
     words = [
