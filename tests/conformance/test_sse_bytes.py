@@ -23,7 +23,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 
 def normal(raw: bytes) -> bytes:
-    """Without what differs from run to run."""
+    """Return the bytes without parts that differ from run to run."""
     raw = re.sub(rb'"id":"(chatcmpl|cmpl)-[0-9a-f]{32}"', rb'"id":"\1-X"', raw)
     return re.sub(rb'"created":\d+', b'"created":0', raw)
 

@@ -76,7 +76,7 @@ def claim(node: Node, namespace: str, folder_of_the_node: Path) -> Iterator[str]
 
 
 def hub(node: Node, namespace: str) -> str:
-    """URL of a Hub that has one model."""
+    """Return the URL of a Hub that has one model."""
     labels = {"app": "hub"}
     container = {"name": "main", "image": HOST_IMAGE, "command": ["python", "-c", HUB]}
     pod: dict[str, Any] = {"terminationGracePeriodSeconds": 0, "containers": [container]}

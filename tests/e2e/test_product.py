@@ -269,7 +269,7 @@ def test_no_request_fails_while_keys_are_asked_for_and_then_no_more(served: Depl
 
 
 def everything(deployed: Deployed) -> dict[str, set[str]]:
-    """Names of what belongs to the object, by kind."""
+    """Return the names of what belongs to the object, by kind."""
     kinds = (
         "deployments", "replicasets", "pods", "services", "endpointslices", "configmaps", "secrets",
         "serviceaccounts", "roles", "rolebindings", "networkpolicies", "poddisruptionbudgets",

@@ -28,12 +28,12 @@ CALM = 200
 
 
 def engines(deployed: Deployed) -> int:
-    """Engine pods that nobody has asked to go."""
+    """Return the engine pods that are not being deleted."""
     return len(deployed.engine_pods())
 
 
 def until(deployed: Deployed, count: int) -> None:
-    """Until there are so many engine pods. Raises ClusterError with what the object says of itself."""
+    """Wait for that many engine pods. Raises ClusterError with the object's status."""
     try:
         deployed.node.wait_for(lambda: engines(deployed) == count, f"{count} engines", timeout=ENDED)
     except ClusterError as error:

@@ -37,7 +37,7 @@ def served(node: Node, second: Worker) -> Iterator[Deployed]:
 
 
 def nodes_of(served: Deployed, component: str) -> list[str]:
-    """Where the pods of a component are, in order."""
+    """Return the nodes of a component's pods, in order."""
     return sorted(one["spec"]["nodeName"] for one in pods(served, component))
 
 

@@ -166,7 +166,7 @@ def ready(server: Server) -> int:
 
 
 def finished(stream: Stream) -> bool:
-    """Whether it was answered to its last token."""
+    """Return whether the answer is complete."""
     return stream.done and stream.events[-1]["choices"][0]["finish_reason"] == "length"
 
 

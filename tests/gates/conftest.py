@@ -21,5 +21,5 @@ def tiny_recall() -> Path:
 
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every kind of block, grouped heads, weights large enough that any mistake moves the logits."""
+    """Return a model with every kind of block, grouped heads, and weights so large that errors show."""
     return random_nemotron_h(tmp_path_factory.mktemp("gates") / "random")

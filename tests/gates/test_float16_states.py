@@ -36,7 +36,7 @@ def prompts() -> list[list[int]]:
 
 
 def scored(path: Path, state_dtype: str) -> list[float]:
-    """Log-probability of every token of the prompts but the first."""
+    """Return the log-probability of every token of the prompts but the first."""
     engine = make_engine(path, batch_invariant=True, prefix_caching=False, state_dtype=state_dtype)
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     wanted = [AddRequest(f"r{i}", prompt, params) for i, prompt in enumerate(prompts())]

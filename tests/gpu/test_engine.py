@@ -138,7 +138,7 @@ class NoMemoryForGraphs:
         raise GraphMemoryShort("0 MiB are free")
 
     def begin_anew(self) -> None:
-        """Nothing was captured."""
+        """Forget all captures."""
 
 
 class BrokenCapture(NoMemoryForGraphs):

@@ -33,7 +33,7 @@ def send(api: ApiProcess, body: dict[str, Any], *, cut: int = 0) -> socket.socke
 
 
 def wait_aborted(api: ApiProcess, before: int, more: int = 1) -> None:
-    """Until the engine was told to abort `more` requests."""
+    """Wait until the engine has received `more` aborts."""
     wait_until(lambda: count(api) >= before + more, "the word to the engine")
 
 

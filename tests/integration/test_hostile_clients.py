@@ -30,13 +30,13 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 
 def resident(api: ApiProcess) -> int:
-    """Bytes of memory of the API process."""
+    """Return the bytes of memory of the API process."""
     pages = int(Path(f"/proc/{api.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu(api: ApiProcess) -> float:
-    """Seconds of CPU time that the API process took so far."""
+    """Return the seconds of CPU time that the API process took so far."""
     fields = Path(f"/proc/{api.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

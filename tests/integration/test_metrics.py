@@ -23,7 +23,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 
 def samples(api: ApiProcess) -> Samples:
-    """Every sample, by name and labels without the model."""
+    """Return every sample, by name and labels without the model."""
     found = {}
     for family in text_string_to_metric_families(api.call("GET", "/metrics").body.decode()):
         for sample in family.samples:

@@ -72,7 +72,7 @@ class Live:
 
 
 async def an_operator(stack: AsyncExitStack) -> tuple[Operator, str]:
-    """One that leads and has made the children of a MambaDeployment; the address of its metrics."""
+    """Start a leading operator with a MambaDeployment's children, and return its metrics' address."""
     cluster = FakeCluster(fitting_owner())
     operator = Operator(OperatorSettings(liveness_port=0), cluster)
     metrics = operator._metrics

@@ -51,7 +51,7 @@ class Processes:
         return self.over_http.of(trace * 16) + self.over_grpc.of(trace * 16)
 
     def wait_for(self, trace: str) -> list[ReceivedSpan]:
-        """Until both processes have sent their share."""
+        """Wait until both processes have sent their spans."""
         services = {"mambaserve", "mambaserve-gateway"}
         wait_until(lambda: {span.service for span in self.spans(trace)} == services, f"trace {trace}")
         return self.spans(trace)
@@ -84,7 +84,7 @@ def chat(words: str = SAID) -> dict[str, Any]:
 
 
 def above(spans: list[ReceivedSpan], span: ReceivedSpan) -> list[str]:
-    """Names from a span's parent up to the client's span."""
+    """Return the names from a span's parent up to the client's span."""
     by_id = {each.span_id: each for each in spans}
     names = []
     while (parent := by_id.get(span.parent_id)) is not None:

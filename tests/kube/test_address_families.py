@@ -34,7 +34,7 @@ BOTH = [{"ip": "10.244.0.7"}, {"ip": POD}]
 
 @pytest.fixture(scope="module", params=PLACES.values(), ids=list(PLACES))
 def plane(request: pytest.FixtureRequest, control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own; the shared one is asked for to have the build made."""
+    """Yield a control plane of these tests; the shared one is requested so that the build exists."""
     if not has_ipv6():
         pytest.skip("the kernel has no address ::1")
     with running_control_plane(ensure(), request.param) as made:

@@ -83,7 +83,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """Another operator."""
+        """Start another operator."""
         self.watch = WorkloadWatch(self._indices, self._reader.read, lambda _: None, self._seconds)
         self.life.restart()
 
@@ -105,7 +105,7 @@ class World:
         await self.life.becomes("Ready", "Serving")
 
     async def polls(self, count: int) -> None:
-        """So often the operator looks, and passes until there is nothing to do."""
+        """Let the operator look that often, with passes until there is nothing to do."""
         for _ in range(count):
             self.now += timedelta(minutes=MINUTES)
             self.engine.running = 8

@@ -107,7 +107,7 @@ def test_the_status_tells_the_plan_the_conditions_and_where_to_call(
 
 
 def quiet(plane: ControlPlane, operator: OperatorProcess) -> None:
-    """Until nothing is due and a second has gone by in which nothing was delivered and no pass ended."""
+    """Wait until nothing is due and a second has passed without an event or the end of a pass."""
     looks: list[tuple[float, ...]] = []
 
     def still() -> bool:

@@ -29,7 +29,7 @@ Story = Callable[[Life], Awaitable[int]]
 
 
 async def made_and_changed(life: Life) -> int:
-    """Two engines and two gateways, budgets, keys; then another image and strategy, and one of each."""
+    """Create two engines and two gateways, budgets, keys; then change image, strategy and counts."""
     await life.make(replicas=2, gateway={"replicas": 2, "auth": {"secretRef": {"name": "keys"}}})
     await life.settle()
     await life.change(
@@ -80,7 +80,7 @@ STORIES: dict[str, Story] = {
 
 
 async def many(work: list[Awaitable[None]]) -> None:
-    """All of it, some at a time."""
+    """Run all of them, some at a time."""
     free = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def one(some: Awaitable[None]) -> None:

@@ -20,7 +20,7 @@ CHART = Path(__file__).parents[2] / "charts/mambaserve"
 
 
 def rights(plane: ControlPlane, home: str, namespaces: list[str]) -> list[dict[str, Any]]:
-    """Account and roles of the chart for an operator of these namespaces."""
+    """Return account and roles of the chart for an operator of these namespaces."""
     text = plane.helm(
         "template", "rel", str(CHART), "-n", home, "--set", f"watchNamespaces={{{','.join(namespaces)}}}"
     )
@@ -36,7 +36,7 @@ def deploy(plane: ControlPlane, namespace: str) -> None:
 
 
 def scaling_up(plane: ControlPlane, namespace: str) -> bool:
-    """Whether the operator has seen what followed from what it made, by its watches."""
+    """Return whether the operator's watches have delivered the consequences of its writes."""
     status = (plane.get("mdep", "nano", namespace) or {}).get("status") or {}
     reasons = {one["type"]: one["reason"] for one in status.get("conditions") or ()}
     return reasons.get("Progressing") == "ScalingUp"

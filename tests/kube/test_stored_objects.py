@@ -36,7 +36,7 @@ STORED: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def an_earlier_crd(plane: ControlPlane) -> Iterator[None]:
-    """One that takes any spec, for the length of the block; objects stay when it is upgraded."""
+    """Install a CRD that accepts any spec, for the length of the block; objects stay when it is upgraded."""
     crd = yaml.safe_load(crd_yaml())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["properties"]["spec"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -55,7 +55,7 @@ class Outcome:
 
 
 def copy(folder: Path) -> Path:
-    """All that git knows of or would add, in `folder`."""
+    """Return all that git knows of or would add, in `folder`."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,

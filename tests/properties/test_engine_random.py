@@ -34,7 +34,7 @@ def kept() -> list[dict[str, Any]]:
 
 
 def driven(seed: int, strategy: str, *, overlap: bool) -> EngineTrial:
-    """One run; a failing one is kept where seeds are random."""
+    """Perform one run; a failing one is recorded where seeds are random."""
     try:
         return drive(seed, strategy, overlap=overlap)
     except Exception as error:
@@ -70,7 +70,7 @@ def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
 
 @pytest.fixture(scope="module")
 def outcome() -> tuple[int, Counter[str]]:
-    """All cases, run once for the tests of this module."""
+    """Return all cases, run once for the tests of this module."""
     began = time.perf_counter()
     # Two halves of each case with seeds far apart, so that two processes have the same work.
     share = -(-STEPS // (2 * len(CASES)))

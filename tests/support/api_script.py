@@ -66,7 +66,7 @@ def listed(version: str, *items: dict[str, Any]) -> Answer:
 
 
 def line(kind: str, thing: dict[str, Any]) -> bytes:
-    """One event of a watch."""
+    """Return one event of a watch."""
     return json.dumps({"type": kind, "object": thing}, ensure_ascii=False).encode() + b"\n"
 
 

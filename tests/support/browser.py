@@ -47,7 +47,7 @@ class Page:
                 self.complaints.append(json.dumps(params["exceptionDetails"]))
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol. Raises RuntimeError with what the browser said."""
+        """Send one command of the protocol. Raises RuntimeError with the browser's message."""
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
@@ -79,7 +79,7 @@ class Page:
         )
 
     async def type(self, text: str, *keys: str) -> None:
-        """Type a text and then press keys, by whatever has the focus."""
+        """Type a text and then press keys in the focused element."""
         await self.call("Input.insertText", text=text)
         for key in keys:
             said = {"key": key, "code": key, "windowsVirtualKeyCode": {"Enter": 13, "Tab": 9}[key]}

@@ -9,7 +9,7 @@ EOS = "<eos>"
 
 
 def byte_tokenizer(special: Sequence[str] = ()) -> Tokenizer:
-    """256 bytes, then EOS, then `special`."""
+    """Return a tokenizer of 256 bytes, then EOS, then `special`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

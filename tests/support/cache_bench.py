@@ -19,7 +19,7 @@ from prefix_of import prefix_of
 
 
 def ids(*parts: int | range) -> Tokens:
-    """int32 tokens of numbers and ranges."""
+    """Return int32 tokens of numbers and ranges."""
     out: list[int] = []
     for part in parts:
         out.extend(part if isinstance(part, range) else [part])
@@ -27,7 +27,7 @@ def ids(*parts: int | range) -> Tokens:
 
 
 def flush_and_sweep(cache: RadixStateCache) -> int:
-    """Flush, and give all that is not in use back to the arena; the number of checkpoints lost."""
+    """Flush, return unused memory to the arena, and return the number of checkpoints lost."""
     lost = cache.flush()
     while cache.reclaimer.sweeping:
         cache.reclaimer.sweep()
@@ -103,7 +103,7 @@ class CacheBench:
         ledger.check(self.cache)
 
     def checkpoints(self, tokens: Tokens, salt: str = "") -> list[int]:
-        """Depths of the checkpoints on the path of `tokens`."""
+        """Return the depths of the checkpoints on the path of `tokens`."""
         out = []
         for node in self.cache.tree.walk():
             key = prefix_of(node)

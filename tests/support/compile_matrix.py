@@ -84,12 +84,12 @@ def _launches(capability: int):  # type: ignore[no-untyped-def]
 
 
 def multiplies(call: "KernelCall") -> bool:
-    """Whether the kernel multiplies tiles: it is told the type of their elements."""
+    """Return whether the kernel multiplies tiles: it has a parameter for the type of their elements."""
     return "KIND" in call.constants or "DOT" in call.constants
 
 
 def wide(call: "KernelCall") -> bool:
-    """Whether the kernel multiplies tiles of float32."""
+    """Return whether the kernel multiplies tiles of float32."""
     return str(call.constants.get("KIND", call.constants.get("DOT"))) == "fp32"
 
 

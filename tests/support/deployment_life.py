@@ -34,7 +34,7 @@ class Life:
         self._event_counts: dict[str, int] = {}
 
     async def reconcile(self, **after: float) -> tuple[dict[str, tuple[str, str]], list[str]]:
-        """Conditions after one pass, and the reasons of the events that it posted."""
+        """Return conditions after one pass, and the reasons of the events that it posted."""
         self.now += timedelta(**after)
         self.requeue_after = await self._reconciler(KEY)
         await self._reconciler.events.flush()

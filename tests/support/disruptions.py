@@ -125,7 +125,7 @@ class Course:
             self._kubectl("delete", "pod", TRAFFIC)
 
     def answered(self, count: int) -> bool:
-        """Whether so many requests have ended."""
+        """Return whether that many requests have ended."""
         return self._count() >= count
 
     def _count(self) -> int:
@@ -135,15 +135,15 @@ class Course:
             return 0
 
     def wait_answered(self, more: int, timeout: float = 600.0) -> None:
-        """Until so many more requests than now have ended."""
+        """Wait until that many more requests than now have ended."""
         self.wait_answered_in_all(self._count() + more, timeout)
 
     def wait_answered_in_all(self, wanted: int, timeout: float = 600.0) -> None:
-        """Until so many requests have ended."""
+        """Wait until that many requests have ended."""
         self.deployed.node.wait_for(lambda: self.answered(wanted), f"{wanted} answers", timeout=timeout)
 
     def without_key(self) -> int:
-        """Status of the answer to a request that shows no key."""
+        """Return the status of the answer to a request that shows no key."""
         url = f"http://{self.deployed.name}.{self.deployed.namespace}.svc/v1/models"
         return int(self._kubectl("exec", TRAFFIC, "--", "python", "-c", ASK_WITHOUT_KEY, url))
 
@@ -153,13 +153,13 @@ class Course:
 
 
 def pods(deployed: Deployed, component: str) -> list[dict[str, Any]]:
-    """Pods of a component, those that are about to end included."""
+    """Return pods of a component, those that are about to end included."""
     selector = f"{names.LABEL_INSTANCE}={deployed.name},{names.LABEL_COMPONENT}={component}"
     return deployed.node.list("pods", deployed.namespace, selector)
 
 
 def settle(deployed: Deployed, component: str, count: int, gone: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Until exactly so many pods are there and ready, none of those by name."""
+    """Wait until exactly that many pods are ready, none of the named ones among them."""
 
     def settled() -> bool:
         found = pods(deployed, component)
@@ -179,7 +179,7 @@ def _names(found: list[dict[str, Any]]) -> set[str]:
 
 
 def scale(deployed: Deployed, count: int) -> None:
-    """`kubectl scale`."""
+    """Run `kubectl scale`."""
     where = ["-n", deployed.namespace, f"--replicas={count}"]
     deployed.node.kubectl("scale", f"mdep/{deployed.name}", *where)
     settle(deployed, "engine", count)
@@ -193,7 +193,7 @@ def replace_engines(deployed: Deployed, change: dict[str, Any]) -> None:
 
 
 def switch_strategies(deployed: Deployed) -> None:
-    """Each strategy once."""
+    """Switch to each strategy once."""
     for strategy in STRATEGIES:
         deployed.patch({"stateCache": {"strategy": strategy}})
         generation = deployed.node.get("mdep", deployed.name, deployed.namespace)["metadata"]["generation"]  # type: ignore[index]
@@ -205,7 +205,7 @@ def switch_strategies(deployed: Deployed) -> None:
 
 
 def evict(deployed: Deployed, component: str, count: int) -> None:
-    """Each of `count` pods, one after the other, by the API that drains of nodes use."""
+    """Evict `count` pods, one after the other, by the API that drains of nodes use."""
     for pod in pods(deployed, component)[:count]:
         name, wanted = pod["metadata"]["name"], len(pods(deployed, component))
         eviction = {
@@ -219,7 +219,7 @@ def evict(deployed: Deployed, component: str, count: int) -> None:
 
 
 def roll_gateways(deployed: Deployed, value: str) -> None:
-    """Another pod template of the gateway."""
+    """Change the pod template of the gateway."""
     before = _names(pods(deployed, "gateway"))
     template = {"metadata": {"annotations": {"example.com/rolled": value}}}
     deployed.patch({"gateway": {"podTemplate": template}})
@@ -227,7 +227,7 @@ def roll_gateways(deployed: Deployed, value: str) -> None:
 
 
 def ask_for_keys(deployed: Deployed, asked: bool) -> None:
-    """`spec.gateway.auth` comes or goes, and with it the key that engines ask gateways for."""
+    """Add or remove `spec.gateway.auth`, and with it the key that engines require of gateways."""
     if asked:
         data = {names.API_KEYS_KEY: f"{CLIENT_KEY} traffic\n"}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS}, "stringData": data}
@@ -245,7 +245,7 @@ def ask_for_keys(deployed: Deployed, asked: bool) -> None:
 
 
 def drain_node(deployed: Deployed, away: float) -> None:
-    """Evicts all engines of the only node; new ones wait until it takes pods again, `away` seconds later."""
+    """Evict all engines of the only node, which takes pods again `away` seconds later."""
     (node,) = _names(deployed.node.list("nodes"))
     before = _names(pods(deployed, "engine"))
     selector = f"--pod-selector={names.LABEL_INSTANCE}={deployed.name},{names.LABEL_COMPONENT}=engine"
@@ -257,7 +257,7 @@ def drain_node(deployed: Deployed, away: float) -> None:
 
 
 def kill_operators(deployed: Deployed, rng: Random, longest: float) -> None:
-    """All at once, without a word; the next ones start within `longest` seconds after that."""
+    """Kill all operators at once; the next ones start within `longest` seconds after that."""
     with contextlib.suppress(CommandFailed):  # it is between two lives
         deployed.node.kubectl(
             "delete", "pod", "-n", SYSTEM, "-l", OPERATORS, "--grace-period=0", "--force", timeout=60

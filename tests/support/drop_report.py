@@ -30,7 +30,7 @@ def write(course: Course, folder: Path, **load: float) -> list[Path]:
 
 
 def summary(course: Course, **load: float) -> dict[str, Any]:
-    """Numbers of the whole run and of each phase; times in seconds from the first request on."""
+    """Return the numbers of the whole run and of each phase; times in seconds from the first request on."""
     start = min(one.begin for one in course.requests)
     phases = [
         {

@@ -19,7 +19,7 @@ NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 
 
 def emulated_library() -> Path:
-    """Path of the library, made where it is not there. Raises CannotBuild without AVX-512 or a compiler."""
+    """Return the library, built if necessary. Raises CannotBuild without AVX-512 or a compiler."""
     if not set(Path("/proc/cpuinfo").read_text().split()) >= NEEDED:
         raise CannotBuild("tiles are emulated with AVX-512 alone")
     compiler = find_compiler(os.environ)

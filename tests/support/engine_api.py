@@ -76,7 +76,7 @@ class ApiProcess:
         admin: bool = False,
         timeout: float = PATIENCE,
     ) -> Answer:
-        """One request, errors included."""
+        """Send one request and return the answer, errors included."""
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         sent = {"content-type": "application/json", **(headers or {})}
         base = self.admin if admin else self.url
@@ -113,7 +113,7 @@ class ApiProcess:
         assert code is None, f"not ready; exit code {code}; logs: {''.join(self.logs[-20:])}"
 
     def is_ready(self) -> bool:
-        """Whether `/readyz` answers 200; False while nobody listens, too."""
+        """Return whether `/readyz` answers 200; False while nobody listens, too."""
         try:
             return self.call("GET", "/readyz").status == 200
         except OSError:

@@ -114,7 +114,7 @@ class EngineTrial:
         self, prompt: list[int], outputs: int, *, n: int = 1, priority: int = 0, salt: str = "",
         boundary: int = 0, ignore_eos: bool = True, form: int = 0,
     ) -> bool:  # fmt: skip
-        """`form`: tokens of an answer after which its grammar is complete; 0 = it has none."""
+        """Add a request. `form`: tokens of an answer after which its grammar is complete; 0 = no grammar."""
         name = f"r{self.count}"
         self.count += 1
         params = SamplingParams(max_tokens=outputs, ignore_eos=ignore_eos)
@@ -308,7 +308,7 @@ class EngineTrial:
 
 
 def drive(seed: int, strategy: str, *, overlap: bool, events: int = 150) -> EngineTrial:
-    """One random engine under random load, closed; everything follows from the arguments."""
+    """Run one random engine under random load and close it; everything follows from the arguments."""
     rng = random.Random(f"{seed} {strategy} {overlap}")
     trial = EngineTrial(TrialSetup.random(rng, strategy, overlap=overlap), rng)
     longest = rng.choice([20, 90, 300])

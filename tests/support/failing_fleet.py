@@ -63,7 +63,7 @@ class WholeAnswer:
         return b""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: no connection is open."""
 
 
 class Fleet:
@@ -133,7 +133,7 @@ class Fleet:
         )
 
     async def close(self) -> None:
-        """End the looks at engines."""
+        """Stop polling the engines."""
         self._probing.cancel()
         await asyncio.gather(self._probing, return_exceptions=True)
 

@@ -162,7 +162,7 @@ class FakeCluster(KubeClient):
 
 
 def _merged(old: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """Merge as RFC 7396 defines."""
     if not isinstance(patch, Mapping):
         return patch
     made = dict(old) if isinstance(old, Mapping) else {}
@@ -183,7 +183,7 @@ def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
 
 
 def _status(old: Manifest, applied: Manifest) -> Manifest:
-    """Conditions are told apart by their type: those of other managers stay."""
+    """Merge conditions by their type: those of other managers stay."""
     types = {one["type"] for one in applied.get("conditions") or ()}
     kept = old.get("conditions")
     others = [one for one in kept if one.get("type") not in types] if isinstance(kept, list) else []
@@ -214,7 +214,7 @@ class Watched(Indices):
         self._objects = cluster.objects
 
     def stand_still(self) -> None:
-        """No event comes through any more."""
+        """Stop the delivery of events."""
         self._objects = copied(self._objects)
 
     def _watched(self, kind: Kind, key: Key) -> list[Manifest]:

@@ -28,7 +28,7 @@ def plain_body(size: int = SIZE) -> HostileBody:
 
 
 def hostile_bodies(size: int = SIZE) -> list[HostileBody]:
-    """Twenty shapes of about `size` bytes each."""
+    """Return twenty shapes of about `size` bytes each."""
     hello = {"messages": [{"role": "user", "content": "hello"}]}
     user = {"role": "user", "content": "x"}
     many = size // 3

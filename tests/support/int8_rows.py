@@ -9,7 +9,7 @@ LEAST = 1.5e-36
 
 
 def as_int8(x: torch.Tensor) -> torch.Tensor:
-    """Rows [T, inputs] as they are multiplied, float64: whole numbers of a 127th of 32 inputs' largest."""
+    """Return the multiplied rows [T, inputs] in float64: multiples of a 127th of a block's largest."""
     inputs = x.shape[1]
     blocks = F.pad(x.float(), (0, -inputs % BLOCK)).unflatten(1, (-1, BLOCK))
     largest = blocks.abs().amax(-1, keepdim=True)

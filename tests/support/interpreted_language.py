@@ -94,7 +94,7 @@ def _check_overflow_if_told(self: Any, *operands: Any) -> None:
 
 
 def install() -> None:
-    """For the whole process; a second time changes nothing."""
+    """Prepare the whole process; a second call changes nothing."""
     interpreter._patch_lang = _prepare_once
     interpreter._get_np_dtype = _numpy_type_once
     core.block_type.__init__ = _make_block_once

@@ -45,7 +45,7 @@ def _distinct(accesses: list[tuple[np.ndarray, int]]) -> int:
 
 @contextmanager
 def counted() -> Iterator[Traffic]:
-    """All kernels that run in the block."""
+    """Yield all kernels that run in the block."""
     traffic = Traffic()
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 

@@ -25,7 +25,7 @@ def variant_of(call: KernelCall) -> Variant:
 
 @cache
 def _parameters(kernel: Any) -> list[Any]:
-    """With what its decoration says of each, also where the interpreter runs it."""
+    """Return the parameters with the decoration's facts about each, also for the interpreter."""
     jitted = JITFunction(kernel.fn, **kernel.kwargs) if isinstance(kernel, InterpretedFunction) else kernel
     return list(jitted.params)
 

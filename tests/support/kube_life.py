@@ -81,7 +81,7 @@ class Life:
         now: Callable[[], datetime] = now_utc,
         measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None,
     ) -> None:
-        """at: the operator's write that fails by `blow`, from 0; removed: the object goes just before it."""
+        """Start. at: number of the write that fails by `blow`; removed: the object is deleted before it."""
         self.key, self._put, self._now, self._measured = key, put, now, measured
         self.profiles: Profiles = SHIPPED
         """Profiles of the next operator."""
@@ -94,7 +94,7 @@ class Life:
         self.restart()
 
     def restart(self, indices: Indices | None = None) -> None:
-        """Another operator, which knows nothing yet but what its watches hold."""
+        """Start another operator, which knows only what its watches hold."""
         kube = KubeClient(self.struck)
         self._operator = Reconciler(
             kube,
@@ -131,7 +131,7 @@ class Life:
         await self.kube.delete(MAMBA_DEPLOYMENT, self.key.namespace, self.key.name, uid)
 
     async def pass_is_idle(self) -> bool:
-        """Whether one pass, of a new operator if that one dies, fails in nothing and writes nothing."""
+        """Run one pass, of a new operator if that one dies; return whether it succeeds without a write."""
         before = self.struck.writes
         try:
             await self._operator(self.key)
@@ -184,7 +184,7 @@ class Life:
                     raise
 
     async def condition(self, kind: str) -> tuple[str, str, str]:
-        """Status, reason and message."""
+        """Return the status, reason and message."""
         conditions = ((await self.owner()).get("status") or {}).get("conditions") or ()
         found = {one["type"]: one for one in conditions}.get(kind) or {}
         return found.get("status", ""), found.get("reason", ""), found.get("message", "")
@@ -202,7 +202,7 @@ class Life:
         return await self.kube.get(kind, self.key.namespace, name)
 
     async def shape(self) -> list[str]:
-        """All that the children say, without what differs from one object to another."""
+        """Return the contents of the children, without the parts that differ between objects."""
         uid = str(metadata(await self.owner()).get("uid"))[:8]
         selector = f"{names.LABEL_INSTANCE}={self.key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
         lists = [self.kube.list(kind, self.key.namespace, selector=selector) for kind in (SECRET, *OWNED)]

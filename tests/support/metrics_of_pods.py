@@ -135,6 +135,6 @@ class PodAddresses:
 
 @contextmanager
 def pod_addresses() -> Iterator[PodAddresses]:
-    """For the length of the block."""
+    """Yield the addresses of pods for the length of the block."""
     with ExitStack() as stack:
         yield PodAddresses(stack)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def operations(call: Callable[[], object]) -> int:
-    """Functions, of Python and of C, that `call` enters; a vectorised operation counts as one."""
+    """Return functions, of Python and of C, that `call` enters; a vectorised operation counts as one."""
     entered = 0
 
     def count(_: object, event: str, __: object) -> None:

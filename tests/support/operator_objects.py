@@ -21,7 +21,7 @@ CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
 
 
 def nano_config() -> dict[str, Any]:
-    """config.json of a 9B hybrid, as it can stand in YAML: JSON has no infinity."""
+    """Return config.json of a 9B hybrid, as it can stand in YAML: JSON has no infinity."""
     config: dict[str, Any] = json.loads((CONFIGS / "nemotron-nano-9b-v2.json").read_text())
     return {key: value for key, value in config.items() if key != "time_step_limit"}
 
@@ -38,7 +38,7 @@ def owner(name: str = "nano", *, metadata: dict[str, Any] | None = None, **spec:
 
 
 def fitting_owner(**spec: Any) -> Manifest:
-    """One whose plan is known and fits."""
+    """Return a deployment whose plan is known and fits."""
     return owner(
         **{
             "model": {"uri": "pvc://models/nano", "config": nano_config()},

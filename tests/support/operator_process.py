@@ -34,12 +34,12 @@ class OperatorProcess:
         return int(found[1])
 
     def get(self, path: str) -> str:
-        """Body of one GET on its probe server."""
+        """Return the body of one GET on the probe server."""
         with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
             return str(answer.read().decode())
 
     def counted(self, name: str) -> float:
-        """One of its metrics, `mambaserve_operator_NAME`, summed over its labels."""
+        """Return one of its metrics, `mambaserve_operator_NAME`, summed over its labels."""
         series = re.compile(rf"^mambaserve_operator_{name}(?:_total)?(?:{{.*}})? (\S+)$", re.MULTILINE)
         return sum(float(value) for value in series.findall(self.get("/metrics")))
 
@@ -49,7 +49,7 @@ class OperatorProcess:
         return sum(map(float, re.findall(series, self.get("/metrics"), re.MULTILINE)))
 
     def wait_for(self, words: str, timeout: float = 20.0) -> None:
-        """Until it has logged `words`."""
+        """Wait until `words` appear in the log."""
         deadline = time.monotonic() + timeout
         while words not in self.text:
             assert self.process.poll() is None, f"the operator ended:\n{self.text[-4000:]}"

@@ -113,7 +113,7 @@ def grpc_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
 
 
 def waterfall(spans: list[ReceivedSpan], width: int = 48) -> str:
-    """One trace as text: a line a span, children below their parents, with the time it took."""
+    """Return one trace as text: a line a span, children below their parents, with the time it took."""
     begin, end = min(span.begin for span in spans), max(span.end for span in spans)
     scale = width / max(1, end - begin)
     known = {span.span_id for span in spans}

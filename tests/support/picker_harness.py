@@ -125,7 +125,7 @@ class Stream:
 
 
 def addresses(found: ProcessingResponse) -> list[str]:
-    """Where to, as header and metadata say alike."""
+    """Return the destination, on which header and metadata agree."""
     reply = found.request_headers if found.HasField("request_headers") else found.request_body
     said = put(reply)["x-gateway-destination-endpoint"]
     told = found.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
@@ -134,14 +134,14 @@ def addresses(found: ProcessingResponse) -> list[str]:
 
 
 def put(reply: Any) -> dict[str, str]:
-    """Headers that a reply sets; each in the place of the one before."""
+    """Return the headers that a reply sets; each in the place of the one before."""
     options = reply.response.header_mutation.set_headers
     assert all(option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD for option in options)
     return {option.header.key: option.header.raw_value.decode() for option in options}
 
 
 def refused(found: Any) -> tuple[int, str, dict[str, str]]:
-    """Status, code and headers of an answer in the place of an engine's."""
+    """Return the status, code and headers of an answer in the place of an engine's."""
     assert found.HasField("immediate_response"), found
     immediate = found.immediate_response
     error = json.loads(immediate.body)["error"]
@@ -222,7 +222,7 @@ class PickerHarness:
         return [endpoint.in_flight for endpoint in self.pool.snapshot()]
 
     def is_empty(self) -> bool:
-        """Whether it holds nothing of any request."""
+        """Return whether the picker holds nothing of any request."""
         held = (self.admission.admitted, self.admission.in_flight, self.bodies.held)
         return held == (0, 0, 0) and not any(self.in_flight)
 

@@ -75,7 +75,7 @@ class Question:
 
 
 def questions() -> list[Question]:
-    """About one long document, so that they share a prefix of some hundred tokens."""
+    """Return questions about one long document, so that they share a prefix of some hundred tokens."""
     samples = json.loads(SAMPLES.read_text())
     return [
         Question(
@@ -101,7 +101,7 @@ class Deployed:
     name: str = "quick-start"
 
     def apply(self, **spec: Any) -> None:
-        """`kubectl apply` of the example, its spec changed by `spec`."""
+        """Apply the example with `kubectl apply`, its spec changed by `spec`."""
         if not spec:
             self.node.kubectl("apply", "-n", self.namespace, "-f", str(EXAMPLE))
             return
@@ -113,7 +113,7 @@ class Deployed:
         self._wait_condition("Ready")
 
     def wait_settled(self) -> None:
-        """Until the newest spec is what runs; Ready stays true meanwhile, because an engine answers."""
+        """Wait until the newest spec runs; Ready stays true meanwhile, because an engine answers."""
         self._wait_condition("UpToDate")
 
     def _wait_condition(self, condition: str) -> None:
@@ -126,7 +126,7 @@ class Deployed:
             raise CommandFailed(f"{error}\n{self.how_it_stands()}") from error
 
     def how_it_stands(self) -> str:
-        """Conditions, pods and events, for the message of a test that waited in vain."""
+        """Return conditions, pods and events, for the message of a test that waited in vain."""
         conditions = self.status().get("conditions", [])
         said = [f"{one['type']}={one['status']} {one['reason']}: {one['message']}" for one in conditions]
         pods = self.node.kubectl("get", "pods", "-n", self.namespace, "-o", "wide")
@@ -134,7 +134,7 @@ class Deployed:
         return "\n".join([*said, pods, events])
 
     def patch(self, spec: dict[str, Any]) -> None:
-        """`kubectl patch` of the spec."""
+        """Patch the spec with `kubectl patch`."""
         text = json.dumps({"spec": spec})
         self.node.kubectl("patch", "mdep", self.name, "-n", self.namespace, "--type=merge", "-p", text)
 
@@ -145,12 +145,12 @@ class Deployed:
         return status
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """One condition; empty when it is not there."""
+        """Return one condition; empty when it is not there."""
         conditions = self.status().get("conditions", [])
         return next((one for one in conditions if one["type"] == kind), {})
 
     def engine_pods(self) -> list[dict[str, Any]]:
-        """Engine pods that nobody has asked to go and that are no mere record of one that failed."""
+        """Return the engine pods that are not being deleted and have not failed."""
         selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=engine"
         pods = self.node.list("pods", self.namespace, selector)
         living = [pod for pod in pods if pod["status"].get("phase") != "Failed"]

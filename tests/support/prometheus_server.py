@@ -28,7 +28,7 @@ PROGRAMS = ("prometheus", "promtool")
 
 @cache
 def programs() -> dict[str, Path]:
-    """Paths of prometheus and promtool; skips the test where there are none."""
+    """Return the paths of prometheus and promtool; skips the test where there are none."""
     here = {name: Path(path) for name in PROGRAMS if (path := shutil.which(name))}
     if len(here) == len(PROGRAMS):
         return here
@@ -58,7 +58,7 @@ class Prometheus:
         return list(self._get("query_range", query=expression, **times)["result"])
 
     def alerts(self) -> dict[str, list[dict[str, str]]]:
-        """Labels of the alerts that fire, by name."""
+        """Return the labels of the alerts that fire, by name."""
         found: dict[str, list[dict[str, str]]] = {}
         for one in self._get("alerts")["alerts"]:
             if one["state"] == "firing":

@@ -79,7 +79,7 @@ class KeptFailures(ExampleDatabase):
 
 
 def _is_primary(key: bytes) -> bool:
-    """Hypothesis keeps what it has not shrunk, and what it finds interesting, under keys beside the first."""
+    """Return whether the key is a failing example's, not of unshrunk or otherwise interesting ones."""
     return not key.endswith((b".secondary", b".pareto"))
 
 

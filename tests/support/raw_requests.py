@@ -53,7 +53,7 @@ def _target(path: str, key: str, shape: str, spelt: Callable[[str], str]) -> byt
 
 
 def wrong_credentials(key: str) -> list[bytes]:
-    """Header lines that show no accepted key, though some look like it; `key` is one that is accepted."""
+    """Return header lines without an accepted key, though some look like it; `key` is an accepted one."""
     lines = (
         f"Authorization: Bearer {key}x", f"Authorization: Bearer {key[:-1]}", "Authorization: Bearer ",
         "Authorization:", f"Authorization: {key}", f"Authorization: Basic {key}",
@@ -145,7 +145,7 @@ _Twist = tuple[str, Any]
 
 
 def _twists(key: str) -> dict[str, list[Any]]:
-    """Each part of a request, and what may stand in its place; the first is what is right."""
+    """Return the variants of each part of a request; the first variant is the correct one."""
     return {
         "method": list(_METHODS), "shape": list(_SHAPES), "spelling": list(_SPELLINGS),
         "version": list(_VERSIONS), "host": list(_HOSTS), "credentials": [None, *wrong_credentials(key)],
@@ -166,7 +166,7 @@ def _request(path: str, key: str, twists: list[_Twist]) -> RawRequest:
 
 
 def one_twist(path: str, key: str) -> list[RawRequest]:
-    """Every request of `path` that is right, and shows no key, but for one thing."""
+    """Return all requests of `path` that differ from a correct one without a key in one part."""
     return [_request(path, key, [(name, value)]) for name, values in _twists(key).items() for value in values]
 
 

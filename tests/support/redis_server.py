@@ -24,14 +24,14 @@ MEMORY_ONLY = ("--save", "", "--appendonly", "no")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which Redis it was, where one was asked for: what held on another version is not known of this one."""
+    """Print the version of Redis: a result for one version does not hold for another."""
     reports = (each for reports in terminalreporter.stats.values() for each in reports)
     if any("redis" in getattr(each, "keywords", ()) for each in reports):
         terminalreporter.write_line(f"redis-server: {redis_program() or 'none, its tests are skipped'}")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One whose neighbour 10,000 further exists too: a Cluster's nodes talk to each other there."""
+    """Return a port for which port + 10,000 is free, too: a Cluster's nodes use it among themselves."""
     while True:
         with socket.create_server(
             (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -97,7 +97,7 @@ class RedisServer:
             self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Gone at once, as by a crash."""
+        """Stop at once, as by a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

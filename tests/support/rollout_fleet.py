@@ -310,7 +310,7 @@ class RolloutFleet:
         }  # fmt: skip
 
     def _scale(self, mine: ReplicaSet, replicas: int, surge: int, unavailable: int) -> None:
-        """One sync of Kubernetes' controller for rolling updates."""
+        """Perform one sync of Kubernetes' controller for rolling updates."""
         sets = list(self._sets.values())
         others = [one for one in sets if one is not mine]
         if self._last_replicas and replicas != self._last_replicas:

@@ -63,7 +63,7 @@ class Fleet:
         self._on_their_way = deque[Observation](maxlen=late + 1)
 
     def run(self, requests: Iterable[float]) -> list[int]:
-        """Engines asked for after each look."""
+        """Return the number of engines after each look."""
         return [self._look(each) for each in requests]
 
     def restart(self) -> None:

@@ -29,7 +29,7 @@ READY = wire.Ready(TOKENIZER.rust.get_vocab_size(), 128, (2,), {"strategy": "NoB
 
 
 def ids_of(text: str) -> list[int]:
-    """Token ids of a text, without special ones."""
+    """Return token ids of a text, without special ones."""
     ids: list[int] = TOKENIZER.encoding(text).ids
     return ids
 
@@ -69,7 +69,7 @@ class Engine:
         return self.messages(wire.AddRequest)
 
     def has_requests(self, count: int) -> bool:
-        """Whether it got so many requests."""
+        """Return whether the engine got that many requests."""
         return len(self.requests) >= count
 
     @property
@@ -101,7 +101,7 @@ class Engine:
 
 @cache
 def compiled(template: str) -> ChatTemplate:
-    """Once for all tests: it changes in nothing by being used, and takes longer than most of them."""
+    """Compile once for all tests: its use changes nothing, and compiling takes longer than most tests."""
     return ChatTemplate(template, TOKENIZER.special_tokens)
 
 
@@ -139,7 +139,7 @@ class Api:
         return await asked.done()
 
     def count(self, name: str, **labels: str) -> float:
-        """One sample; 0 when it is not there."""
+        """Return one sample; 0 when it is not there."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def answered(self) -> dict[tuple[str, str], float]:
@@ -152,7 +152,7 @@ class Api:
         }
 
     def finished(self) -> dict[str, float]:
-        """Sequences that ended, by reason; reasons without any left out."""
+        """Return the ended sequences by reason, without empty reasons."""
         reasons = ("stop", "length", "abort", "error")
         counts = {
             reason: self.count("mambaserve_requests_finished_total", model="tiny", reason=reason)

@@ -110,7 +110,7 @@ def _integers(*shape: int) -> torch.Tensor:
 
 
 def _slots(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """One layer of three, of four slabs."""
+    """Return one layer of three, of four slabs."""
     return _meta(4, 3, *shape, dtype=dtype)[:, 1]
 
 
@@ -186,7 +186,7 @@ def _delta(config: GatedDeltaConfig, dtype: torch.dtype, states: torch.dtype) ->
 
 
 def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCall]:
-    """Two decodes and two pieces, over pages of 16 positions in one layer of four."""
+    """Yield two decodes and two pieces, over pages of 16 positions in one layer of four."""
     heads, kv_heads, width = config.heads, config.kv_heads, config.head_dim
     gates = heads if config.output_gate else 0
     joined = _meta(ROWS, heads + 2 * kv_heads + gates, width, dtype=dtype)

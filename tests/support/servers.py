@@ -104,7 +104,7 @@ class Server(Command):
 
 
 def call(url: str, body: Any = None, *, timeout: float = 60.0, method: str | None = None) -> tuple[int, Any]:
-    """(status, JSON) of one request; error statuses are answers too."""
+    """Send one request and return (status, JSON); error statuses are answers too."""
     data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(
         url,

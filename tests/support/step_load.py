@@ -76,7 +76,7 @@ class StepLoad:
         assert self.core.add(AddRequest(name, token_ids, params, priority=priority, cache_salt=salt)) is None
 
     def step(self) -> list[str]:
-        """One beat; the names of those that ended in it."""
+        """Perform one step and return the names of the sequences that ended in it."""
         self.steps += 1
         ended = []
         for delta in self.core.step():

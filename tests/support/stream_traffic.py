@@ -30,7 +30,7 @@ WORDS = 200
 
 
 def questions() -> list[tuple[list[dict[str, str]], str]]:
-    """Conversations with their answers: some share a long document, some are short."""
+    """Return conversations with their answers: some share a long document, some are short."""
     samples = json.loads(SAMPLES.read_text())
     about = [
         ([{"role": "user", "content": f"{samples['document']}\n{one['question']}"}], str(one["answer"]))
@@ -40,7 +40,7 @@ def questions() -> list[tuple[list[dict[str, str]], str]]:
 
 
 async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, long: bool) -> float | None:
-    """When the first piece came. Raises what the client raises, AssertionError for a wrong answer."""
+    """Return the time of the first piece. Raises the client's errors, AssertionError for a wrong answer."""
     more: dict[str, Any] = {"max_tokens": 32}
     if long:  # beyond its answer the model says what it likes, to the last token that it was asked for
         more = {"max_tokens": LONG_TOKENS, "extra_body": {"ignore_eos": True}}
@@ -66,7 +66,7 @@ async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, 
 
 
 async def whole_answer(client: AsyncOpenAI, model: str, messages: Any, right: str, tokens: int = 0) -> float:
-    """When it came, of `tokens` tokens; 0 = as it ends by itself. Raises as `answer` does."""
+    """Return the time of the answer of `tokens` tokens; 0 = up to its end. Raises as `answer` does."""
     more: dict[str, Any] = {"extra_body": {"ignore_eos": True}} if tokens else {}
     found = await client.chat.completions.create(
         model=model, messages=messages, temperature=0, max_tokens=tokens or 32, **more
@@ -79,7 +79,7 @@ async def whole_answer(client: AsyncOpenAI, model: str, messages: Any, right: st
 async def work(
     client: AsyncOpenAI, model: str, numbers: Iterator[int], period: float, over: asyncio.Event, tokens: int
 ) -> None:
-    """One request after the other, each `period` after the one before or later, when that one has ended."""
+    """Send one request after the other, `period` apart, or later if an answer takes longer."""
     asked = questions()
     while not over.is_set():
         number = next(numbers)
@@ -100,7 +100,7 @@ async def work(
 
 
 async def main(url: str, model: str, streams: int, rate: float, tokens: int = 0) -> None:
-    """`rate`: requests in a second, all streams together, at most."""
+    """Run the traffic. `rate`: requests in a second, all streams together, at most."""
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     numbers = itertools.count()

@@ -22,7 +22,7 @@ CORPUS = [
 
 
 def byte_level_tokenizer(*, bos: bool = True) -> Tokenizer:
-    """Every byte is a token, so every text has ids; some English is merged."""
+    """Return a tokenizer of all bytes, so that every text has ids; some English is merged."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -8,7 +8,7 @@ from testmodels.chunks import Mixer
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, sums: float = 1.0) -> None:
-    """Up to the rounding of the type of `actual` and some of float32, `sums` times more where sums are long.
+    """Assert equality up to the rounding of `actual` and of float32, `sums` times more for long sums.
 
     Eight steps, since the interpreter narrows by truncation."""
     step = max(torch.finfo(actual.dtype).eps, 4 * torch.finfo(torch.float32).eps) * sums

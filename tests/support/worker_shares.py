@@ -15,7 +15,7 @@ TOGETHER = ("tests/kube/test_operator", "tests/kube/")
 
 
 def share_of(file: str) -> str:
-    """Files of one share run in one process, one after the other."""
+    """Name the share of a test: the files of one share run in one process, one after the other."""
     return next((part for part in TOGETHER if file.startswith(part)), file)
 
 

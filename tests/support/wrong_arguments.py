@@ -36,7 +36,7 @@ class Changed:
 
 
 def tensors(given: Arguments) -> dict[str, torch.Tensor]:
-    """By their paths. What a `ChunkPlan` holds is made together and is none of them."""
+    """Return the tensors by path, without those of a `ChunkPlan`, which is built as a whole."""
     found = {}
     for name, value in given.items():
         if isinstance(value, torch.Tensor):
@@ -48,7 +48,7 @@ def tensors(given: Arguments) -> dict[str, torch.Tensor]:
 
 
 def changes(call: OperatorCall) -> Iterator[Changed]:
-    """Every tensor argument with wrong shapes, types, devices and strides, and with others that are right."""
+    """Yield each tensor argument with wrong shapes, types, devices and strides, and valid variants."""
     for path, x in tensors(call.make()).items():
         leaf = path.split(".")[-1]
         own = SAID_AS.get(leaf, leaf)

@@ -86,7 +86,7 @@ def offenders() -> dict[str, list[str]]:
 
 
 def in_virtual_folder(path: Path, module: ast.Module) -> bool:
-    """Whether the event loop of the module's tests has a clock of its own."""
+    """Return whether the event loop of the module's tests has a clock of its own."""
     conftest = path.parent / "conftest.py"
     text = conftest.read_text() if conftest.exists() else ""
     named = {each.id for each in ast.walk(module) if isinstance(each, ast.Name)}

@@ -38,7 +38,7 @@ LEADER_KILLS = 4
 
 
 def disrupt(course: d.Course, rng: Random) -> None:
-    """Everything once, from one engine to four and back to one."""
+    """Perform each disruption once, from one engine to four and back to one."""
     deployed = course.deployed
     with course.phase("image change, one engine"):
         d.replace_engines(deployed, {"image": SECOND_TAG})
@@ -115,7 +115,7 @@ def run(node: Node, options: argparse.Namespace) -> d.Course:
 
 
 def main() -> int:
-    """Exit code 1 when a request failed."""
+    """Run the course; return 1 when a request failed."""
     parser = argparse.ArgumentParser(prog="make zero-drop", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000, help="at least so many")
     parser.add_argument("--minutes", type=float, default=60.0, help="fewer requests are enough after that")

@@ -50,7 +50,7 @@ class ApiClient:
         accept: str = "application/json",
         timeout: float = 10.0,
     ) -> tuple[int, Any]:
-        """(status, body): parsed if it is JSON, text otherwise. Raises OSError when the server is away."""
+        """Send a request; return (status, body), parsed if JSON. Raises OSError when the server is away."""
         payload = None if body is None else json.dumps(body)
         asked = method, path, payload, {"Content-Type": content_type, "Accept": accept}
         while method == "GET" and self._kept:
@@ -90,13 +90,13 @@ class ApiClient:
         return answer.status, json.loads(text) if is_json else text
 
     def answers(self, path: str = "/readyz") -> bool:
-        """Whether GET `path` says 200."""
+        """Return whether GET `path` says 200."""
         try:
             return self.request("GET", path, timeout=2.0)[0] == http.HTTPStatus.OK
         except OSError:
             return False
 
     def close(self) -> None:
-        """Lets go of the connections; another request makes new ones."""
+        """Close the connections; another request opens new ones."""
         while self._kept:
             self._kept.pop().close()

@@ -71,7 +71,7 @@ def sources(folder: Path = SOURCES) -> dict[str, bytes]:
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the binaries are kept: `$XDG_CACHE_HOME/mambaserve/cluster`, outside of any checkout."""
+    """Return where the binaries are kept: `$XDG_CACHE_HOME/mambaserve/cluster`, outside of any checkout."""
     base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "mambaserve" / "cluster"
 
@@ -142,7 +142,7 @@ def _build(work: Path, go: Path, report: Report) -> None:
 
 
 def progress(log: str) -> str:
-    """Where a build stands by what `go build -v` has written: it names each package that it compiles."""
+    """Return a build's progress from the output of `go build -v`, which names each package."""
     lines = log.splitlines()
     fetched = sum(line.startswith("go: downloading") for line in lines)
     return f"{fetched} modules downloaded, {len(lines) - fetched} packages compiled"

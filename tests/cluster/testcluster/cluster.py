@@ -48,11 +48,11 @@ class Cluster:
                 raise Refused(f"{kind} {meta['name']}: {status} {said}")
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
-        """One object, or None when there is none of that name."""
+        """Return one object, or None when there is none of that name."""
         return self._read(self._resources.find(kind).path(namespace or "default", name))
 
     def list(self, kind: str, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
-        """All objects of a kind, in one namespace or in all."""
+        """Return all objects of a kind, in one namespace or in all."""
         items: list[dict[str, Any]] = []
         for one in kind.split(","):
             found = self._read(self._resources.find(one).path(namespace, selector=selector)) or {}
@@ -65,7 +65,7 @@ class Cluster:
         return items
 
     def may(self, user: str, verb: str, resource: str, namespace: str) -> bool:
-        """Whether `user` is let do this; `resource` as `PLURAL.GROUP/SUBRESOURCE`."""
+        """Return whether `user` may do this; `resource` as `PLURAL.GROUP/SUBRESOURCE`."""
         groups = ["system:authenticated"]
         if user.startswith(SERVICE_ACCOUNT):
             groups += ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}"]
@@ -113,14 +113,14 @@ class Cluster:
         return name
 
     def delete_namespace(self, name: str) -> None:
-        """Asks for the deletion and does not wait: whatever is in it goes in the background."""
+        """Request the deletion without waiting: the contents go in the background."""
         try:
             self.api.request("DELETE", f"/api/v1/namespaces/{name}")
         except OSError as error:
             raise ClusterError(f"namespace {name} could not be deleted: {error}") from error
 
     def wait_established(self, crd: str) -> None:
-        """Until the API server serves the kind of this CustomResourceDefinition."""
+        """Wait until the API server serves the kind of this CustomResourceDefinition."""
 
         def established() -> bool:
             # `kubectl wait` ends with an error where the object has no condition yet.

@@ -11,7 +11,7 @@ PORT = 53
 
 
 def corefile(kubeconfig: Path) -> str:
-    """CoreDNS' configuration: the names of the cluster and no others."""
+    """Return CoreDNS' configuration: the names of the cluster and no others."""
     return f"""\
 .:{PORT} {{
     bind {FIRST.address}

@@ -55,7 +55,7 @@ class Component:
             )
 
     def stop(self, *, grace: float = 10.0) -> None:
-        """Asks the process to end and kills it after `grace` seconds; 0 kills it at once."""
+        """Request the end of the process and kill it after `grace` seconds; 0 kills it at once."""
         if self._process is None:
             return
         if grace > 0 and self.running:

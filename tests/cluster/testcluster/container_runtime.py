@@ -43,7 +43,7 @@ def missing_packages() -> list[str]:
 
 
 def plugin_folder() -> Path:
-    """Where the network plugins are. Raises ToolMissing."""
+    """Return where the network plugins are. Raises ToolMissing."""
     for folder in PLUGIN_FOLDERS:
         if Path(folder, "bridge").exists():
             return Path(folder)
@@ -78,7 +78,7 @@ class Layout:
 
 
 def config_text(layout: Layout, plugins: Path) -> str:
-    """containerd's configuration file."""
+    """Return containerd's configuration file."""
 
     def quoted(value: object) -> str:
         return json.dumps(str(value))

@@ -58,7 +58,7 @@ class Place:
 
 
 def free_ports() -> Ports:
-    """Ports nobody listens on at this moment."""
+    """Return ports nobody listens on at this moment."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     numbers = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:

@@ -39,7 +39,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def _asks_for(item: pytest.Item, name: str) -> bool:
-    """Whether it asks for the fixture made here: a test may call something of its own a node."""
+    """Return whether the test uses this module's fixture: another fixture may be called a node, too."""
     fixtures = getattr(item, "_fixtureinfo", None)
     made = fixtures.name2fixturedefs.get(name) if fixtures is not None else None
     return made is not None and made[-1].func.__module__ == __name__
@@ -68,7 +68,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Also of a session that was broken off."""
+    """End the clusters, also when the session was interrupted."""
     _end(session.config)
 
 

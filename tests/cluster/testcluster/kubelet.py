@@ -61,7 +61,7 @@ def kubelet_arguments(folder: Path, kubeconfig: Path, name: str, address: str) -
 
 
 def proxy_arguments(kubeconfig: Path, name: str, *, bridged_rules: bool) -> list[str]:
-    """kube-proxy's command line; `bridged_rules`: packets between pods pass the machine's packet rules."""
+    """Return kube-proxy's command line; `bridged_rules`: the machine filters packets between pods."""
     arguments = [
         f"--kubeconfig={kubeconfig}",
         f"--hostname-override={name}",

@@ -33,7 +33,7 @@ def claim(folder: Path) -> None:
 
 
 def started(pid: int) -> str:
-    """When a process began, in ticks; empty for none. With the id it names a process for good."""
+    """Return the start of a process in ticks, empty if it is gone; with the id it is unique."""
     try:
         # The name, second, may hold anything and ends with the last parenthesis.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -42,7 +42,7 @@ def started(pid: int) -> str:
 
 
 def abandoned(folder: Path) -> bool:
-    """Whether the owner of a node's folder is gone."""
+    """Return whether the owner of a node's folder is gone."""
     try:
         owner = json.loads((folder / OWNER).read_text())
     except (OSError, ValueError):

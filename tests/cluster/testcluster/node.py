@@ -97,7 +97,7 @@ class Node(ControlPlane):
 
     @contextmanager
     def joined(self) -> Iterator[Worker]:
-        """One node more for the length of the block, with the images of the first one."""
+        """Yield one node more for the length of the block, with the images of the first one."""
         number = len(self.workers)
         folder = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
         leftovers.claim(folder)
@@ -207,7 +207,7 @@ def _dns_answers(worker: Worker) -> bool:
 
 
 def keeps_files() -> bool:
-    """Whether the folders with the logs are to stay."""
+    """Return whether the folders with the logs are to stay."""
     return bool(os.environ.get("MAMBASERVE_KEEP_CLUSTER"))
 
 

@@ -60,7 +60,7 @@ class Authority:
         return made
 
     def signing_pair(self, name: str) -> tuple[Path, Path]:
-        """(private key, public key) for service account tokens."""
+        """Return (private key, public key) for service account tokens."""
         private, public = self.folder / f"{name}.key", self.folder / f"{name}.pub"
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private)
         _openssl("ec", "-in", private, "-pubout", "-out", public)

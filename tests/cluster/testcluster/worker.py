@@ -68,7 +68,7 @@ class Worker:
         self.group.create()
 
     def start_runtime(self) -> None:
-        """containerd, with the image that holds a pod's namespaces open. Raises NotReady, CommandFailed."""
+        """Start containerd with the pause image. Raises NotReady, CommandFailed."""
         self.containerd.start()
         self.containerd.wait_until(
             self._runtime.socket.exists, timeout=READY_SECONDS, what="listening on its socket"

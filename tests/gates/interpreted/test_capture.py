@@ -42,12 +42,12 @@ HELD_BACK = SamplingParams(max_tokens=5, min_tokens=4, logit_bias={17: 3.0})
 
 @pytest.fixture(autouse=True)
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that find nothing to do take the interpreter as long as others."""
+    """Reduce the splits: idle programs take the interpreter as long as others."""
     monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
 
 
 def requests(seed: int) -> list[AddRequest]:
-    """Every kind of row, ragged, two of them from one stem; what they are is the same for all seeds."""
+    """Return ragged requests of every kind of row, two from one stem, the same for all seeds."""
     rng = random.Random(seed)
     stem = [rng.randrange(6, 200) for _ in range(rng.randint(20, 70))]
     prompts = [stem, [*stem[:17], 9, 8], [rng.randrange(6, 200) for _ in range(rng.randint(1, 9))]]
@@ -163,7 +163,7 @@ def random_decodes(rng: np.random.Generator, n: int) -> HostBatch:
 
 @pytest.fixture(scope="module")
 def anew(tiny_recall: Path) -> dict[tuple[str, int], Answer]:
-    """Every step issued anew, by the layers' general entry."""
+    """Issue every step again by the layers' general entry."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged_attention, "PROGRAMS", 4)
         patch.setattr("mamba_server.model.layers.hybrid.HybridModel.decodes_resident", False)

@@ -23,12 +23,12 @@ Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Any:
-    """Engines, gateway and client share one process: all but the tests of commands run on virtual time."""
+    """Run all tests except those of commands on virtual time, in one process."""
     return loop_factories(item)
 
 
 def event(text: str, finish: str | None = None, **more: Any) -> bytes:
-    """One completion chunk as an engine frames it."""
+    """Return one completion chunk as an engine frames it."""
     choice = {"index": 0, "text": text, "finish_reason": finish, "logprobs": None}
     body = {
         "id": "cmpl-1",
@@ -86,7 +86,7 @@ class FakeEngine:
         self.url = f"http://127.0.0.1:{self.port}"
 
     async def kill(self) -> None:
-        """Gone, with every connection."""
+        """Stop at once, with every connection."""
         if self._runner is not None:
             runner, self._runner = self._runner, None
             if runner.server is not None:
@@ -280,7 +280,7 @@ async def spawn() -> AsyncIterator[Spawn]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Awaitable[None]]:
-    """`until`, for tests."""
+    """Return `until` for tests."""
     return until
 
 

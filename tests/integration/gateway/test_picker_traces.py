@@ -6,7 +6,7 @@ from picker_harness import ENGINES, JSON, PickerHarness, Stream, addresses, put
 
 
 async def through(picker: PickerHarness, *headers: tuple[str, str], status: int = 200) -> dict[str, str]:
-    """One request; the headers that the proxy is told to send on."""
+    """Send one request and return the headers that the proxy shall pass on."""
     stream: Stream = picker.stream()
     await stream.headers(*headers)
     await stream.body(JSON)

@@ -31,7 +31,7 @@ class Gateway(Command):
         wait_until(lambda: call(f"{self.url}/readyz")[0] == 200)
 
     def entries(self) -> int:
-        """Checkpoints that it knows of."""
+        """Return the number of known checkpoints."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         name = "mambaserve_prefix_index_entries"

@@ -210,12 +210,12 @@ def random_bamba(directory: Path, **more: Any) -> Path:
 
 
 def random_mamba2(directory: Path, **more: Any) -> Path:
-    """Without attention."""
+    """Write a random Mamba2 model without attention."""
     return random_checkpoint(SMALL_MAMBA2, directory, **more)
 
 
 def randomize(model: torch.nn.Module, seed: int, *, zero_centered: bool = False) -> None:
-    """Weights with unit gain, decays and step sizes over their whole range, nothing left at 0 or 1."""
+    """Draw weights with unit gain, decays and step sizes over their whole range, none left at 0 or 1."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.named_parameters():

@@ -46,14 +46,14 @@ def speaker(script: str) -> tuple[str, ...]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between starts are tested by themselves."""
+    """Shorten the pauses between starts, which have tests of their own."""
     monkeypatch.setattr(engine_client, "backoff", lambda deaths, jitter: 0.001)
     monkeypatch.setattr(engine_client, "LAST_MESSAGES_SECONDS", 0.05)
 
 
 @pytest.fixture(autouse=True)
 def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the sockets' folders are made."""
+    """Yield the parent folder of the sockets' folders."""
     # Not tmp_path: the path of a socket has a hundred characters at most.
     with tempfile.TemporaryDirectory() as short:
         monkeypatch.setattr(tempfile, "mkdtemp", partial(tempfile.mkdtemp, dir=short))
@@ -254,7 +254,7 @@ async def test_an_engine_that_loads_ends_at_once_with_what_it_has_started(
 
 
 def running(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Return whether the process is there and no zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:

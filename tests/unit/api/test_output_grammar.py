@@ -73,7 +73,7 @@ async def check(made: str) -> str:
 
 
 def allows(grammar: str, written: str, *special: str) -> bool:
-    """Whether the text is a whole answer."""
+    """Return whether the text is a whole answer."""
     rust = byte_tokenizer(special)
     matcher = LLMatcher(LLTokenizer(rust.to_str(), eos_token=rust.token_to_id("<eos>")), grammar)
     assert not matcher.is_error(), matcher.get_error()

@@ -226,7 +226,7 @@ def field(*path: str) -> dict[str, Any]:
 
 
 def matches(node: dict[str, Any], text: str) -> bool:
-    """Whether the API server takes a text there: its pattern is RE2, where `$` is the very end."""
+    """Return whether the API server accepts a text there: patterns are RE2, where `$` is the very end."""
     [rule] = node["x-kubernetes-validations"]
     [pattern] = re.findall(r"self\.matches\(r'(.*?)'\)", rule["rule"])
     return (

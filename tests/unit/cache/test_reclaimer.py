@@ -15,7 +15,7 @@ def leaves(bench: CacheBench) -> list[Node]:
 
 
 def full() -> CacheBench:
-    """Six prompts without a checkpoint and three with one, and the rest of the arena taken."""
+    """Return six prompts without a checkpoint and three with one; the rest of the arena is in use."""
     bench = CacheBench.make(slabs=32, per_slab=4)
     bench.cache.min_checkpoint_depth = 100
     for number in range(6):

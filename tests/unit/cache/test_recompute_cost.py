@@ -48,7 +48,7 @@ def seen(ghosts: GhostTree, to: RadixTree, prompt: np.ndarray, slot: int = 0) ->
 
 
 def order(of: RadixTree) -> list[int]:
-    """Slots from the first victim to the last, as if each were evicted in turn."""
+    """Return the slots from the first victim to the last, as if each were evicted in turn."""
     out = []
     while (node := of.eviction.pop_checkpoint()) is not None:
         if node.slot:

@@ -31,7 +31,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def verbs() -> dict[tuple[str, str], set[str]]:
-    """Verbs by (group, resource), those for single names included."""
+    """Return the verbs by (group, resource), those for single names included."""
     granted: dict[tuple[str, str], set[str]] = {}
     for rule in rules():
         for group in rule["apiGroups"]:
@@ -51,7 +51,7 @@ def test_no_lease_but_its_own_is_read_or_written() -> None:
 
 
 def of_external_metrics() -> dict[tuple[str, str], list[tuple[tuple[str, ...], set[str]]]]:
-    """(names, verbs) by (group, resource) of the roles of `externalMetrics.enabled`; no names = all."""
+    """Return (names, verbs) by (group, resource) of `externalMetrics.enabled`; no names = all."""
     text = (TEMPLATES / "external-metrics.yaml").read_text()
     text = text.replace("{{ $name }}", "SERVICE")
     found: dict[tuple[str, str], list[tuple[tuple[str, ...], set[str]]]] = {}

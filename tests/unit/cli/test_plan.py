@@ -58,7 +58,7 @@ def test_a_model_directory_is_planned_as_a_table(nano: Path) -> None:
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """`mambaserve plan ARGUMENTS` in this process: the JSON it prints, or what it complains of."""
+    """Run `mambaserve plan ARGUMENTS` in this process; return its JSON or its error."""
 
     def run(*arguments: str, stdin: str = "") -> Any:
         documents._standard_input.cache_clear()

@@ -108,7 +108,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *args: Any) -> None:
-        """Says nothing."""
+        """Print nothing."""
 
 
 SETUP = Answers.setup

@@ -48,7 +48,7 @@ async def serving(app: Application) -> AsyncIterator[tuple[HttpServer, int]]:
 
 
 def crowd(port: int, sent: bytes, count: int) -> list[socket.socket]:
-    """Clients that have sent it, of which the server knows nothing yet."""
+    """Return clients that have sent the bytes, of which the server knows nothing yet."""
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
     for client in clients:
         client.sendall(sent)

@@ -60,7 +60,7 @@ async def test_nothing_but_the_assets_is_served_beside_the_page() -> None:
 
 
 async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """In the place of every other machine: what browsers ask of their makers stays here, too."""
+    """Hang up on requests to other machines: browsers' own traffic does not leave this one."""
     await reader.readline()
     writer.close()
 

@@ -22,7 +22,7 @@ def ask(name: str, prompt: list[int], outputs: int, *, n: int = 1, **params: obj
 
 
 def run(engine: EngineTrial, steps: int = 3000) -> list[SequenceDelta]:
-    """All deltas until the engine is idle."""
+    """Run until the engine is idle and return all deltas."""
     out: list[SequenceDelta] = []
     for _ in range(steps):
         if engine.core.idle:

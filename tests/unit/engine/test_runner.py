@@ -43,7 +43,7 @@ PHASE = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(4))
 
 
 def logits_after(token: int, position: int) -> torch.Tensor:
-    """[VOCAB]: what the model says after `token` at `position`."""
+    """Return [VOCAB]: the logits of the model after `token` at `position`."""
     return TABLE[token] + PHASE[position % 64]
 
 
@@ -113,7 +113,7 @@ class Bench:
         assert self.core.add(AddRequest(name, prompt, wanted, n=n)) is None
 
     def run(self, before: Callable[[int], object] = lambda _: None) -> dict[str, Told]:
-        """Until idle; `before` is called ahead of each step with its number."""
+        """Run until idle; `before` is called ahead of each step with its number."""
         out: dict[str, Told] = {}
         for number in range(2000):
             if self.core.idle:

@@ -53,7 +53,7 @@ def admit(
 def once(
     sampler: Sampler, logits: torch.Tensor, *wanted: SamplingParams, position: int = 10, seed: int = 0
 ) -> SampledTokens:
-    """One step: the same logits for each of the parameters."""
+    """Sample one step: the same logits for each of the parameters."""
     rows = [admit(sampler, each, seed + i, [1, 2, 3]) for i, each in enumerate(wanted)]
     batch = sampler.batch(rows)
     with no_sync():

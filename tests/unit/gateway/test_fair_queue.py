@@ -22,7 +22,7 @@ class Line:
         return entry
 
     def served(self, count: int) -> str:
-        """Flows in the order of their turns."""
+        """Return flows in the order of their turns."""
         return "".join(one.flow for _ in range(count) if (one := self.queue.pop(lambda _: True)))
 
 

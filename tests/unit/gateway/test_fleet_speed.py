@@ -21,7 +21,7 @@ def measured(speed: float, error: float) -> EngineSpeed:
 
 
 def pool_of(*speeds: EngineSpeed | None, model: str = "m") -> Pool:
-    """Engines e0, e1, ... that measured this."""
+    """Return engines e0, e1, ... with these measurements."""
     pool = Pool()
     pool.set_targets(Target(f"http://e{n}", f"e{n}") for n in range(len(speeds)))
     # The first ones were looked at before the others had said anything: look twice.

@@ -40,7 +40,7 @@ async def follow(script: ApiScript, seen: Seen, seconds: float) -> None:
 
 
 def versions(script: ApiScript) -> list[str | None]:
-    """From which version each watch started; None: a list."""
+    """Return the version from which each watch started; None: a list."""
     return [asked["query"].get("resourceVersion") for asked in script.requests]
 
 

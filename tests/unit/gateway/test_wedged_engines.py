@@ -23,7 +23,7 @@ ASKED = UpstreamRequest("/v1/completions", "", [], b"{}", "m")
 
 
 def engine(speech: Speech, *, lives: bool) -> RawEngine:
-    """Speaks like that to requests; `lives`: it answers at /livez."""
+    """Return an engine that answers requests like that; `lives`: it answers at /livez."""
 
     async def by_path(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         looked = made.requests[-1][0].startswith(b"GET /livez")

@@ -16,7 +16,7 @@ from raw_engine import OK, RawEngine, says
 
 @pytest.fixture
 async def api() -> AsyncIterator[tuple[ApiServer, list[web.Request]]]:
-    """Answers with `body` and `status` of the query."""
+    """Yield a server that answers with `body` and `status` of the query."""
     seen: list[web.Request] = []
 
     async def anything(request: web.Request) -> web.Response:

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def resident(path: Path) -> int:
-    """Bytes of the file that this process has mapped and touched."""
+    """Return the bytes of the file that this process has mapped and touched."""
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")

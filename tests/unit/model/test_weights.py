@@ -55,7 +55,7 @@ def embedded(model: HybridModel) -> torch.Tensor:
 
 
 def matrix(product: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """W [outputs, 48] of x W^T, read off the rows of the identity."""
+    """Return W [outputs, 48] of x W^T, read off the rows of the identity."""
     return product(torch.eye(48)).T
 
 

@@ -95,7 +95,7 @@ class LateCluster(FakeCluster):
 
 
 def shape(cluster: FakeCluster) -> dict[tuple[str, str, str], Manifest]:
-    """All that lasts: no versions, uids, events, and of the Secret no more than that it has a token."""
+    """Return the lasting parts: no versions, uids, events; of the Secret only whether it has a token."""
     found = {}
     for key, one in cluster.objects.items():
         if key[0] in ("Event", "Lease"):
@@ -156,7 +156,7 @@ MOVES = st.lists(
 
 
 def disturb(cluster: FakeCluster, move: Move) -> None:
-    """One thing that somebody does to a child; what is done to the Secret, nobody sees."""
+    """Edit a child as a person might; edits of the Secret go unnoticed."""
     what, number = move
     children = sorted(key for key in cluster.objects if key[0] not in ("MambaDeployment", "Event", "Secret"))
     if not children:

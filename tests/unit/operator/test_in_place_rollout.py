@@ -57,7 +57,7 @@ class RollOut:
         return planned(self.owner, self.children, pods=pods)
 
     def surge(self, plan: ReconcilePlan) -> tuple[int, int] | None:
-        """(maxSurge, maxUnavailable) of the engine Deployment that is written; None where none is."""
+        """Return (maxSurge, maxUnavailable) of the engine Deployment that is written; None where none is."""
         for one in plan.applies:
             if ref(one.manifest).name == "nano-engine" and one.manifest["kind"] == "Deployment":
                 how = one.manifest["spec"]["strategy"]["rollingUpdate"]

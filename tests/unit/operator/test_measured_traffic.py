@@ -79,7 +79,7 @@ class World:
             self.now += timedelta(minutes=minutes)
 
     async def until_told(self, most: int = 20) -> int:
-        """Minutes until engines were told something."""
+        """Return the minutes until engines got new settings."""
         began = self.now
         for _ in range(most):
             await self.passes()

@@ -45,7 +45,7 @@ def rendered(of: MambaDeployment, images: DefaultImages = OF_THIS_VERSION) -> li
 
 
 def flat(value: Any, path: str) -> dict[str, Any]:
-    """Every leaf under its path; items of a list by their name where they have one."""
+    """Return every leaf under its path; items of a list by their name where they have one."""
     if isinstance(value, dict) and value:
         return {key: leaf for name in value for key, leaf in flat(value[name], f"{path}.{name}").items()}
     if isinstance(value, list) and value:
@@ -62,7 +62,7 @@ def flat(value: Any, path: str) -> dict[str, Any]:
 
 
 def leaves(of: MambaDeployment) -> dict[str, Any]:
-    """All children, leaf by leaf; hashes follow from the rest."""
+    """Return all children, leaf by leaf; hashes follow from the rest."""
     found: dict[str, Any] = {}
     for manifest in rendered(of):
         found |= flat(manifest, f"{manifest['kind']}/{manifest['metadata']['name']}")

@@ -42,7 +42,7 @@ class Cluster:
             self.look(key)
 
     def look(self, key: Key) -> ReconcilePlan:
-        """One pass over a deployment, whose controllers are done with the one before."""
+        """Run one pass over a deployment, whose controllers are done with the one before."""
         self.by_id[index_id(MAMBA_DEPLOYMENT)][key] = [self.owners[key]]
         seen = snapshot(self.owners[key], self.children[key], may_begin=self.turns.may_begin(key))
         plan = make_plan(seen, now=self.now, new_token=lambda: TOKEN, images=self.images)

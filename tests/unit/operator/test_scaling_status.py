@@ -36,7 +36,7 @@ def engine(replicas: int) -> Manifest:
 
 
 def wanted(given: Given, old: ScalingStatus | None = None, **more: Any) -> int:
-    """Engines that shall run."""
+    """Return the number of engines that shall run."""
     made = status(given, old, **more)
     return given[0].spec.replicas if made is None else made.desired
 

@@ -42,7 +42,7 @@ def engine_told(container: Manifest, volumes: list[Manifest], config_map: Manife
 
 
 def processes(**spec: Any) -> tuple[EngineSettings, GatewaySettings]:
-    """Both processes' settings, read as they read them."""
+    """Return both processes' settings, read as they read them."""
     made = {
         (one.manifest["kind"], one.manifest["metadata"]["name"]): one.manifest
         for one in planned(owner(**spec)).applies

@@ -23,7 +23,7 @@ def oracle(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
 
 
 def feed_all(pieces: list[str], stops: tuple[str, ...]) -> tuple[list[str], str | None]:
-    """Pieces given out in order, and the stop string met."""
+    """Feed all pieces in order; return those given out and the matched stop string."""
     matcher = StopMatcher(stops)
     given_out = []
     for piece in pieces:

@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_other_half(item: pytest.Item) -> bool:
-    """Whether the numbers of its values, one for each of at least three parameters, have an odd sum."""
+    """Return whether the indices of its values (at least three parameters) have an odd sum."""
     numbers = dict(getattr(getattr(item, "callspec", None), "indices", {}))
     chosen = []
     for marker in item.iter_markers("parametrize"):

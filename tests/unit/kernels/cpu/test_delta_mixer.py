@@ -74,7 +74,7 @@ Run = Callable[[DeltaMixerRows, Library], torch.Tensor]
 
 
 def expected(mixer: DeltaMixerRows, run: Run) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, windows and states by the operators in float64."""
+    """Return the output, windows and states by the operators in float64."""
     H, _, V, _, _ = mixer.sizes
     window, state = mixer.window.double(), mixer.state.double()
     inputs, gate, b, a = mixer.parts()

@@ -60,7 +60,7 @@ class Rows:
             self.state[slot] = (torch.randn(H, V, K, generator=g) / 4).to(stored)
 
     def out(self, count: int) -> torch.Tensor:
-        """Room for so many rows, cut out of wider ones."""
+        """Return room for `rows` rows as a part of wider ones."""
         H, V = self.delta.H, self.delta.V
         return strided_cache(count, H, V, dtype=self.delta.dtype)
 

@@ -48,7 +48,7 @@ def prefill(
 
 
 def expected(mixer: MixerRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, windows and states by the operators in float64."""
+    """Return the output, windows and states by the operators in float64."""
     H, P, _, G = mixer.sizes
     window, state, plan = mixer.window.double(), mixer.state.double(), chunk_plan(RAGGED, CHUNK)
     gate, inputs, dt = mixer.parts()

@@ -127,7 +127,7 @@ class Model:
         )  # fmt: skip
 
     def gated_attention(self, kv: torch.Tensor) -> AttentionBlock:
-        """With norms of queries and keys, and an output's gate."""
+        """Return attention with norms of queries and keys, and a gated output."""
         joined = self.linear(WIDTH, (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM)
         of_queries, of_keys = (
             RowNorm(self._library, self.random(HEAD_DIM).float() + 1, 1e-6, self.dtype) for _ in range(2)
@@ -161,7 +161,7 @@ class Model:
         return Decodes(slot_in, slot_out, track, noise, ROWS, ints(CONTEXTS), pages * PAGE + last % PAGE)
 
     def one_call(self, most_rows: int = 8) -> torch.Tensor:
-        """Hidden states [n, d] by what is tested."""
+        """Return the hidden states [n, d] of the tested call."""
         decoder = StepDecoder(
             self._library, embedding=self.embedding, blocks=self.blocks, norm=self.last_norm,
             embedding_scale=self.embedding_scale, frequencies=self.frequencies,

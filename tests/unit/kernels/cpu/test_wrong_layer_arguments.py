@@ -124,7 +124,7 @@ def library() -> Library:
 
 
 def noted(library: Library, monkeypatch: pytest.MonkeyPatch, function: str) -> list[tuple[Any, ...]]:
-    """Arguments of the calls of a function of the library from now on."""
+    """Return the arguments of the calls of a function of the library from now on."""
     launches: list[tuple[Any, ...]] = []
     run = getattr(library, function)
 

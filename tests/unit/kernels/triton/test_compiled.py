@@ -149,7 +149,7 @@ def convolutions() -> list[KernelCall]:
 
 
 def delta() -> tuple[torch.Tensor, DeltaInputs, torch.Tensor]:
-    """State, rows and result of Qwen3-Next."""
+    """Return state, rows and result of Qwen3-Next."""
     H, G, V, K = 32, 16, 128, 128
     q, k, v = meta(ROWS, 2 * G * K + H * V).split([G * K, G * K, H * V], 1)
     a, b = meta(ROWS, 2 * H).chunk(2, 1)

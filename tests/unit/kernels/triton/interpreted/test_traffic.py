@@ -40,7 +40,7 @@ MOST = 1.05
 
 
 def assert_least(traffic: Traffic, least: int, *, asked: float) -> None:
-    """`asked`: times the least, caches included."""
+    """Check the traffic. `asked`: requested bytes as a multiple of the minimum, caches included."""
     assert least <= traffic.moved <= MOST * least
     assert traffic.asked <= asked * least
 
