@@ -169,8 +169,8 @@ def main() -> None:
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
-    asked = parser.parse_args()
-    print(random_checkpoint(asked.directory, SIZES[asked.size], asked.dtype))
+    options = parser.parse_args()
+    print(random_checkpoint(options.directory, SIZES[options.size], options.dtype))
 
 
 if __name__ == "__main__":

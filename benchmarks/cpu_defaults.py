@@ -94,17 +94,17 @@ def take_turns(
     The order and the prompts differ in each turn, because an engine that always followed the same one would
     always run with the state that it leaves behind.
     """
-    found: dict[str, dict[int, list[float]]] = {name: {level: [] for level in levels} for name in measured}
+    rates: dict[str, dict[int, list[float]]] = {name: {level: [] for level in levels} for name in measured}
     for turn in turns:
         order = random.Random(turn)
         for level in levels:
             for name in order.sample(list(measured), len(measured)):
-                found[name][level].append(round(measured[name](level, turn), 1))
+                rates[name][level].append(round(measured[name](level, turn), 1))
                 print(
-                    f"{name} at {level}: {found[name][level][-1]:,.0f} tokens/s", file=sys.stderr, flush=True
+                    f"{name} at {level}: {rates[name][level][-1]:,.0f} tokens/s", file=sys.stderr, flush=True
                 )
         print(f"round {turn} of {turns[-1]}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-    return found
+    return rates
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -172,24 +172,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", help="names of variants; none = all")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "results")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     begin = time.monotonic()
-    found = {
+    record = {
         "benchmark": "cpu_defaults",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": facts(),
         "load": {
-            name: getattr(asked, name) for name in ("input_tokens", "output_tokens", "requests", "rounds")
+            name: getattr(options, name) for name in ("input_tokens", "output_tokens", "requests", "rounds")
         },
-        **measure(asked),
+        **measure(options),
     }
-    found["load_average_at_the_end"] = [round(value, 2) for value in os.getloadavg()]
-    found["took_seconds"] = round(time.monotonic() - begin, 1)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    record["load_average_at_the_end"] = [round(value, 2) for value in os.getloadavg()]
+    record["took_seconds"] = round(time.monotonic() - begin, 1)
+    options.out.mkdir(parents=True, exist_ok=True)
     stem = f"{datetime.now(UTC):%Y-%m-%d}-cpu-defaults"
-    (asked.out / f"{stem}.json").write_text(json.dumps(found, indent=2) + "\n")
-    (asked.out / f"{stem}.md").write_text(markdown(found))
-    print(markdown(found))
+    (options.out / f"{stem}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (options.out / f"{stem}.md").write_text(markdown(record))
+    print(markdown(record))
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
     options = parser.parse_args()
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "model": options.model.name,
         "dtype": options.dtype,
         "threads": options.threads,
@@ -184,10 +184,10 @@ def main() -> None:
         for number in range(options.rounds):
             for step in options.steps:
                 turn = options.ways if number % 2 == 0 else options.ways[::-1]
-                found["steps"][step].append({way: ask[way](step) for way in turn})
+                record["steps"][step].append({way: ask[way](step) for way in turn})
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(markdown(found))
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(markdown(record))
 
 
 if __name__ == "__main__":

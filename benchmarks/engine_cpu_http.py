@@ -87,31 +87,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     end_children_on_sigterm()
-    rounds: dict[int, list[dict[str, Any]]] = {level: [] for level in asked.levels}
+    rounds: dict[int, list[dict[str, Any]]] = {level: [] for level in options.levels}
     command = [
-        sys.executable, "-P", "-m", "mamba_cli", "serve", "--model", str(asked.model.resolve()),
-        "--dtype", asked.dtype, "--device", "cpu", "--port", "0",
+        sys.executable, "-P", "-m", "mamba_cli", "serve", "--model", str(options.model.resolve()),
+        "--dtype", options.dtype, "--device", "cpu", "--port", "0",
     ]  # fmt: skip
     with ExitStack() as stack:
         pid, url = stack.enter_context(started(command, "mambaserve: ready", Path.cwd()))
-        step = stack.enter_context(steps_process("C++", asked))
+        step = stack.enter_context(steps_process("C++", options))
         through_http(pid, url, 1, 0)  # warms up
-        for turn in range(1, asked.rounds + 1):
-            for level in asked.levels:
+        for turn in range(1, options.rounds + 1):
+            for level in options.levels:
                 # Inside on both sides of what goes through HTTP: the machine changes with the minutes.
                 inside = [step(f"decode {level}")["wall"] for _ in range(DECODED // 4)]
                 http = through_http(pid, url, level, turn)
                 inside += [step(f"decode {level}")["wall"] for _ in range(DECODED // 4)]
                 rounds[level].append({"inside": sum(inside) / len(inside), "http": http})
             print(
-                f"round {turn} of {asked.rounds}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True
+                f"round {turn} of {options.rounds}: load {os.getloadavg()[0]:.1f}",
+                file=sys.stderr,
+                flush=True,
             )
-    found = {"model": asked.model.name, "machine": facts(), "at": time.time(), "levels": rounds}
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(markdown(found))
+    record = {"model": options.model.name, "machine": facts(), "at": time.time(), "levels": rounds}
+    if options.out is not None:
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(markdown(record))
 
 
 def markdown(found: dict[str, Any]) -> str:

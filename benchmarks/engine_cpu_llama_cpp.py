@@ -36,9 +36,9 @@ def measure(program: Path, model: Path, threads: int, kind: str, count: int) -> 
         command += [f"-{name}", str(size)]
     for _ in range(TRIES):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        said = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), None)
-        if said is not None:
-            return {"wall": said["t_pp"] if prefill else said["t_tg"] / DECODED}
+        result = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), None)
+        if result is not None:
+            return {"wall": result["t_pp"] if prefill else result["t_tg"] / DECODED}
     raise SystemExit(f"{' '.join(command)} measured nothing: {(done.stdout + done.stderr)[-500:]}")
 
 

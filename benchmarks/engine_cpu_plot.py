@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_cpu_plot", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("svg", type=Path)
-    asked = parser.parse_args(arguments)
-    draw(json.loads(asked.file.read_text(encoding="utf-8")), asked.svg)
+    options = parser.parse_args(arguments)
+    draw(json.loads(options.file.read_text(encoding="utf-8")), options.svg)
 
 
 if __name__ == "__main__":

@@ -55,12 +55,12 @@ TARGET = 0.15
 def trace_of(seconds: float, rate: float, seed: int) -> RequestStream:
     """Return a trace of shared documents and growing conversations, in the model's size; Poisson arrivals."""
     rng = Random(f"live {seed}")
-    at, made = 0.0, []
+    at, arrivals = 0.0, []
     for each in generated(round(seconds * rate), seed, documents=12, depth=(2, 10)):
         at += rng.expovariate(rate)
         tokens = max(1, round(each.input_tokens * BLOCK / TRACE_BLOCK))
-        made.append(Arrival(at, tokens, max(2, each.output_tokens // 8), each.block_ids))
-    return RequestStream(TraceWorkload("generated", BLOCK, made), True)
+        arrivals.append(Arrival(at, tokens, max(2, each.output_tokens // 8), each.block_ids))
+    return RequestStream(TraceWorkload("generated", BLOCK, arrivals), True)
 
 
 def tokens_of(arrival: Arrival) -> list[int]:
@@ -106,14 +106,14 @@ async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Cal
             for _ in range(rounds):
                 new = [tokens(length) for length in NEW]
                 for prompts in (new, [prompt + tokens(more) for prompt in new for more in MORE]):
-                    taken, passed = await used(ask(prompts))
-                    busy += taken - passed * resting / rest
+                    samples, passed = await used(ask(prompts))
+                    busy += samples - passed * resting / rest
                 wide = [LoadPrompt(tokens(NEW[0]), 64, 0.0) for _ in range(WIDE)]
                 together += await asyncio.gather(*(direct.send(each, 0.0) for each in wide))
             await asyncio.sleep(2 * PERIOD)
-    asked = sum(each.e2e for each in alone)
+    busy_seconds = sum(each.e2e for each in alone)
     cores = len(os.sched_getaffinity(0)) - resting / rest
-    return Calibration(undisturbed(alone, others), together, cores, max(LEAST_USED, busy / asked))
+    return Calibration(undisturbed(alone, others), together, cores, max(LEAST_USED, busy / busy_seconds))
 
 
 def undisturbed(samples: Sequence[Sample], others: OtherLoad, start: float = 0.0) -> list[Sample]:
@@ -218,31 +218,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--name", default="fleet-live", help="of the files")
     parser.add_argument("--keep", type=Path, help="file for all samples, as JSON")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     end_children_on_sigterm()
-    stream = trace_of(60 * given.minutes, given.rate, given.seed)
-    pause = 1 / given.rate
-    with fleet("resumable", given.engines, 1, given.arena_bytes) as running:
+    stream = trace_of(60 * options.minutes, options.rate, options.seed)
+    pause = 1 / options.rate
+    with fleet("resumable", options.engines, 1, options.arena_bytes) as running:
         asyncio.run(calibrate(running, 2, 0.1, -1))
-        before = asyncio.run(calibrate(running, given.rounds, pause, 0))
+        before = asyncio.run(calibrate(running, options.rounds, pause, 0))
         running.flush()
         samples, others, start = asyncio.run(play(running.doors[0], stream))
-        after = asyncio.run(calibrate(running, given.rounds, pause, 1))
-    if given.keep is not None:
-        given.keep.write_bytes(msgspec.json.encode({"live": samples, "before": before, "after": after}))
-    slabs = given.arena_bytes // (64 << 10)
+        after = asyncio.run(calibrate(running, options.rounds, pause, 1))
+    if options.keep is not None:
+        options.keep.write_bytes(msgspec.json.encode({"live": samples, "before": before, "after": after}))
+    slabs = options.arena_bytes // (64 << 10)
     fit, later = before.fit(slabs), after.fit(slabs)
     timed = undisturbed(samples, others, start)
     calm = sum(_calm(each, others, start) for each in samples)
     quiet = set(map(id, timed))
     kept = {number for number, each in enumerate(samples) if id(each) in quiet}
     live, whole = of_live(samples, timed), of_live(samples)
-    found, drift = (simulated(stream, each, given.engines, given.seed, kept) for each in (fit, later))
-    apart = differences(live, found)
+    simulated_figures, drift = (
+        simulated(stream, each, options.engines, options.seed, kept) for each in (fit, later)
+    )
+    apart = differences(live, simulated_figures)
     failed = sum(each.error is not None for each in samples)
-    asks = f"{given.minutes:g} minutes at {given.rate:g} a second, seed {given.seed}"
+    asks = f"{options.minutes:g} minutes at {options.rate:g} a second, seed {options.seed}"
     lines = [
-        f"- {given.engines} engines of the shipped model, one thread each, behind one gateway",
+        f"- {options.engines} engines of the shipped model, one thread each, behind one gateway",
         f"- {asks}: {failed} of {len(samples)} requests failed",
         "- fitted to requests that were alone, before: " + _fit_text(fit),
         "- and after, which shows what the machine itself changed: " + _fit_text(later),
@@ -251,19 +253,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "| figure | live | simulated | difference | within 15 % | with the fit of after | live, all |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(
-            f"| {name} | {live[name]} | {found[name]} | {apart[name]:+.1%} | "
+            f"| {name} | {live[name]} | {simulated_figures[name]} | {apart[name]:+.1%} | "
             f"{'yes' if abs(apart[name]) <= TARGET else 'no'} | {drift[name]} | {whole[name]} |"
             for name in live
         ),
         "",
     ]
     document: dict[str, Any] = {
-        "minutes": given.minutes, "rate": given.rate, "seed": given.seed, "requests": len(samples),
+        "minutes": options.minutes, "rate": options.rate, "seed": options.seed, "requests": len(samples),
         "failed": failed, "calm": calm, "timed": len(timed), "live_all": whole,
         "fit": fit.numbers(), "fit_after": later.numbers(), "live": live,
-        "simulated": found, "difference": apart, "simulated_with_fit_of_after": drift,
+        "simulated": simulated_figures, "difference": apart, "simulated_with_fit_of_after": drift,
     }  # fmt: skip
-    write(given.name, document, lines, given.out)
+    write(options.name, document, lines, options.out)
 
 
 def _fit_text(fit: FleetFit) -> str:

@@ -42,11 +42,11 @@ SMALL = {"prompt": "the key of the red door is", "max_tokens": 8}
 
 def tree(pid: int) -> list[int]:
     """Return the ids of a process and all its descendants."""
-    found = [pid]
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
-            found += tree(int(child))
-    return found
+            pids += tree(int(child))
+    return pids
 
 
 def resident_mib(pid: int) -> float:
@@ -179,24 +179,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the children's, too
     cli = [sys.executable, "-P", "-m", "mamba_cli"]
     serve = [*cli, "serve", "builtin://tiny-recall", "--port", "0", "--admin-port", "0"]
-    found: dict[str, dict[str, Any]] = {}
+    record: dict[str, dict[str, Any]] = {}
     with started(serve, "mambaserve: ready", ROOT) as (engine, engine_url):
         relay = [*cli, "gateway", "--port", "0", "--backend", engine_url.removesuffix("/v1")]
         with started(relay, "ready at", ROOT) as (gateway, gateway_url):
             for name, url, pid in (("engine API", engine_url, engine), ("gateway", gateway_url, gateway)):
-                found[name] = asyncio.run(measure(ServerUnderTest(url.removesuffix("/v1"), pid), idle))
-    rows = [key for key, value in found["gateway"].items() if not isinstance(value, dict)]
+                record[name] = asyncio.run(measure(ServerUnderTest(url.removesuffix("/v1"), pid), idle))
+    rows = [key for key, value in record["gateway"].items() if not isinstance(value, dict)]
     lines = [
         "",
         f"- {AT_ONCE} clients at once, 20 shapes of 1 MB each, {ROUNDS} times; {ABANDONED} prompts of 3 MB",
         "- memory: resident, of the process and all below it (the engine's, too)",
         "",
-        f"| what | {' | '.join(found)} |",
+        f"| what | {' | '.join(record)} |",
         "| --- | ---: | ---: |",
-        *(f"| {key.replace('_', ' ')} | {' | '.join(f'{each[key]:,.1f}' for each in found.values())} |"
+        *(f"| {key.replace('_', ' ')} | {' | '.join(f'{each[key]:,.1f}' for each in record.values())} |"
           for key in rows),
     ]  # fmt: skip
-    write("hostile-clients", {"found": found}, lines)
+    write("hostile-clients", {"found": record}, lines)
 
 
 if __name__ == "__main__":

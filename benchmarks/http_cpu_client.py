@@ -71,7 +71,7 @@ async def ask(port: int, kind: RequestKind) -> int:
 
 async def latency(port: int, requests: int) -> float:
     """Return the median seconds of a small request on one connection, one after the other."""
-    message, taken = _message(port, PROMPT), []
+    message, seconds = _message(port, PROMPT), []
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(requests):
         begin = time.perf_counter()
@@ -81,7 +81,7 @@ async def latency(port: int, requests: int) -> float:
         if not answer.lower().startswith(b"http/1.1 200") or length is None:
             raise RuntimeError(f"not answered: {answer!r}")
         await reader.readexactly(int(length[1]))
-        taken.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - begin)
     writer.close()
     await writer.wait_closed()
-    return statistics.median(taken)
+    return statistics.median(seconds)

@@ -89,13 +89,13 @@ def engine(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     for name in ("--settings", "--to-engine", "--from-engine"):
         parser.add_argument(name, required=True)
-    given = parser.parse_args(arguments)
-    config = json.loads((Path(json.loads(given.settings)["model"]) / "config.json").read_text())
+    options = parser.parse_args(arguments)
+    config = json.loads((Path(json.loads(options.settings)["model"]) / "config.json").read_text())
 
     async def main() -> None:
         with zmq.asyncio.Context() as context:
             inbound, outbound = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-            for socket, address in ((inbound, given.to_engine), (outbound, given.from_engine)):
+            for socket, address in ((inbound, options.to_engine), (outbound, options.from_engine)):
                 socket.linger = 0
                 socket.connect(address)
             await Engine(outbound, config["vocab_size"]).run(inbound)

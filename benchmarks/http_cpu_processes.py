@@ -50,16 +50,16 @@ def started(command: Sequence[str], pattern: str, cwd: Path) -> Iterator[tuple[i
     )
     assert process.stdout is not None
     try:
-        said: list[str] = []
+        lines: list[str] = []
         for line in process.stdout:
-            said.append(line)
-            if found := re.search(pattern + r".*?(http://[^\s)/]+)", line):
+            lines.append(line)
+            if match := re.search(pattern + r".*?(http://[^\s)/]+)", line):
                 break
         else:
-            raise RuntimeError(f"{' '.join(command)} ended: {''.join(said[-10:])}")
+            raise RuntimeError(f"{' '.join(command)} ended: {''.join(lines[-10:])}")
         # Nobody may block on a full pipe.
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield process.pid, found[1]
+        yield process.pid, match[1]
     finally:
         process.terminate()
         try:
@@ -116,9 +116,9 @@ def _port(url: str) -> int:
 
 
 def _answers(url: str) -> bool:
-    asked = urllib.request.Request(url, json.dumps(PROMPT).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, json.dumps(PROMPT).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -49,23 +49,23 @@ class OperatorUnderTest:
 
     def metrics(self) -> str:
         """Return all series of the operator."""
-        found = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.log.read_text(errors="replace"))
-        if found is None:
+        match = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.log.read_text(errors="replace"))
+        if match is None:
             return ""
-        with urlopen(f"http://127.0.0.1:{found[1]}/metrics", timeout=30) as answer:
+        with urlopen(f"http://127.0.0.1:{match[1]}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
 
     def requests(self, *methods: str) -> float:
         """Count the requests to the API server without watches; of all methods, or of the named ones."""
         series = r'^mambaserve_operator_requests_total{method="(\w+)",resource="\w+"} (\S+)$'
-        found = re.findall(series, self.metrics(), re.MULTILINE)
-        return sum(float(count) for method, count in found if not methods or method in methods)
+        counts = re.findall(series, self.metrics(), re.MULTILINE)
+        return sum(float(count) for method, count in counts if not methods or method in methods)
 
     def by_resource(self) -> str:
         """Return the operator's requests by method and resource, one a line, most first."""
         series = r'^mambaserve_operator_requests_total{method="(\w+)",resource="(\w+)"} (\S+)$'
-        found = re.findall(series, self.metrics(), re.MULTILINE)
-        ordered = sorted(found, key=lambda one: -float(one[2]))
+        counts = re.findall(series, self.metrics(), re.MULTILINE)
+        ordered = sorted(counts, key=lambda one: -float(one[2]))
         return "".join(f"  {float(number):6g} {method} {resource}\n" for method, resource, number in ordered)
 
     def changed(self, kind: str) -> int:
@@ -128,14 +128,14 @@ def print_result(text: str) -> None:
 
 def until(read: Callable[[], int], target: int, what: str, timeout: float) -> float:
     """Return the seconds until `read` returns `target`; prints the progress."""
-    began, told = time.monotonic(), 0.0
-    while (found := read()) < target:
+    began, reported = time.monotonic(), 0.0
+    while (value := read()) < target:
         passed = time.monotonic() - began
         if passed > timeout:
-            raise TimeoutError(f"{found} of {target} {what} after {timeout:g} s")
-        if passed - told > 5:
-            told = passed
-            print_result(f"  {found} of {target} {what} after {passed:.0f} s")
+            raise TimeoutError(f"{value} of {target} {what} after {timeout:g} s")
+        if passed - reported > 5:
+            reported = passed
+            print_result(f"  {value} of {target} {what} after {passed:.0f} s")
         time.sleep(0.25)
     return time.monotonic() - began
 
@@ -158,22 +158,22 @@ def changed_within(plane: ControlPlane, namespace: str, name: str, replicas: int
     began = time.monotonic()
     patch = f'{{"spec":{{"gateway":{{"replicas":{replicas}}}}}}}'
     plane.kubectl("patch", "mdep", name, "-n", namespace, "--type=merge", "-p", patch)
-    asked = time.monotonic()
+    changed_at = time.monotonic()
     until(
         lambda: int((plane.get("deployment", name, namespace) or {})["spec"]["replicas"] == replicas),
         1, "change", 60,
     )  # fmt: skip
     print_result(
-        f"  applied {time.monotonic() - asked:.2f} s after kubectl, which took {asked - began:.2f} s"
+        f"  applied {time.monotonic() - changed_at:.2f} s after kubectl, it took {changed_at - began:.2f} s"
     )
-    return time.monotonic() - asked
+    return time.monotonic() - changed_at
 
 
 def measure(
     count: int, idle: float, timeout: float, options: Sequence[str], *, controllers: bool
 ) -> dict[str, float]:
     """Return all figures; without `controllers` the API server and etcd have the machine alone."""
-    found: dict[str, float] = {}
+    record: dict[str, float] = {}
     with running_control_plane(ensure()) as plane, tempfile.TemporaryDirectory() as folder:
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
         plane.wait_for(lambda: plane.api.answers(PATH.format("default")), "the CRD to be served")
@@ -191,31 +191,31 @@ def measure(
             began = time.monotonic()
             until(lambda: operator.changed("Deployment"), 2 * count, "Deployments", timeout)
             until(operator.stated, count, "statuses", timeout)
-            found["first_reconcile_s"] = time.monotonic() - began
-            found["first_reconcile_operator_cpu_s"] = operator.cpu_seconds()
-            found["first_reconcile_cluster_cpu_s"] = sum(cpu_seconds(one.pid) for one in servers) - before
-            found["first_reconcile_requests"] = operator.requests()
+            record["first_reconcile_s"] = time.monotonic() - began
+            record["first_reconcile_operator_cpu_s"] = operator.cpu_seconds()
+            record["first_reconcile_cluster_cpu_s"] = sum(cpu_seconds(one.pid) for one in servers) - before
+            record["first_reconcile_requests"] = operator.requests()
             missing = [one for one in plane.list("mambadeployments", None) if "status" not in one]
             assert not missing, f"{len(missing)} objects have no status"
             print_result("waiting until nothing is written any more")
             settle(operator, timeout)
-            found["all_settled_s"] = time.monotonic() - began
-            found["all_settled_requests"] = operator.requests()
-            found["requests_per_object"] = operator.requests() / count
+            record["all_settled_s"] = time.monotonic() - began
+            record["all_settled_requests"] = operator.requests()
+            record["requests_per_object"] = operator.requests() / count
             print_result(operator.by_resource())
-            found["all_settled_operator_cpu_s"] = operator.cpu_seconds()
+            record["all_settled_operator_cpu_s"] = operator.cpu_seconds()
             print_result(f"idle for {idle:g} s")
             marks = operator.requests(), operator.requests("PATCH", "POST", "DELETE"), operator.cpu_seconds()
             time.sleep(idle)
-            found["idle_requests_per_s"] = (operator.requests() - marks[0]) / idle
-            found["idle_writes"] = operator.requests("PATCH", "POST", "DELETE") - marks[1]
-            found["idle_cpu_percent"] = 100 * (operator.cpu_seconds() - marks[2]) / idle
-            found["resident_mib"] = resident_bytes(operator.process.pid) / MIB
+            record["idle_requests_per_s"] = (operator.requests() - marks[0]) / idle
+            record["idle_writes"] = operator.requests("PATCH", "POST", "DELETE") - marks[1]
+            record["idle_cpu_percent"] = 100 * (operator.cpu_seconds() - marks[2]) / idle
+            record["resident_mib"] = resident_bytes(operator.process.pid) / MIB
             print_result("one change at a time")
-            found["change_applied_s"] = max(
+            record["change_applied_s"] = max(
                 changed_within(plane, namespaces[number], f"m{number}", 2) for number in range(5)
             )
-    return found
+    return record
 
 
 def settle(operator: OperatorUnderTest, timeout: float) -> None:
@@ -242,14 +242,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         action="store_true",
         help="stop the cluster's controllers, as if they ran elsewhere",
     )
-    given = parser.parse_args(arguments)
-    found = measure(
-        given.objects, given.idle, given.timeout, given.operator.split(), controllers=not given.no_controllers
+    options = parser.parse_args(arguments)
+    record = measure(
+        options.objects,
+        options.idle,
+        options.timeout,
+        options.operator.split(),
+        controllers=not options.no_controllers,
     )
-    found = {name: round(value, 2) for name, value in found.items()}
-    rows = [f"| {name} | {value:g} |" for name, value in found.items()]
-    lines = [f"{given.objects} MambaDeployments.", "", "| what | value |", "| --- | --- |", *rows]
-    write("operator-scale", {"objects": given.objects, "found": found}, lines)
+    record = {name: round(value, 2) for name, value in record.items()}
+    rows = [f"| {name} | {value:g} |" for name, value in record.items()]
+    lines = [f"{options.objects} MambaDeployments.", "", "| what | value |", "| --- | --- |", *rows]
+    write("operator-scale", {"objects": options.objects, "found": record}, lines)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ def tree() -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _fields(int(entry.name))):
             children[int(fields[1])].append(int(entry.name))
-    found = [os.getpid()]
-    for pid in found:
-        found += children[pid]
-    return found
+    pids = [os.getpid()]
+    for pid in pids:
+        pids += children[pid]
+    return pids
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:

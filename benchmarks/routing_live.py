@@ -80,10 +80,10 @@ class AttentionRouter:
 
     def choose(self, prompt: Sequence[int]) -> str:
         pages = [tuple(prompt[:end]) for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS)]
-        known = {url: _leading(pages, self._pages[url]) for url in self._urls}
+        matches = {url: _leading(pages, self._pages[url]) for url in self._urls}
         least = min(self.open.values())
         near = [url for url in self._urls if self.open[url] <= 1.5 * least + 4]
-        chosen = max(near, key=lambda url: (known[url], -self.open[url]))
+        chosen = max(near, key=lambda url: (matches[url], -self.open[url]))
         self._pages[chosen].update(pages)
         return chosen
 
@@ -101,13 +101,13 @@ async def send(
     }  # fmt: skip
     begin = asyncio.get_running_loop().time()
     async with session.post(f"{url}/v1/completions", json=body) as answer:
-        found = await answer.json()
+        reply = await answer.json()
     if answer.status != 200:
         outcome.failed += 1
         return
     outcome.first_tokens.append(asyncio.get_running_loop().time() - begin)
-    outcome.prompt_tokens += found["usage"]["prompt_tokens"]
-    outcome.cached_tokens += found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    outcome.prompt_tokens += reply["usage"]["prompt_tokens"]
+    outcome.cached_tokens += reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 async def watch(session: aiohttp.ClientSession, engines: Sequence[str], outcome: RoutingResult) -> None:
@@ -218,13 +218,13 @@ def line(row: dict[str, Any]) -> str:
         row[name] or dict.fromkeys(("share", "mean", "p50", "p99"), "-")
         for name in ("queues", "queues_of_windows")
     )
-    shown = (
+    cells = (
         row["workload"], row["way"], row["requests"], row["failed"],
         f"{row['computed'] / row['prompt_tokens']:.1%}", row.get("relative"),
         queues["share"], queues["mean"], queues["p50"], queues["p99"], longer["p99"],
         row["answer_p50"], row["answer_p99"],
     )  # fmt: skip
-    return f"| {' | '.join(map(str, shown))} |"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 _COLUMNS = (
@@ -249,29 +249,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--arena-bytes", type=int, default=6 << 20, help="of each engine")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     end_children_on_sigterm()
-    made = (make(asked.requests) for make in GENERATED if make.__name__ in asked.workload)
-    workloads = [TraceWorkload(each.name, each.block, each.arrivals[: asked.requests]) for each in made]
-    if asked.trace is not None:
-        with asked.trace.open(encoding="utf-8") as lines:
-            workloads.append(TraceWorkload(asked.trace.stem, BLOCK, usable(parse(lines))[: asked.requests]))
-    shape = (asked.engines, asked.gateways, asked.arena_bytes)
+    generated = (make(options.requests) for make in GENERATED if make.__name__ in options.workload)
+    workloads = [
+        TraceWorkload(each.name, each.block, each.arrivals[: options.requests]) for each in generated
+    ]
+    if options.trace is not None:
+        with options.trace.open(encoding="utf-8") as lines:
+            workloads.append(
+                TraceWorkload(options.trace.stem, BLOCK, usable(parse(lines))[: options.requests])
+            )
+    shape = (options.engines, options.gateways, options.arena_bytes)
     rows = compared(
-        [row for way in asked.way for row in measure(workloads, way, shape, asked.rate, asked.at_once)]
+        [row for way in options.way for row in measure(workloads, way, shape, options.rate, options.at_once)]
     )
-    load = f"{asked.rate:g} requests a second on average"
-    if asked.at_once:
-        load = f"{asked.at_once} requests under way at all times"
+    load = f"{options.rate:g} requests a second on average"
+    if options.at_once:
+        load = f"{options.at_once} requests under way at all times"
     facts = [
-        f"- {asked.engines} engines of the shipped model with {asked.arena_bytes >> 20} MiB each",
-        f"- {asked.gateways} gateways, one Redis {program().version}, {load}",
+        f"- {options.engines} engines of the shipped model with {options.arena_bytes >> 20} MiB each",
+        f"- {options.gateways} gateways, one Redis {program().version}, {load}",
         f"- a block of a trace is {BLOCK_TOKENS} tokens here",
         "- to one: tokens computed, by those of one engine with the memory of all",
         f"- queues: most requests in an engine by the mean; share: of moments, with {LEAST:g} each or more",
         f"- of 10 s: p99 of their means over {WINDOW_SECONDS:g} s, one after the other",
     ]
-    write("routing-live", {"rows": rows}, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
+    write("routing-live", {"rows": rows}, [*facts, "", *HEAD, *map(line, rows), ""], options.out)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ class Fleet:
     def flush(self) -> None:
         """Let the engines forget all prompts."""
         for url in self.admins:
-            asked = urllib.request.Request(f"{url}/admin/flush_cache", method="POST")
-            with urllib.request.urlopen(asked, timeout=60) as answer:
+            request = urllib.request.Request(f"{url}/admin/flush_cache", method="POST")
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 answer.read()
 
 

@@ -284,10 +284,10 @@ def main() -> None:
         print(f"{running:7d}   {seen['step']:33.3f}   {seen['p99']:6.3f}   {seen['arrays']:18.3f}")
     never_search_old_objects()
     print("\nwhat                                       times   median ms   p99 ms   worst ms")
-    for what, taken in {**with_salts(), **with_pages()}.items():
-        taken.sort()
-        median, p99 = taken[len(taken) // 2], taken[int(0.99 * len(taken))]
-        print(f"{what:40s}   {len(taken):5d}   {median:9.3f}   {p99:6.3f}   {taken[-1]:8.3f}")
+    for what, times in {**with_salts(), **with_pages()}.items():
+        times.sort()
+        median, p99 = times[len(times) // 2], times[int(0.99 * len(times))]
+        print(f"{what:40s}   {len(times):5d}   {median:9.3f}   {p99:6.3f}   {times[-1]:8.3f}")
     print("\nrunning   step ms   of which changes ms   bytes a step   evicted")
     for running in (1, 8, 32):
         seen = publishing(running)

@@ -87,7 +87,7 @@ def measure(
     """Measure both systems on one checkpoint, one after the other, never at the same time."""
     levels = {level: load.prompts(level) for level in load.levels}
     probe = levels[load.levels[0]][0]
-    found: dict[str, Any] = {"model": model.name, "levels": []}
+    record: dict[str, Any] = {"model": model.name, "levels": []}
     ours: dict[int, list[Sample]] = {}
     engine_options = ("--dtype", dtype, "--device", device, *options)
     with running_engine(model, *engine_options, threads=threads) as url:
@@ -98,7 +98,7 @@ def measure(
             say(model, "engine", level, ours[level])
     baseline = Baseline(model, device, dtype, threads)
     expected = baseline.outputs(probe)
-    found["greedy_tokens_equal"] = f"{same_tokens(tokens, expected)} of {len(expected)}"
+    record["greedy_tokens_equal"] = f"{same_tokens(tokens, expected)} of {len(expected)}"
     for level, prompts in levels.items():
         theirs = baseline.run(prompts, level)
         say(model, "transformers", level, theirs)
@@ -106,8 +106,8 @@ def measure(
             "engine": report(ours[level], LatencyLimits()),
             "transformers": report(theirs, LatencyLimits()),
         }
-        found["levels"].append({"concurrency": level, **reports})
-    return found
+        record["levels"].append({"concurrency": level, **reports})
+    return record
 
 
 def say(model: Path, who: str, level: int, samples: list[Sample]) -> None:
@@ -134,18 +134,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=None, help="none = all cores")
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     parser.add_argument("engine_options", nargs="*", help="options of `mambaserve serve`, after --")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     import os
 
     import torch
 
-    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = asked.dtype or ("bfloat16" if device == "cuda" else "float32")
-    threads = asked.threads or os.cpu_count() or 1
-    models = asked.model or [random_350m(CACHE / "random-350m"), *([TINY] if TINY.exists() else [])]
-    load = ServeLoad(asked.input_tokens, asked.output_tokens, asked.rounds)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
+    threads = options.threads or os.cpu_count() or 1
+    models = options.model or [random_350m(CACHE / "random-350m"), *([TINY] if TINY.exists() else [])]
+    load = ServeLoad(options.input_tokens, options.output_tokens, options.rounds)
     begin = time.monotonic()
-    found = {
+    record = {
         "benchmark": "serve",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": facts(),
@@ -157,15 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "output_tokens": load.output_tokens,
             "rounds": load.rounds,
         },
-        "engine_options": asked.engine_options,
-        "models": [measure(m, load, device, dtype, threads, asked.engine_options) for m in models],
+        "engine_options": options.engine_options,
+        "models": [measure(m, load, device, dtype, threads, options.engine_options) for m in models],
     }
-    found["took_seconds"] = round(time.monotonic() - begin, 1)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    record["took_seconds"] = round(time.monotonic() - begin, 1)
+    options.out.mkdir(parents=True, exist_ok=True)
     stem = f"{datetime.now(UTC):%Y-%m-%d}-serve"
-    (asked.out / f"{stem}.json").write_text(json.dumps(found, indent=2) + "\n")
-    (asked.out / f"{stem}.md").write_text(markdown(found))
-    print(markdown(found))
+    (options.out / f"{stem}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (options.out / f"{stem}.md").write_text(markdown(record))
+    print(markdown(record))
 
 
 if __name__ == "__main__":

@@ -127,21 +127,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=4000)
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--stream-tokens", type=int, default=8000)
-    asked = parser.parse_args(arguments)
-    model = asked.model or random_350m(CHECKPOINT)
-    found = {}
+    parsed = parser.parse_args(arguments)
+    model = parsed.model or random_350m(CHECKPOINT)
+    record = {}
     for name, options in VARIANTS.items():
-        fixed = ("--device", "cpu", "--dtype", asked.dtype, "--max-model-len", "16384")
+        fixed = ("--device", "cpu", "--dtype", parsed.dtype, "--max-model-len", "16384")
         with running_engine(model, *fixed, *options, threads=None) as url:
-            found[name] = asyncio.run(measure(url, asked.prompt_tokens, asked.prompts, asked.stream_tokens))
-        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
+            record[name] = asyncio.run(
+                measure(url, parsed.prompt_tokens, parsed.prompts, parsed.stream_tokens)
+            )
+        print(f"{name}: {json.dumps(record[name])}", file=sys.stderr, flush=True)
     rows = [
-        f"| {what} | {' | '.join(f'{each[what]:g}' for each in found.values())} |"
-        for what in found["default"]
+        f"| {what} | {' | '.join(f'{each[what]:g}' for each in record.values())} |"
+        for what in record["default"]
     ]
-    lines = ["", f"| {asked.dtype}, a prompt of {asked.prompt_tokens} tokens | {' | '.join(found)} |"]
-    lines += [f"| --- |{' --- |' * len(found)}", *rows]
-    write("stream-gaps", {"model": model.name, "found": found}, lines)
+    lines = ["", f"| {parsed.dtype}, a prompt of {parsed.prompt_tokens} tokens | {' | '.join(record)} |"]
+    lines += [f"| --- |{' --- |' * len(record)}", *rows]
+    write("stream-gaps", {"model": model.name, "found": record}, lines)
 
 
 if __name__ == "__main__":

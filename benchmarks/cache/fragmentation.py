@@ -86,8 +86,8 @@ def load(seed: int, requests: int, phase: int = 250) -> Iterator[tuple[list[int]
     rng = np.random.default_rng(seed)
 
     def text(least: int, most: int) -> list[int]:
-        found: list[int] = rng.integers(1, 1 << 15, int(rng.integers(least, most))).tolist()
-        return found
+        token_ids: list[int] = rng.integers(1, 1 << 15, int(rng.integers(least, most))).tolist()
+        return token_ids
 
     stems = [text(100, 600) for _ in range(8)]
     documents = [text(4_000, 40_000) for _ in range(24)]
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     runs, rows = [], []
     policies: list[tuple[str, Policy]] = [
         (strategy, eviction)
@@ -214,12 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for slabs, tokens_per_state in SIZES:
         for strategy, eviction in policies:
             size, policy = CacheSize(slabs, 0, tokens_per_state), CachePolicy(eviction, strategy)
-            made = [churn(size, policy, asked.requests, seed) for seed in range(asked.seeds)]
-            runs += made
-            rows.append(summary(made))
-            print(markdown(rows[-1:], asked.requests, asked.seeds)[-1], flush=True)
-    found = {"rows_at_once": ROWS, "page_size": CachePolicy().page_size, "runs": runs}
-    write("cache-fragmentation", found, markdown(rows, asked.requests, asked.seeds), asked.out)
+            runs_by_seed = [churn(size, policy, options.requests, seed) for seed in range(options.seeds)]
+            runs += runs_by_seed
+            rows.append(summary(runs_by_seed))
+            print(markdown(rows[-1:], options.requests, options.seeds)[-1], flush=True)
+    record = {"rows_at_once": ROWS, "page_size": CachePolicy().page_size, "runs": runs}
+    write("cache-fragmentation", record, markdown(rows, options.requests, options.seeds), options.out)
 
 
 if __name__ == "__main__":

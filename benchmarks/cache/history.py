@@ -23,19 +23,19 @@ class PrefixHistory:
     @classmethod
     def of(cls, arrivals: Iterable[Arrival], block: int) -> "PrefixHistory":
         """Assign numbers to the prefixes of `arrivals`."""
-        made = cls(block)
-        known: dict[tuple[int, int], int] = {}
+        history = cls(block)
+        numbers: dict[tuple[int, int], int] = {}
         for number, arrival in enumerate(arrivals):
             path, above = [], -1
             for name in arrival.block_ids[: arrival.input_tokens // block]:
-                above = known.setdefault((above, name), len(known))
-                if above == len(made.touches):
-                    made.touches.append([])
-                made.touches[above].append(number)
+                above = numbers.setdefault((above, name), len(numbers))
+                if above == len(history.touches):
+                    history.touches.append([])
+                history.touches[above].append(number)
                 path.append(above)
-            made.paths.append(path)
-            made.limits.append((arrival.input_tokens - 1) // block)
-        return made
+            history.paths.append(path)
+            history.limits.append((arrival.input_tokens - 1) // block)
+        return history
 
     def last(self, each: Sequence[int], number: int) -> list[int]:
         """Return, for each prefix that occurs before `number`, the last request that began with it."""

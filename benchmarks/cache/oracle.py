@@ -73,8 +73,8 @@ class Oracle:
         ends = [self._at(path[depth - 1], depth) for depth in self.history.ends(self.number)]
         limit = self.history.limits[self.number]
         tip = self._at(path[limit - 1], limit) if limit else self._at(-1, 0)
-        known = (self._places.get(prefix) for prefix in path)
-        return KnownMatch(ends, tip), [place for place in known if place and place.node]
+        places = (self._places.get(prefix) for prefix in path)
+        return KnownMatch(ends, tip), [place for place in places if place and place.node]
 
     def ghost_at(self, match: KnownMatch, depth: int, place: object, turn: int = 0) -> KnownCheckpoint:
         """Return the place at page `depth` of the latest request."""
@@ -105,7 +105,7 @@ class Oracle:
     def _deeper(self, place: KnownCheckpoint, number: int) -> bool:
         """Return whether request `number` finds a cached checkpoint below `place`."""
         path = self.history.paths[number][place.depth : self.history.limits[number]]
-        return any((found := self._places.get(prefix)) and found.node for prefix in path)
+        return any((cached := self._places.get(prefix)) and cached.node for prefix in path)
 
 
 def foretold(cache: RadixStateCache, history: PrefixHistory) -> RadixStateCache:

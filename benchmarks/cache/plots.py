@@ -18,8 +18,8 @@ def newest(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
     paths = sorted(folder.glob(f"*-{name}.json"))
     if not paths:
         return None
-    found: dict[str, Any] = json.loads(paths[-1].read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads(paths[-1].read_text(encoding="utf-8"))
+    return result
 
 
 def series(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -93,10 +93,10 @@ def main(arguments: list[str] | None = None) -> None:
         ("cache-hit-rate", hit_rates, "cache-hit-rate.svg"),
         ("cache-real-engine-350m", strategies, "cache-strategies.svg"),
     ):
-        if (found := newest(name)) is None:
+        if (result := newest(name)) is None:
             print(f"no result of {name} in {RESULTS}", file=sys.stderr)
         else:
-            draw(found, ASSETS / file)
+            draw(result, ASSETS / file)
 
 
 if __name__ == "__main__":

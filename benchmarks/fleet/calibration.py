@@ -75,8 +75,8 @@ class Calibration:
         first = np.array([median(times) for times in cells.values()])
         parts = np.array([_parts(*cell) for cell in cells])
         # Each relative to its own time: the short ones are what the traces have most of.
-        found = non_negative(parts / first[:, None], np.ones(len(first)))
-        same, token, resumed, computed, attention = map(float, found)
+        coefficients = non_negative(parts / first[:, None], np.ones(len(first)))
+        same, token, resumed, computed, attention = map(float, coefficients)
         one = median(each.tpot for each in well if each.tpot is not None)
         many = median(each.tpot for each in self.together if each.tpot is not None)
         sequence = max(LEAST, (many - one) / (WIDE - 1))
@@ -91,7 +91,7 @@ class Calibration:
             strategy="ExtraBufferLazy",
         )  # fmt: skip
         jitter = (
-            (each.ttft or 0.0) - float(found @ _parts(each.prompt_tokens, each.cached_tokens))
+            (each.ttft or 0.0) - float(coefficients @ _parts(each.prompt_tokens, each.cached_tokens))
             for each in well
         )
         machine = Machine(self.cores, self.used, max(0.0, same - step), token, tuple(jitter))

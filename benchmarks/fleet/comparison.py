@@ -42,13 +42,13 @@ HEAD = (f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |
 
 def line(row: Row) -> str:
     """Return one row of the Markdown table."""
-    found = row.score
-    shown = (
-        row.workload, row.router, row.scaler, f"{found.sloAttainment:.1%}", f"{found.gpuSeconds:,.0f}",
-        f"{row.cost:.2f}", found.reversals, found.worstPendingExcess, f"{found.recoverySeconds:.0f} s",
-        found.lostRequests, f"{found.tokenHitRate:.1%}", f"{found.recomputedTokens:,}",
+    score = row.score
+    cells = (
+        row.workload, row.router, row.scaler, f"{score.sloAttainment:.1%}", f"{score.gpuSeconds:,.0f}",
+        f"{row.cost:.2f}", score.reversals, score.worstPendingExcess, f"{score.recoverySeconds:.0f} s",
+        score.lostRequests, f"{score.tokenHitRate:.1%}", f"{score.recomputedTokens:,}",
     )  # fmt: skip
-    return f"| {' | '.join(map(str, shown))} |"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def compare_and_print(

@@ -50,12 +50,12 @@ def plain(
     At each second, `share` of the requests have lengths of the `others`.
     """
     rng = Random(f"plain {seed}")
-    at, made = 0.0, list[Arrival]()
+    at, arrivals = 0.0, list[Arrival]()
     while (at := at + rng.expovariate(peak)) < HOUR:
         if rng.random() < shape(at):
             kind = others if others is not None and rng.random() < share(at) else lengths
-            made.append(Arrival(at, *kind.draw(rng), ()))
-    return RequestStream(TraceWorkload("plain", PLAIN_BLOCK, made), False)
+            arrivals.append(Arrival(at, *kind.draw(rng), ()))
+    return RequestStream(TraceWorkload("plain", PLAIN_BLOCK, arrivals), False)
 
 
 def cut(workload: TraceWorkload, shape: RateShape, seed: int) -> RequestStream:
@@ -66,7 +66,7 @@ def cut(workload: TraceWorkload, shape: RateShape, seed: int) -> RequestStream:
 
 def named(name: str, hours: dict[str, Callable[[], RequestStream]], prefix: str) -> RequestStream:
     """Return the hour of that name among `hours`, called `prefix` and its name."""
-    found = hours[name]()
+    stream = hours[name]()
     return RequestStream(
-        TraceWorkload(f"{prefix}-{name}", found.workload.block, found.workload.arrivals), found.identity
+        TraceWorkload(f"{prefix}-{name}", stream.workload.block, stream.workload.arrivals), stream.identity
     )

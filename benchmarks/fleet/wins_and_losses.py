@@ -22,12 +22,12 @@ def attains_goal(row: Row) -> bool:
 
 def winners(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Return, for each load, the rules that met the goal with the fewest GPU-seconds; none if none met it."""
-    found: dict[str, list[str]] = {}
+    best: dict[str, list[str]] = {}
     for load in dict.fromkeys(row.workload for row in rows):
         here = [row for row in rows if row.workload == load and row.router == "ours" and row.scaler in RULES]
         least = min((row.score.gpuSeconds for row in here if attains_goal(row)), default=None)
-        found[load] = [row.scaler for row in here if attains_goal(row) and row.score.gpuSeconds == least]
-    return found
+        best[load] = [row.scaler for row in here if attains_goal(row) and row.score.gpuSeconds == least]
+    return best
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
@@ -37,10 +37,10 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     for scaler in dict.fromkeys(row.scaler for row in rows if row.router == "ours"):
         own = [row for row in rows if row.router == "ours" and row.scaler == scaler]
         attained = fmean(row.score.sloAttainment for row in own)
-        shown = (
+        cells = (
             scaler, len(own), sum(map(attains_goal, own)), f"{attained:.1%}",
             f"{fmean(row.cost for row in own):.2f}", sum(row.score.reversals for row in own),
             won.count(scaler) if scaler in RULES else "-",
         )  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, shown))} |")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return [*lines, ""]

@@ -72,7 +72,7 @@ def _torch_attention(call: OperatorCall, backend: SDPBackend) -> Work:
     heads, width = query.shape[1:]
     kv_heads = kv.shape[3]
     new = len(query) // sequences
-    asked = query.reshape(sequences, new, heads, width).transpose(1, 2).contiguous()
+    queries = query.reshape(sequences, new, heads, width).transpose(1, 2).contiguous()
     keys, values = (
         torch.randn(sequences, kv_heads, context, width, dtype=kv.dtype, device=kv.device) for _ in range(2)
     )
@@ -83,7 +83,7 @@ def _torch_attention(call: OperatorCall, backend: SDPBackend) -> Work:
     def run() -> torch.Tensor:
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(
-                asked, keys, values, is_causal=causal, scale=scale, enable_gqa=True
+                queries, keys, values, is_causal=causal, scale=scale, enable_gqa=True
             )
 
     return run

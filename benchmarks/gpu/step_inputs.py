@@ -151,8 +151,10 @@ class StepArena:
             for rank, (first, end) in enumerate(_cuts(piece))
         ]
         columns = np.array(chunks, np.int32).reshape(-1, 5)
-        wanted = {(number, depth) for number, piece in enumerate(own[D:], D) for depth in _checkpoints(piece)}
-        track = [next(slots) if (row[2], row[4]) in wanted else -1 for row in columns.tolist()]
+        checkpoints = {
+            (number, depth) for number, piece in enumerate(own[D:], D) for depth in _checkpoints(piece)
+        }
+        track = [next(slots) if (row[2], row[4]) in checkpoints else -1 for row in columns.tolist()]
         rows = table[sequence, positions // PAGE] * PAGE + positions % PAGE
         noise = noise_words(sequence, (positions + 1).astype(np.int32)) if self._rounds else None
         batch = HostBatch(

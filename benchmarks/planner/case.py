@@ -78,7 +78,7 @@ def drawn(number: int, seed: int) -> Case:
     whole = sized.slabs(shape.concurrency, 1, workload.tokens)
     slabs = max(2 + sized.slabs(1, 3, longest), round(whole * 0.6 * 20 ** rng.random()) + 1)
     budget = MemoryBudget.of(model, constraints, Device("cuda", ROOMY))
-    taken = budget.weights + budget.workspace + slabs * sized.slab
-    memory = int(taken / constraints.utilization) + 1
+    used_bytes = budget.weights + budget.workspace + slabs * sized.slab
+    memory = int(used_bytes / constraints.utilization) + 1
     gpu = Gpu.with_memory(memory, operations_per_byte=150 + 150 * rng.random())
     return Case(number, name, model, constraints, Device("cuda", memory), gpu, shape, workload, longest)

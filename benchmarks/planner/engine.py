@@ -125,26 +125,26 @@ def served(
     core: EngineCore, gpu: SimulatedGpu, traffic: Traffic, requests: int, beginning: int
 ) -> EngineResult:
     """Keep the concurrency until `beginning` and then `requests` more have ended; the latter count."""
-    asked: dict[str, tuple[Turn, list[int]]] = {}
+    turns: dict[str, tuple[Turn, list[int]]] = {}
     seen, number, ended, tokens = core.scheduler.counters, 0, 0, 0
     began, prompts, cached, preempted = 0.0, 0, 0, 0
     running, steps = 0, 0
     while ended < beginning + requests:
-        while len(asked) < traffic.shape.concurrency:
+        while len(turns) < traffic.shape.concurrency:
             turn, prompt = traffic.next_turn()
             name = f"r{number}"
             number += 1
             params = SamplingParams(max_tokens=turn.outputs, temperature=0.0, ignore_eos=True)
             if (refused := core.add(AddRequest(name, TokenIds(prompt), params, arrival=gpu.now))) is not None:
                 raise ValueError(refused.message)
-            asked[name] = (turn, [])
+            turns[name] = (turn, [])
         running, steps = running + core.scheduler.running, steps + 1
         for delta in core.step():
-            turn, answer = asked[delta.request_id]
+            turn, answer = turns[delta.request_id]
             answer.extend(delta.token_ids)
             if delta.finish_reason is None:
                 continue
-            del asked[delta.request_id]
+            del turns[delta.request_id]
             traffic.answered(turn, answer)
             ended += 1
             tokens += turn.prompt + len(answer)

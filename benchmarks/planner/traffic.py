@@ -91,8 +91,8 @@ class Traffic:
     def draw(self) -> Turn:
         """Draw the next turn, as if all answers took equally long."""
         chosen = self._thinking.pop(self._rng.randrange(len(self._thinking)))
-        asked, outputs = self._length(self.shape.asked), self._length(self.shape.answered)
-        turn = Turn(chosen, asked, outputs, chosen.known, chosen.length + asked)
+        question, outputs = self._length(self.shape.asked), self._length(self.shape.answered)
+        turn = Turn(chosen, question, outputs, chosen.known, chosen.length + question)
         chosen.length = chosen.known = turn.prompt + outputs
         chosen.turns_left -= 1
         over = chosen.turns_left <= 0 or chosen.length + self._most > self.longest
@@ -125,8 +125,8 @@ class Traffic:
 
     def _begin(self, *, aged: bool = False) -> Conversation:
         number = self._rng.randrange(self.shape.sets)
-        said = list(self._instructions[number])
-        known = len(said) if number in self._used_instructions else 0
+        text = list(self._instructions[number])
+        shared_length = len(text) if number in self._used_instructions else 0
         self._used_instructions.add(number)
         left = 1
         while self._rng.random() > 1 / self.shape.turns:
@@ -136,9 +136,9 @@ class Traffic:
             past = self._rng.randrange(left)
             left -= past
             for _ in range(past):
-                if len(said) + 2 * self._most < self.longest:
-                    said += self._text(self._length(self.shape.asked) + self._length(self.shape.answered))
-        return Conversation(said, left, len(said), known)
+                if len(text) + 2 * self._most < self.longest:
+                    text += self._text(self._length(self.shape.asked) + self._length(self.shape.answered))
+        return Conversation(text, left, len(text), shared_length)
 
     def _length(self, mean: int) -> int:
         sigma = self.shape.spread
@@ -146,8 +146,8 @@ class Traffic:
         return max(1, min(round(drawn), 3 * mean))
 
     def _text(self, length: int) -> list[int]:
-        found: list[int] = self._ids.integers(1, VOCABULARY, length).tolist()
-        return found
+        token_ids: list[int] = self._ids.integers(1, VOCABULARY, length).tolist()
+        return token_ids
 
 
 def declared(shape: Shape, seed: int, longest: int, requests: int = 400) -> Workload:

@@ -30,10 +30,10 @@ class Hpa:
     def target(self, sample: FleetSample) -> int:
         """Scale by the ratio of metric and goal, within a tolerance; at most to twice as many or 4 more."""
         current = sample.desired
-        wanted = self._wanted(sample, current)
-        if wanted > current:
-            wanted = min(wanted, max(2 * current, current + 4))
-        return max(wanted, min(current, self._stabilization.applied(sample.at, wanted)))
+        desired = self._wanted(sample, current)
+        if desired > current:
+            desired = min(desired, max(2 * current, current + 4))
+        return max(desired, min(current, self._stabilization.applied(sample.at, desired)))
 
     def _wanted(self, sample: FleetSample, current: int) -> int:
         if not sample.ready:

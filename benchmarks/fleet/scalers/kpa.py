@@ -32,9 +32,9 @@ class Kpa:
             self._samples.popleft()
         ready = max(1, len(sample.ready))
         most, least = math.ceil(UP * ready), math.floor(ready / DOWN)
-        wanted = {window: math.ceil(self._mean(now - window) / self._goal) for window in (STABLE, PANIC)}
-        over = wanted[PANIC] / ready >= THRESHOLD
-        stable, panic = (min(max(wanted[window], least), most) for window in (STABLE, PANIC))
+        targets = {window: math.ceil(self._mean(now - window) / self._goal) for window in (STABLE, PANIC)}
+        over = targets[PANIC] / ready >= THRESHOLD
+        stable, panic = (min(max(targets[window], least), most) for window in (STABLE, PANIC))
         if over:
             self._panicked = now
         elif self._panicked is not None and now - self._panicked > STABLE:

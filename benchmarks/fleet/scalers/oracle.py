@@ -35,12 +35,12 @@ def needed(requests: Sequence[Request], profile: EngineProfile, use: float = USE
     buckets = [0.0] * (int(requests[-1].arrived_at / BUCKET) + 1)
     for request in requests:
         buckets[int(request.arrived_at / BUCKET)] += work(request, profile)
-    found = []
+    needs = []
     for number in range(len(buckets)):
         around = buckets[max(0, number - 1) : number + 2]
         mean = (sum(around) + buckets[number]) / (len(around) + 1)
-        found.append((number * BUCKET, max(1, -int(-mean / BUCKET / use // 1))))
-    return found
+        needs.append((number * BUCKET, max(1, -int(-mean / BUCKET / use // 1))))
+    return needs
 
 
 class Oracle:

@@ -53,13 +53,13 @@ def _card(device: torch.device) -> Numbers:
     free, total = torch.cuda.mem_get_info(device)
     fields = "clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,driver_version,temperature.gpu"
     try:
-        asked = subprocess.run(
+        query = subprocess.run(
             ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=10,
         )
-        clocks = asked.stdout.strip()
+        clocks = query.stdout.strip()
     except OSError as why:
         clocks = str(why)
     return {

@@ -68,9 +68,9 @@ def cases(job: Job) -> Iterator[Case]:
     """Yield decodes (issued, captured), then prompts, then profiles of one of each."""
     device = torch.device(job.device)
     measured = WholeModel(device, small=job.small)
-    wanted = (Decode(2, tracked=2), Decode(2, state_dtype="float16")) if job.small else DECODES
+    decode_kinds = (Decode(2, tracked=2), Decode(2, state_dtype="float16")) if job.small else DECODES
     for state_dtype in ("float32", "float16"):
-        some = [decode for decode in wanted if decode.state_dtype == state_dtype]
+        some = [decode for decode in decode_kinds if decode.state_dtype == state_dtype]
         context = 20 if job.small else CONTEXT
         pieces = [(2, 33, 0)] if job.small else PROMPTS
         shapes = [decodes(decode.rows, context, decode.tracked) for decode in some]
