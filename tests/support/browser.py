@@ -35,15 +35,15 @@ class Page:
 
     async def _read(self) -> None:
         async for message in self._socket:
-            found = json.loads(message.data)
-            params = found.get("params", {})
-            if (reply := self._replies.pop(found.get("id"), None)) is not None:
-                reply.set_result(found)
-            elif found.get("method") == "Network.requestWillBeSent":
+            message_body = json.loads(message.data)
+            params = message_body.get("params", {})
+            if (reply := self._replies.pop(message_body.get("id"), None)) is not None:
+                reply.set_result(message_body)
+            elif message_body.get("method") == "Network.requestWillBeSent":
                 self.asked.append(params["request"]["url"])
-            elif found.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+            elif message_body.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
                 self.complaints.append(params["entry"]["text"])
-            elif found.get("method") == "Runtime.exceptionThrown":
+            elif message_body.get("method") == "Runtime.exceptionThrown":
                 self.complaints.append(json.dumps(params["exceptionDetails"]))
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -51,18 +51,18 @@ class Page:
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        found = await reply
-        if "error" in found:
-            raise RuntimeError(f"{method}: {found['error']}")
-        result: dict[str, Any] = found["result"]
+        reply_body = await reply
+        if "error" in reply_body:
+            raise RuntimeError(f"{method}: {reply_body['error']}")
+        result: dict[str, Any] = reply_body["result"]
         return result
 
     async def run(self, script: str) -> Any:
         """Run a script and return its value, awaited if it is a promise."""
-        found = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(json.dumps(found["exceptionDetails"]))
-        return found["result"].get("value")
+        result = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(json.dumps(result["exceptionDetails"]))
+        return result["result"].get("value")
 
     async def until(self, script: str) -> Any:
         """Return the value of a script as soon as it is true."""
@@ -82,10 +82,10 @@ class Page:
         """Type a text and then press keys in the focused element."""
         await self.call("Input.insertText", text=text)
         for key in keys:
-            said = {"key": key, "code": key, "windowsVirtualKeyCode": {"Enter": 13, "Tab": 9}[key]}
+            event = {"key": key, "code": key, "windowsVirtualKeyCode": {"Enter": 13, "Tab": 9}[key]}
             more = {"text": "\r"} if key == "Enter" else {}
-            await self.call("Input.dispatchKeyEvent", type="keyDown", **said, **more)
-            await self.call("Input.dispatchKeyEvent", type="keyUp", **said)
+            await self.call("Input.dispatchKeyEvent", type="keyDown", **event, **more)
+            await self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     async def size(self, width: int, height: int, scheme: str = "light") -> None:
         """Set the window's size in CSS pixels, and the preferred colour scheme: light or dark."""
@@ -125,9 +125,9 @@ async def browser_page(folder: Path) -> AsyncIterator[Page]:
     )  # fmt: skip
     try:
         async with proxy, aiohttp.ClientSession() as session:
-            said = folder / "DevToolsActivePort"
-            await until(lambda: said.exists() and said.read_text().count("\n"))
-            address = f"http://127.0.0.1:{said.read_text().split()[0]}"
+            port_file = folder / "DevToolsActivePort"
+            await until(lambda: port_file.exists() and port_file.read_text().count("\n"))
+            address = f"http://127.0.0.1:{port_file.read_text().split()[0]}"
             tabs: list[dict[str, Any]] = []
             async with asyncio.timeout(60):
                 while not tabs:

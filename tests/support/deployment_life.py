@@ -67,12 +67,12 @@ class Life:
         """Report the state of the roll-out as the Deployment controller does."""
         for name, ready in (("nano-engine", engines), ("nano", 1)):
             one = self.cluster.find("Deployment", name)
-            wanted = one["spec"]["replicas"]
+            desired = one["spec"]["replicas"]
             is_engine = name == "nano-engine"
             one["status"] = {
                 "observedGeneration": one["metadata"]["generation"],
-                "replicas": replicas if replicas is not None and is_engine else wanted,
-                "updatedReplicas": updated if updated is not None and is_engine else wanted,
+                "replicas": replicas if replicas is not None and is_engine else desired,
+                "updatedReplicas": updated if updated is not None and is_engine else desired,
                 "readyReplicas": ready,
             }
             self.cluster.put(one)

@@ -162,9 +162,9 @@ def settle(deployed: Deployed, component: str, count: int, gone: set[str] = froz
     """Wait until exactly that many pods are ready, none of the named ones among them."""
 
     def settled() -> bool:
-        found = pods(deployed, component)
-        ready = [one for one in found if _ready(one) and "deletionTimestamp" not in one["metadata"]]
-        return len(found) == len(ready) == count and not gone & _names(found)
+        current = pods(deployed, component)
+        ready = [one for one in current if _ready(one) and "deletionTimestamp" not in one["metadata"]]
+        return len(current) == len(ready) == count and not gone & _names(current)
 
     deployed.node.wait_for(settled, f"{count} {component} pods", timeout=ENDED)
 
@@ -207,7 +207,7 @@ def switch_strategies(deployed: Deployed) -> None:
 def evict(deployed: Deployed, component: str, count: int) -> None:
     """Evict `count` pods, one after the other, by the API that drains of nodes use."""
     for pod in pods(deployed, component)[:count]:
-        name, wanted = pod["metadata"]["name"], len(pods(deployed, component))
+        name, pod_count = pod["metadata"]["name"], len(pods(deployed, component))
         eviction = {
             "apiVersion": "policy/v1", "kind": "Eviction",
             "metadata": {"name": name, "namespace": deployed.namespace},
@@ -215,7 +215,7 @@ def evict(deployed: Deployed, component: str, count: int) -> None:
         path = f"/api/v1/namespaces/{deployed.namespace}/pods/{name}/eviction"
         status, answer = deployed.node.api.request("POST", path, eviction)
         assert status == 201, answer
-        settle(deployed, component, wanted, {name})
+        settle(deployed, component, pod_count, {name})
 
 
 def roll_gateways(deployed: Deployed, value: str) -> None:
@@ -236,8 +236,8 @@ def ask_for_keys(deployed: Deployed, asked: bool) -> None:
     deployed.patch({"gateway": {"auth": {"secretRef": {"name": KEYS}} if asked else None}})
 
     def switched() -> bool:
-        found = [one for component in before for one in pods(deployed, component)]
-        return all(mounts_key(one) is asked for one in found)
+        old_pods = [one for component in before for one in pods(deployed, component)]
+        return all(mounts_key(one) is asked for one in old_pods)
 
     deployed.node.wait_for(switched, "pods with a key" if asked else "pods without one", timeout=ENDED)
     for component, those in before.items():
@@ -274,8 +274,10 @@ def kill_leader(deployed: Deployed) -> None:
     node = deployed.node
 
     def ready() -> set[str]:
-        there = node.list("pods", SYSTEM, OPERATORS)
-        return _names([one for one in there if _ready(one) and "deletionTimestamp" not in one["metadata"]])
+        operators = node.list("pods", SYSTEM, OPERATORS)
+        return _names(
+            [one for one in operators if _ready(one) and "deletionTimestamp" not in one["metadata"]]
+        )
 
     def acting() -> str:
         lease = node.get("leases", names.LEASE_NAME, SYSTEM)

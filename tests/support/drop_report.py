@@ -22,8 +22,8 @@ COLORS = ("#dbe7f3", "#eee3cf")
 
 def write(course: Course, folder: Path, **load: float) -> list[Path]:
     """Write the three files and return their paths."""
-    found = summary(course, **load)
-    path = write_record("zero-drop", found, markdown(found), folder)
+    record = summary(course, **load)
+    path = write_record("zero-drop", record, markdown(record), folder)
     picture = path.with_suffix(".svg")
     picture.write_text(svg(course), encoding="utf-8")
     return [path, path.with_suffix(".md"), picture]
@@ -53,12 +53,12 @@ def summary(course: Course, **load: float) -> dict[str, Any]:
 
 
 def _counts(requests: Iterable[Request]) -> dict[str, Any]:
-    found = list(requests)
-    waits = sorted(one.first - one.begin for one in found if one.first is not None)
+    counted = list(requests)
+    waits = sorted(one.first - one.begin for one in counted if one.first is not None)
     return {
-        "requests": len(found),
-        "streamed": sum(one.streamed for one in found),
-        "failed": sum(one.error is not None for one in found),
+        "requests": len(counted),
+        "streamed": sum(one.streamed for one in counted),
+        "failed": sum(one.error is not None for one in counted),
         "first_piece_p50": round(median(waits), 3) if waits else None,
         "first_piece_p99": round(quantiles(waits, n=100)[-1], 3) if len(waits) > 1 else None,
         "first_piece_max": round(waits[-1], 3) if waits else None,

@@ -39,12 +39,12 @@ def _digest() -> str:
 
 
 def _build(compiler: str, target: Path) -> None:
-    made = target.with_suffix(".tmp")
+    temporary = target.with_suffix(".tmp")
     units = [SOURCES / name for name in UNIT_FLAGS if name not in REPLACED and name != KERNELS]
-    kernels = made.with_suffix(".o")
+    kernels = temporary.with_suffix(".o")
     flags = [*FLAGS, *UNIT_FLAGS[KERNELS], "-include", str(TILES)]
     subprocess.run([compiler, *flags, "-c", str(SOURCES / KERNELS), "-o", str(kernels)], check=True)
     objects = [str(kernels), str(UNIT), *map(str, units)]
-    subprocess.run([compiler, *FLAGS, "-shared", *objects, "-o", str(made)], check=True)
+    subprocess.run([compiler, *FLAGS, "-shared", *objects, "-o", str(temporary)], check=True)
     kernels.unlink()
-    made.rename(target)
+    temporary.rename(target)

@@ -98,14 +98,16 @@ class ApiProcess:
 
         def look() -> dict[str, Any] | None:
             for line in list(self.logs):
-                found: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
-                if found.get("event") == event and all(found.get(key) == fields[key] for key in fields):
-                    return found
+                line_fields: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+                if line_fields.get("event") == event and all(
+                    line_fields.get(key) == fields[key] for key in fields
+                ):
+                    return line_fields
             return None
 
-        found = wait_until(look, f"log line {event} {fields}")
-        assert found is not None
-        return found
+        line_fields = wait_until(look, f"log line {event} {fields}")
+        assert line_fields is not None
+        return line_fields
 
     def wait_ready(self) -> None:
         wait_until(lambda: self.is_ready() or self.process.poll() is not None, "readiness")
@@ -126,13 +128,21 @@ class ApiProcess:
 
 def launch(model: Path | str, *, script: dict[str, Any] | None = None, **settings: Any) -> ApiProcess:
     """Start it; the caller waits and ends it."""
-    given = {"model": str(model), "port": 0, "served_model_name": "tiny", "drain_timeout": NEVER, **settings}
+    settings_given = {
+        "model": str(model),
+        "port": 0,
+        "served_model_name": "tiny",
+        "drain_timeout": NEVER,
+        **settings,
+    }
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith(("MAMBASERVE_", "OTEL_"))},
         "FAKE_ENGINE": json.dumps(script or {}),
         "OMP_NUM_THREADS": "1",
     }
-    process = FORK_SERVER.start("-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(given), env=environment, cwd=ROOT)
+    process = FORK_SERVER.start(
+        "-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(settings_given), env=environment, cwd=ROOT
+    )
     api = ApiProcess(process, queue.Queue())
 
     def pump(stream: Any, sink: Any) -> None:

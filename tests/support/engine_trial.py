@@ -227,24 +227,24 @@ class EngineTrial:
 
     def hear(self) -> PrefixChanges | None:
         """Return the pending changes for the prefix index."""
-        said = self.core.tree_changes.take()
-        if said is not None:
-            before = set(self.change_log.depths) if not said.cleared else set()
-            gained = set(entries_of(said.gained)["hash"].tolist())
-            lost = set(hashes_of(said.lost).tolist())
+        changes = self.core.tree_changes.take()
+        if changes is not None:
+            before = set(self.change_log.depths) if not changes.cleared else set()
+            gained = set(entries_of(changes.gained)["hash"].tolist())
+            lost = set(hashes_of(changes.lost).tolist())
             assert not gained & before, "told twice"
             assert lost <= before, "a loss of what was never told"
-            pages = set(self.change_log.pages) if not said.cleared else set()
+            pages = set(self.change_log.pages) if not changes.cleared else set()
             pages_gained, pages_lost = (
-                set(hashes_of(each).tolist()) for each in (said.pages_gained, said.pages_lost)
+                set(hashes_of(each).tolist()) for each in (changes.pages_gained, changes.pages_lost)
             )
             assert not pages_gained & pages, "told twice"
             assert pages_lost <= pages, "a loss of what was never told"
             self.change_log.take(
-                said.epoch, cleared=said.cleared, gained=said.gained, lost=said.lost,
-                pages_gained=said.pages_gained, pages_lost=said.pages_lost,
+                changes.epoch, cleared=changes.cleared, gained=changes.gained, lost=changes.lost,
+                pages_gained=changes.pages_gained, pages_lost=changes.pages_lost,
             )  # fmt: skip
-        return said
+        return changes
 
     def _check_change_log(self) -> None:
         """Check that a follower of all changes knows the checkpoints and the pages of the tree.

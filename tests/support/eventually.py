@@ -40,7 +40,7 @@ def wait_until(look: Callable[[], Found], what: str = "") -> Found:
     Raises AssertionError after PATIENCE.
     """
     deadline = time.monotonic() + PATIENCE
-    while not (found := look()):
+    while not (value := look()):
         assert time.monotonic() < deadline, f"{what or 'what was waited for'} never came"
         time.sleep(0.01)
-    return found
+    return value

@@ -99,11 +99,11 @@ class Fleet:
 
     async def ask(self, key: str) -> None:
         """Send one request as the proxy endpoint does."""
-        told: list[int] = []
+        prompts: list[int] = []
 
         async def to_client(message: Any) -> None:
             if message["type"] == "http.response.start":
-                told.append(message["status"])
+                prompts.append(message["status"])
 
         try:
             with self.admission.admit(key):
@@ -117,11 +117,11 @@ class Fleet:
                     permit.used(1.0)
                     permit.release()
         except ApiError as error:
-            told.append(error.status)
-        if told == [200]:
+            prompts.append(error.status)
+        if prompts == [200]:
             self.answered += 1
         else:
-            self.failures.append((key, told, self.idle))
+            self.failures.append((key, prompts, self.idle))
 
     @property
     def idle(self) -> bool:

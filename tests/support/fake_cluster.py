@@ -82,15 +82,15 @@ class FakeCluster(KubeClient):
     ) -> AsyncIterator[builtins.list[Manifest]]:
         self._enter("list", kind.kind, name)
         pairs = [part.partition("=") for part in selector.split(",") if part]
-        found = []
+        collected = []
         for (of, where, called), one in self.objects.items():
             labels = one["metadata"].get("labels") or {}
             matches = all(
                 key in labels and (not equals or labels[key] == value) for key, equals, value in pairs
             )
             if of == kind.kind and namespace in (None, where) and name in ("", called) and matches:
-                found.append(copied(one))
-        yield found
+                collected.append(copied(one))
+        yield collected
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
         meta = manifest["metadata"]
@@ -127,10 +127,10 @@ class FakeCluster(KubeClient):
         self._enter("create", manifest["kind"], meta["name"])
         if (manifest["kind"], meta.get("namespace", ""), meta["name"]) in self.objects:
             raise Conflict("exists", status=409)
-        made = copied(manifest)
-        if "stringData" in made:
-            made["data"] = made.pop("stringData")
-        return self.put(made)
+        created = copied(manifest)
+        if "stringData" in created:
+            created["data"] = created.pop("stringData")
+        return self.put(created)
 
     async def replace(self, manifest: Manifest) -> Manifest:
         meta = manifest["metadata"]
@@ -165,13 +165,13 @@ def _merged(old: Any, patch: Any) -> Any:
     """Merge as RFC 7396 defines."""
     if not isinstance(patch, Mapping):
         return patch
-    made = dict(old) if isinstance(old, Mapping) else {}
+    merged = dict(old) if isinstance(old, Mapping) else {}
     for name, value in patch.items():
         if value is None:
-            made.pop(name, None)
+            merged.pop(name, None)
         else:
-            made[name] = _merged(made.get(name), value)
-    return made
+            merged[name] = _merged(merged.get(name), value)
+    return merged
 
 
 def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
@@ -218,8 +218,8 @@ class Watched(Indices):
         self._objects = copied(self._objects)
 
     def _watched(self, kind: Kind, key: Key) -> list[Manifest]:
-        found = [one for of, one in self._objects.items() if of[0] == kind.kind]
-        mine = [one for one in found if owner_key(kind, one) == key]
+        objects = [one for of, one in self._objects.items() if of[0] == kind.kind]
+        mine = [one for one in objects if owner_key(kind, one) == key]
         for one in mine:
             self.confirm(key, one)
         return [copied({**one, "apiVersion": kind.api_version}) for one in mine]

@@ -68,9 +68,11 @@ def variants() -> Iterator[dict[Variant, KernelCall]]:
 
 def late(served: Iterable[Variant], prepared: Iterable[Variant]) -> Iterator[tuple[str, list[Any]]]:
     """Yield each unprepared launch: its kernel and the difference from the nearest prepared one."""
-    known = set(prepared)
+    served_names = set(prepared)
     for variant in served:
-        if variant not in known:
+        if variant not in served_names:
             name, own, *_ = variant
-            differing = [[one for one in own if one not in others] for of, others, *_ in known if of == name]
+            differing = [
+                [one for one in own if one not in others] for of, others, *_ in served_names if of == name
+            ]
             yield name, min(differing, key=len, default=list(own))

@@ -116,9 +116,9 @@ class Life:
         pass
 
     async def make(self, **spec: Any) -> None:
-        made = {"apiVersion": names.API_VERSION, "kind": names.KIND, "spec": {**FITS, **spec}}
+        manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "spec": {**FITS, **spec}}
         named = {"name": self.key.name, "namespace": self.key.namespace}
-        self.restart(OnlyTheOwner(await self.kube.create({**made, "metadata": named})))
+        self.restart(OnlyTheOwner(await self.kube.create({**manifest, "metadata": named})))
 
     async def owner(self) -> Manifest:
         return await self.kube.get(MAMBA_DEPLOYMENT, self.key.namespace, self.key.name) or {}
@@ -145,11 +145,11 @@ class Life:
     async def until(self, done: Callable[[], Awaitable[Any]]) -> Any:
         """Pass after pass, until one is calm and `done` is true after it."""
         for number in range(PASSES):
-            if await self.pass_is_idle() and (found := await done()):
-                return found
+            if await self.pass_is_idle() and (result := await done()):
+                return result
             await asyncio.sleep(0.0 if number < 4 else 0.2)
-        said, struck = (await self.owner()).get("status"), self.struck.struck or "nothing"
-        raise AssertionError(f"{self.key} does not come to rest, {struck} was struck: {said}")
+        status, struck = (await self.owner()).get("status"), self.struck.struck or "nothing"
+        raise AssertionError(f"{self.key} does not come to rest, {struck} was struck: {status}")
 
     async def settle(self) -> None:
         async def always() -> bool:
@@ -186,8 +186,8 @@ class Life:
     async def condition(self, kind: str) -> tuple[str, str, str]:
         """Return the status, reason and message."""
         conditions = ((await self.owner()).get("status") or {}).get("conditions") or ()
-        found = {one["type"]: one for one in conditions}.get(kind) or {}
-        return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+        match = {one["type"]: one for one in conditions}.get(kind) or {}
+        return match.get("status", ""), match.get("reason", ""), match.get("message", "")
 
     async def becomes(self, kind: str, reason: str) -> str:
         """Wait until the condition has the reason and return its message."""
@@ -206,8 +206,8 @@ class Life:
         uid = str(metadata(await self.owner()).get("uid"))[:8]
         selector = f"{names.LABEL_INSTANCE}={self.key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
         lists = [self.kube.list(kind, self.key.namespace, selector=selector) for kind in (SECRET, *OWNED)]
-        found = [lasting(one) for some in await asyncio.gather(*lists) for one in some]
-        texts = (json.dumps(one, sort_keys=True).replace(uid, "UID") for one in found)
+        children = [lasting(one) for some in await asyncio.gather(*lists) for one in some]
+        texts = (json.dumps(one, sort_keys=True).replace(uid, "UID") for one in children)
         return sorted(PASSING.sub("PASSING", text.replace(self.key.name, "NAME")) for text in texts)
 
 

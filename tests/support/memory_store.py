@@ -88,10 +88,10 @@ class MemoryStore:
         before = redis.get(f"beat {engine}")
         redis.values[f"beat {engine}"] = raw, redis.now + HEARTBEAT_SECONDS
         redis.engines.add(engine)
-        wanted = redis.values.pop(f"want {engine}", None) is not None
+        requested = redis.values.pop(f"want {engine}", None) is not None
         if (kept := redis.get(f"snapshot {engine}")) is not None:
             redis.values[f"snapshot {engine}"] = kept, redis.now + SNAPSHOT_SECONDS
-        return before, wanted
+        return before, requested
 
     async def put_snapshot(self, engine: str, raw: bytes) -> None:
         redis = await self._reach_to_write()
@@ -110,9 +110,9 @@ class MemoryStore:
         redis = await self._reach()
         until = redis.now + block
         while True:
-            found = [(where, raw) for where, raw in redis.stream if place(where) > place(after)][:most]
-            if found or redis.now >= until or redis.away:
-                return found
+            entries = [(where, raw) for where, raw in redis.stream if place(where) > place(after)][:most]
+            if entries or redis.now >= until or redis.away:
+                return entries
             await asyncio.sleep(min(0.05, block))
 
     async def between(self, after: str, last: str) -> list[Batch]:

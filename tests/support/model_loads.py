@@ -15,9 +15,9 @@ REPORT = ModelReport(COMMIT, nano_config(), WeightsSize(17_778_000_000, 8_889_00
 
 def cached(uri: str = "hf://org/model", *, cache: dict[str, Any] | None = None, **spec: Any) -> Manifest:
     """Return a deployment with a model cache, whose configuration is not known."""
-    given = dict(spec)
-    model = {"uri": uri, "cache": {"size": "40Gi", **(cache or {})}, **given.pop("model", {})}
-    return fitting_owner(model=model, **given)
+    template = dict(spec)
+    model = {"uri": uri, "cache": {"size": "40Gi", **(cache or {})}, **template.pop("model", {})}
+    return fitting_owner(model=model, **template)
 
 
 def grown(of: Manifest, children: list[Manifest], **more: Any) -> list[Manifest]:
@@ -26,25 +26,30 @@ def grown(of: Manifest, children: list[Manifest], **more: Any) -> list[Manifest]
     gone = {one.ref for one in plan.deletes} | {ref(one.manifest) for one in plan.applies}
     kept = [copy.deepcopy(child) for child in children if ref(child) not in gone]
     for number, change in enumerate(plan.applies):
-        made = copy.deepcopy(change.manifest)
-        uid = next((one["metadata"]["uid"] for one in children if ref(one) == ref(made)), None)
-        uid = uid or f"{made['kind']}-{len(children)}-{number}"
-        made["metadata"] |= {"uid": uid, "resourceVersion": str(900 + number), "generation": 1}
-        kept.append(made)
+        manifest = copy.deepcopy(change.manifest)
+        uid = next((one["metadata"]["uid"] for one in children if ref(one) == ref(manifest)), None)
+        uid = uid or f"{manifest['kind']}-{len(children)}-{number}"
+        manifest["metadata"] |= {"uid": uid, "resourceVersion": str(900 + number), "generation": 1}
+        kept.append(manifest)
     return kept
 
 
 def job_of(children: list[Manifest]) -> Manifest:
     """Return the only loader."""
-    [found] = [child for child in children if child["kind"] == "Job"]
-    return found
+    [job] = [child for child in children if child["kind"] == "Job"]
+    return job
 
 
 def with_status(children: list[Manifest], condition: str = "", *, failed: int = 0) -> list[Manifest]:
     """Return the children with this status of the loader's Job."""
     changed = copy.deepcopy(children)
-    said = {"type": condition, "status": "True", "lastTransitionTime": NOW.isoformat(), "message": "it says"}
-    job_of(changed)["status"] = {"failed": failed, **({"conditions": [said]} if condition else {})}
+    condition_entry = {
+        "type": condition,
+        "status": "True",
+        "lastTransitionTime": NOW.isoformat(),
+        "message": "it says",
+    }
+    job_of(changed)["status"] = {"failed": failed, **({"conditions": [condition_entry]} if condition else {})}
     return changed
 
 

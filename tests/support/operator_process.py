@@ -29,9 +29,9 @@ class OperatorProcess:
     @property
     def port(self) -> int:
         """Port of its probes."""
-        found = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.text)
-        assert found, f"the operator has not started:\n{self.text[-2000:]}"
-        return int(found[1])
+        match = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.text)
+        assert match, f"the operator has not started:\n{self.text[-2000:]}"
+        return int(match[1])
 
     def get(self, path: str) -> str:
         """Return the body of one GET on the probe server."""

@@ -116,7 +116,7 @@ def waterfall(spans: list[ReceivedSpan], width: int = 48) -> str:
     """Return one trace as text: a line a span, children below their parents, with the time it took."""
     begin, end = min(span.begin for span in spans), max(span.end for span in spans)
     scale = width / max(1, end - begin)
-    known = {span.span_id for span in spans}
+    span_ids = {span.span_id for span in spans}
     lines: list[str] = []
 
     def show(span: ReceivedSpan, depth: int) -> None:
@@ -132,7 +132,7 @@ def waterfall(spans: list[ReceivedSpan], width: int = 48) -> str:
             show(each, depth + 1)
 
     for root in sorted(spans, key=lambda span: span.begin):
-        if root.parent_id not in known:
+        if root.parent_id not in span_ids:
             show(root, 0)
     return "\n".join(line.rstrip() for line in lines)
 

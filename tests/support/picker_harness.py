@@ -117,20 +117,20 @@ class Stream:
         """Send a request; the addresses that it may go to, best first."""
         await self.headers(*more, **head)
         await self.body(body)
-        found = await self.read()
-        assert found.HasField("request_headers"), found
+        reply = await self.read()
+        assert reply.HasField("request_headers"), reply
         for _ in range(max(1, -(-len(body) // 62_000))):
             assert (await self.read()).HasField("request_body")
-        return addresses(found)
+        return addresses(reply)
 
 
 def addresses(found: ProcessingResponse) -> list[str]:
     """Return the destination, on which header and metadata agree."""
     reply = found.request_headers if found.HasField("request_headers") else found.request_body
-    said = put(reply)["x-gateway-destination-endpoint"]
-    told = found.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
-    assert said == told
-    return said.split(",")
+    header = put(reply)["x-gateway-destination-endpoint"]
+    metadata = found.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
+    assert header == metadata
+    return header.split(",")
 
 
 def put(reply: Any) -> dict[str, str]:
@@ -192,8 +192,8 @@ class PickerHarness:
         """Make these the engines; the earlier ones are less loaded."""
         self.pool.set_targets(Target(f"http://{address}", f"pod-{address}") for address in addresses)
         for place, address in enumerate(addresses):
-            said = {"ready": True, "running": 10 * place, "models": ({"id": "m"},), **report}
-            self.pool.report(f"http://{address}", ProbeReport(**said))
+            report_fields = {"ready": True, "running": 10 * place, "models": ({"id": "m"},), **report}
+            self.pool.report(f"http://{address}", ProbeReport(**report_fields))
 
     @contextlib.asynccontextmanager
     async def running(

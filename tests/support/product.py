@@ -88,8 +88,8 @@ def questions() -> list[Question]:
 def chat(last: str) -> Question:
     """Return the short sample conversation that ends with `last`."""
     samples = json.loads(SAMPLES.read_text())
-    (found,) = (one for one in samples["chats"] if one["messages"][-1]["content"] == last)
-    return Question(found["messages"], found["answer"])
+    (sample,) = (one for one in samples["chats"] if one["messages"][-1]["content"] == last)
+    return Question(sample["messages"], sample["answer"])
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ class Deployed:
     def how_it_stands(self) -> str:
         """Return conditions, pods and events, for the message of a test that waited in vain."""
         conditions = self.status().get("conditions", [])
-        said = [f"{one['type']}={one['status']} {one['reason']}: {one['message']}" for one in conditions]
+        lines = [f"{one['type']}={one['status']} {one['reason']}: {one['message']}" for one in conditions]
         pods = self.node.kubectl("get", "pods", "-n", self.namespace, "-o", "wide")
         events = self.node.kubectl("get", "events", "-n", self.namespace, "--sort-by=.lastTimestamp")
-        return "\n".join([*said, pods, events])
+        return "\n".join([*lines, pods, events])
 
     def patch(self, spec: dict[str, Any]) -> None:
         """Patch the spec with `kubectl patch`."""
@@ -140,8 +140,8 @@ class Deployed:
 
     def status(self) -> dict[str, Any]:
         """Return the object's status; empty before there is one."""
-        found = self.node.get("mdep", self.name, self.namespace) or {}
-        status: dict[str, Any] = found.get("status", {})
+        manifest = self.node.get("mdep", self.name, self.namespace) or {}
+        status: dict[str, Any] = manifest.get("status", {})
         return status
 
     def condition(self, kind: str) -> dict[str, Any]:
@@ -184,10 +184,10 @@ class Deployed:
         Raises CommandFailed with its traceback when a request failed.
         """
         url = f"http://{self.name}.{self.namespace}.svc/v1"
-        said = self.node.kubectl(
+        output = self.node.kubectl(
             "exec", "-i", CLIENT, "-n", self.namespace, "--",
             "python", f"{TREE}/tests/support/chat_client.py", url, "tiny-recall", str(tokens),
             stdin=json.dumps(question.messages), timeout=180,
         )  # fmt: skip
-        found: dict[str, Any] = json.loads(said)
-        return found
+        answer: dict[str, Any] = json.loads(output)
+        return answer

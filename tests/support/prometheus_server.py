@@ -59,11 +59,11 @@ class Prometheus:
 
     def alerts(self) -> dict[str, list[dict[str, str]]]:
         """Return the labels of the alerts that fire, by name."""
-        found: dict[str, list[dict[str, str]]] = {}
+        firing: dict[str, list[dict[str, str]]] = {}
         for one in self._get("alerts")["alerts"]:
             if one["state"] == "firing":
-                found.setdefault(one["labels"]["alertname"], []).append(one["labels"])
-        return found
+                firing.setdefault(one["labels"]["alertname"], []).append(one["labels"])
+        return firing
 
     def rules(self) -> list[dict[str, Any]]:
         """Return the rules, with their health."""

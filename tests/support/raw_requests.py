@@ -179,7 +179,7 @@ def keyless_requests(paths: tuple[str, ...], key: str) -> st.SearchStrategy[RawR
 
 def statuses(answer: bytes) -> list[int]:
     """Return the statuses of all answers on one connection."""
-    return [int(found) for found in _STATUS.findall(answer)]
+    return [int(status) for status in _STATUS.findall(answer)]
 
 
 async def _exchange_one(url: str, raw: bytes) -> bytes:

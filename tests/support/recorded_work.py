@@ -85,13 +85,13 @@ class RecordedWork(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = {_memory(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        memories = {_memory(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
         arguments = str([self._describe(each) for each in (*args, *kwargs.values())])
         result = func(*args, **kwargs)
         name = str(func).removeprefix("aten.")
         results = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         if not func._schema.is_mutable:
-            if all(_memory(each) in given for each in results):
+            if all(_memory(each) in memories for each in results):
                 return result  # A view.
             for tensor in results:
                 self._names.setdefault(_memory(tensor), f"made {len(self.made)}")

@@ -51,8 +51,8 @@ def _length(head: bytes) -> int:
 def _is_question(request: bytes) -> bool:
     head, ended, body = request.partition(b"\r\n\r\n")
     target = head.split(b"\r\n")[0]
-    asked = any(target.split(b"?")[0].startswith(f"GET {path}".encode()) for path in QUESTIONS)
-    return asked and bool(ended) and not body
+    is_question = any(target.split(b"?")[0].startswith(f"GET {path}".encode()) for path in QUESTIONS)
+    return is_question and bool(ended) and not body
 
 
 class _Connection(socketserver.BaseRequestHandler):

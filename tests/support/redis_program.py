@@ -42,7 +42,7 @@ def redis_program() -> RedisProgram | None:
     reasons: list[str] = []
     for path, environment in _places(reasons):
         try:
-            said = subprocess.run(
+            output = subprocess.run(
                 [path, "--version"],
                 env={**os.environ, **environment},
                 capture_output=True,
@@ -52,9 +52,9 @@ def redis_program() -> RedisProgram | None:
         except (OSError, subprocess.CalledProcessError) as error:
             reasons.append(f"{path} does not start: {error}")
             continue
-        if found := re.search(r"v=(\d+)(\.\S+)", said):
-            old = int(found[1]) < WANTED
-            return RedisProgram(path, environment, "".join(found.groups()), "; ".join(reasons) if old else "")
+        if match := re.search(r"v=(\d+)(\.\S+)", output):
+            old = int(match[1]) < WANTED
+            return RedisProgram(path, environment, "".join(match.groups()), "; ".join(reasons) if old else "")
     return None
 
 

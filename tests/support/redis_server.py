@@ -122,13 +122,13 @@ def redis_server(_redis_process: RedisServer) -> RedisServer:
 @pytest.fixture
 def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """Start servers with options of their own; they end with the test."""
-    made: list[RedisServer] = []
+    servers: list[RedisServer] = []
 
     def start(*options: str, host: str = "127.0.0.1") -> RedisServer:
-        made.append(RedisServer(tmp_path, *options, host=host))
-        made[-1].start()
-        return made[-1]
+        servers.append(RedisServer(tmp_path, *options, host=host))
+        servers[-1].start()
+        return servers[-1]
 
     yield start
-    for each in made:
+    for each in servers:
         each.stop()

@@ -35,11 +35,11 @@ def load(engines: int, requests: float, **more: float) -> EngineLoad:
 
 def seen(asked: int, requests: float = 0.0, *, at: float = 0.0, **more: object) -> Observation:
     """Return an observation of a complete fleet that keeps up."""
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         "at": at, "desired": asked, "ready": asked, "load": load(asked, requests) if asked else None,
         "traffic": GatewayTraffic(arrivals=requests), **more,
     }  # fmt: skip
-    return Observation(**found)  # type: ignore[arg-type]
+    return Observation(**fields)  # type: ignore[arg-type]
 
 
 class Fleet:
@@ -79,33 +79,33 @@ class Fleet:
         unrated, self._reported = len(heard - self._reported), heard
         rated = 1.0 - unrated / len(ready) if ready else 0.0
         waits = {"waiting": round(self._queue), "waiting_tokens": self._queue * PROMPT}
-        told = load(len(ready), min(requests, capacity), **waits,
+        engine_load = load(len(ready), min(requests, capacity), **waits,
                     arrivals=requests, prompt_rate=requests * PROMPT)  # fmt: skip
         rates = ("arrivals", "prompt_rate", "output_rate")
-        told = msgspec.structs.replace(
-            told, unrated=unrated, **{name: getattr(told, name) * rated for name in rates}
+        engine_load = msgspec.structs.replace(
+            engine_load, unrated=unrated, **{name: getattr(engine_load, name) * rated for name in rates}
         )
         traffic = GatewayTraffic(arrivals=requests, held=0 if ready else round(requests * LOOK))
         self._on_their_way.append(
             Observation(
                 at=self.clock(self.at), desired=self.asked, ready=len(ready), pending=pending,
-                load=told if ready and not self.silent else None,
+                load=engine_load if ready and not self.silent else None,
                 traffic=None if self.silent or self.gateways_silent else traffic,
             )
         )  # fmt: skip
         if len(self._on_their_way) < (self._on_their_way.maxlen or 1):
             return self.asked
         # The number that is asked for is the autoscaler's own: that is known at once.
-        found = msgspec.structs.replace(self._on_their_way[0], desired=self.asked)
-        made = decide(found, self.config, self.memory)
-        self.memory, self.asked = made.memory, made.target
-        self.decisions.append(made)
-        while len(self._born) < made.target:
+        observation = msgspec.structs.replace(self._on_their_way[0], desired=self.asked)
+        decision = decide(observation, self.config, self.memory)
+        self.memory, self.asked = decision.memory, decision.target
+        self.decisions.append(decision)
+        while len(self._born) < decision.target:
             self._count += 1
             self._born[f"pod-{self._count}"] = self.at
-        for name in sorted(self._born, key=lambda one: -self._born[one])[: len(self._born) - made.target]:
+        for name in sorted(self._born, key=lambda one: -self._born[one])[: len(self._born) - decision.target]:
             del self._born[name]
-        return made.target
+        return decision.target
 
 
 def reversals(targets: list[int]) -> int:

@@ -115,8 +115,8 @@ class Api:
         metrics = RequestMetrics(self.registry, "tiny")
         settings = EngineSettings(model="tiny", max_waiting_requests=options.pop("waiting", 8), **options)
         self.serving = Serving(settings, "tiny", self.engine.client, metrics, Drain())
-        made = None if template is None else compiled(template)
-        self.serving.text = TextProcessor(TOKENIZER, made, GenerationDefaults())
+        chat_template = None if template is None else compiled(template)
+        self.serving.text = TextProcessor(TOKENIZER, chat_template, GenerationDefaults())
         self._keys, self._token = keys, token
 
     @cached_property
@@ -131,12 +131,12 @@ class Api:
 
     async def chat(self, body: dict[str, Any], parts: Sequence[str], finish: str = "stop") -> Asked:
         """Return the answer to a chat when the model writes `parts`."""
-        asked = Asked(self.app, "POST", "/v1/chat/completions").whole(body)
-        await until(lambda: self.engine.has_requests(1) or asked.status)
-        if not asked.status:
+        request = Asked(self.app, "POST", "/v1/chat/completions").whole(body)
+        await until(lambda: self.engine.has_requests(1) or request.status)
+        if not request.status:
             for place, part in enumerate(parts):
                 self.engine.delta(part, finish_reason=finish if place == len(parts) - 1 else None)
-        return await asked.done()
+        return await request.done()
 
     def count(self, name: str, **labels: str) -> float:
         """Return one sample; 0 when it is not there."""

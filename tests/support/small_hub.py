@@ -85,18 +85,18 @@ def digest(name: str, data: bytes) -> str:
 @contextmanager
 def small_hub(monkeypatch: pytest.MonkeyPatch, cache: str, files: dict[str, bytes]) -> Iterator[Hub]:
     """Serve the Hub; the client contacts it and stores its downloads below `cache`."""
-    found = Hub(files=files)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": found}))
+    hub = Hub(files=files)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    found.url = f"http://127.0.0.1:{server.server_address[1]}"
-    point_at(monkeypatch, found.url)
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    point_at(monkeypatch, hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", cache)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     try:
-        yield found
+        yield hub
     finally:
         server.shutdown()
         thread.join()

@@ -48,31 +48,31 @@ async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, 
         model=model, messages=messages, temperature=0, stream=True,
         stream_options={"include_usage": True}, **more,
     )  # fmt: skip
-    first, said, why, tokens = None, "", None, 0
+    first, text, why, tokens = None, "", None, 0
     async for chunk in stream:
         for choice in chunk.choices:
             if choice.delta.content:
                 first = first or time.time()
-                said += choice.delta.content
+                text += choice.delta.content
             why = choice.finish_reason or why
         if chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
     if long:
-        assert said.startswith(right), f"said {said[:WORDS]!r} in place of {right!r}"
+        assert text.startswith(right), f"said {text[:WORDS]!r} in place of {right!r}"
         assert (why, tokens) == ("length", LONG_TOKENS), f"ended by {why!r} after {tokens} tokens"
     else:
-        assert (said, why) == (right, "stop"), f"said {said[:WORDS]!r} in place of {right!r}, {why!r}"
+        assert (text, why) == (right, "stop"), f"said {text[:WORDS]!r} in place of {right!r}, {why!r}"
     return first
 
 
 async def whole_answer(client: AsyncOpenAI, model: str, messages: Any, right: str, tokens: int = 0) -> float:
     """Return the time of the answer of `tokens` tokens; 0 = up to its end. Raises as `answer` does."""
     more: dict[str, Any] = {"extra_body": {"ignore_eos": True}} if tokens else {}
-    found = await client.chat.completions.create(
+    completion = await client.chat.completions.create(
         model=model, messages=messages, temperature=0, max_tokens=tokens or 32, **more
     )
-    said = found.choices[0].message.content or ""
-    assert said.startswith(right) if tokens else said == right, f"said {said[:WORDS]!r} in place of {right!r}"
+    text = completion.choices[0].message.content or ""
+    assert text.startswith(right) if tokens else text == right, f"said {text[:WORDS]!r} in place of {right!r}"
     return time.time()
 
 
@@ -80,10 +80,10 @@ async def work(
     client: AsyncOpenAI, model: str, numbers: Iterator[int], period: float, over: asyncio.Event, tokens: int
 ) -> None:
     """Send one request after the other, `period` apart, or later if an answer takes longer."""
-    asked = questions()
+    asked_questions = questions()
     while not over.is_set():
         number = next(numbers)
-        messages, right = asked[number % len(asked)]
+        messages, right = asked_questions[number % len(asked_questions)]
         begin, first, error = time.time(), None, None
         streamed = not tokens and number % WHOLE_EVERY != 1
         try:
@@ -94,8 +94,8 @@ async def work(
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure} {failure.__cause__ or ''}".strip()[: 2 * WORDS]
         end = time.time()
-        found = {"begin": begin, "first": first, "end": end, "streamed": streamed, "error": error}
-        print(json.dumps(found), flush=True)
+        result = {"begin": begin, "first": first, "end": end, "streamed": streamed, "error": error}
+        print(json.dumps(result), flush=True)
         await asyncio.sleep(max(0.0, begin + period - end))
 
 

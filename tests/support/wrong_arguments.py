@@ -37,14 +37,16 @@ class Changed:
 
 def tensors(given: Arguments) -> dict[str, torch.Tensor]:
     """Return the tensors by path, without those of a `ChunkPlan`, which is built as a whole."""
-    found = {}
+    tensors_by_path = {}
     for name, value in given.items():
         if isinstance(value, torch.Tensor):
-            found[name] = value
+            tensors_by_path[name] = value
         elif dataclasses.is_dataclass(value) and not isinstance(value, ChunkPlan):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            found |= {f"{name}.{key}": each for key, each in fields.items() if isinstance(each, torch.Tensor)}
-    return found
+            tensors_by_path |= {
+                f"{name}.{key}": each for key, each in fields.items() if isinstance(each, torch.Tensor)
+            }
+    return tensors_by_path
 
 
 def changes(call: OperatorCall) -> Iterator[Changed]:

@@ -52,14 +52,14 @@ class ApiClient:
     ) -> tuple[int, Any]:
         """Send a request; return (status, body), parsed if JSON. Raises OSError when the server is away."""
         payload = None if body is None else json.dumps(body)
-        asked = method, path, payload, {"Content-Type": content_type, "Accept": accept}
+        request_parts = method, path, payload, {"Content-Type": content_type, "Accept": accept}
         while method == "GET" and self._kept:
             # The server ends those it has waited long for, or that were from before its restart.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 connection = self._kept.pop()
-                return self._ask(connection, asked, timeout)
+                return self._ask(connection, request_parts, timeout)
         try:
-            return self._ask(self._connection(timeout), asked, timeout)
+            return self._ask(self._connection(timeout), request_parts, timeout)
         except http.client.HTTPException as error:
             raise ConnectionError(f"{method} {path}: {error!r}") from error
 

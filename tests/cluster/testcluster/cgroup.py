@@ -50,13 +50,13 @@ class ControlGroup:
 
     def processes(self) -> list[int]:
         """Return the ids of the processes in the group and below it."""
-        found: set[int] = set()
+        pids: set[int] = set()
         for folder in self.folders():
             # Not by glob: groups come and go while we look, which os.walk passes over.
             for path, _, _ in os.walk(folder):
                 with contextlib.suppress(OSError):
-                    found.update(int(pid) for pid in Path(path, "cgroup.procs").read_text().split())
-        return sorted(found)
+                    pids.update(int(pid) for pid in Path(path, "cgroup.procs").read_text().split())
+        return sorted(pids)
 
     def delete(self, *, timeout: float = 5.0) -> None:
         """Remove the group and all below it; its processes must have ended."""
@@ -67,16 +67,16 @@ class ControlGroup:
             time.sleep(0.05)
 
     def _enable(self, folder: Path) -> None:
-        wanted = " ".join(f"+{controller}" for controller in NEEDED)
+        controllers = " ".join(f"+{controller}" for controller in NEEDED)
         try:
-            (folder / "cgroup.subtree_control").write_text(wanted)
+            (folder / "cgroup.subtree_control").write_text(controllers)
         except OSError as error:
             hint = (
                 " Inside a container, move the processes of its root group into a child group first."
                 if error.errno == errno.EBUSY
                 else ""
             )
-            raise ClusterError(f"{folder}: cannot enable {wanted}: {error}.{hint}") from error
+            raise ClusterError(f"{folder}: cannot enable {controllers}: {error}.{hint}") from error
 
 
 def _removed(folder: Path) -> bool:

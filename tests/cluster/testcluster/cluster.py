@@ -44,8 +44,8 @@ class Cluster:
                 "PATCH", f"{path}?{APPLYING}", one, content_type=APPLY, timeout=APPLY_SECONDS
             )
             if status not in (HTTPStatus.OK, HTTPStatus.CREATED):
-                said = answer.get("message", answer) if isinstance(answer, dict) else answer
-                raise Refused(f"{kind} {meta['name']}: {status} {said}")
+                text = answer.get("message", answer) if isinstance(answer, dict) else answer
+                raise Refused(f"{kind} {meta['name']}: {status} {text}")
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """Return one object, or None when there is none of that name."""
@@ -55,13 +55,13 @@ class Cluster:
         """Return all objects of a kind, in one namespace or in all."""
         items: list[dict[str, Any]] = []
         for one in kind.split(","):
-            found = self._read(self._resources.find(one).path(namespace, selector=selector)) or {}
+            listed = self._read(self._resources.find(one).path(namespace, selector=selector)) or {}
             kind_of = {
-                "apiVersion": found.get("apiVersion"),
-                "kind": found.get("kind", "").removesuffix("List"),
+                "apiVersion": listed.get("apiVersion"),
+                "kind": listed.get("kind", "").removesuffix("List"),
             }
             # In a list the server leaves out what all have in common.
-            items += [{**kind_of, **item} for item in found.get("items", [])]
+            items += [{**kind_of, **item} for item in listed.get("items", [])]
         return items
 
     def may(self, user: str, verb: str, resource: str, namespace: str) -> bool:
@@ -71,18 +71,18 @@ class Cluster:
             groups += ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}"]
         whole, _, part = resource.partition("/")
         plural, _, group = whole.partition(".")
-        asked = {
+        review = {
             "namespace": namespace,
             "verb": verb,
             "group": group,
             "resource": plural,
             "subresource": part,
         }
-        asked["subresource"] = part
+        review["subresource"] = part
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
-            "spec": {"user": user, "groups": groups, "resourceAttributes": asked},
+            "spec": {"user": user, "groups": groups, "resourceAttributes": review},
         }
         status, answer = self.api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
         if status != HTTPStatus.CREATED:
@@ -98,8 +98,8 @@ class Cluster:
             return None
         if status != HTTPStatus.OK:
             raise ClusterError(f"GET {path}: {status} {answer}")
-        found: dict[str, Any] = answer
-        return found
+        body: dict[str, Any] = answer
+        return body
 
     def create_namespace(self, prefix: str = "test", *, timeout: float = 90.0) -> str:
         """Create a namespace and wait for its default service account, which all pods need."""
@@ -137,8 +137,8 @@ class Cluster:
         """
         deadline = time.monotonic() + timeout
         while True:
-            if found := look():
-                return found
+            if value := look():
+                return value
             if time.monotonic() > deadline:
-                raise ClusterError(f"waited {timeout:g} s for {what}; last seen: {found!r}")
+                raise ClusterError(f"waited {timeout:g} s for {what}; last seen: {value!r}")
             time.sleep(every)

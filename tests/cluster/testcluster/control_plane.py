@@ -120,8 +120,8 @@ class ControlPlane(Cluster):
 
     def write_kubeconfig(self, name: str, client: Certificate) -> Path:
         """Write the kubeconfig of a client whose certificate the cluster's authority issued."""
-        given = kubeconfig.access(self.server, self.authority.root.certificate, client)
-        return kubeconfig.write(self.folder / f"{name}.kubeconfig", given)
+        credentials = kubeconfig.access(self.server, self.authority.root.certificate, client)
+        return kubeconfig.write(self.folder / f"{name}.kubeconfig", credentials)
 
     def start(self) -> None:
         """Start all components. Raises NotReady with the end of the failing component's log."""

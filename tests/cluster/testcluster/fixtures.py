@@ -27,8 +27,8 @@ _end_of_plane = pytest.StashKey[ExitStack]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Build the programs that the collected tests need; a failed build fails those tests and no others."""
-    asked = any(_asks_for(item, name) for item in session.items for name in CLUSTERS)
-    if session.config.option.collectonly or not asked:
+    is_needed = any(_asks_for(item, name) for item in session.items for name in CLUSTERS)
+    if session.config.option.collectonly or not is_needed:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
@@ -41,8 +41,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 def _asks_for(item: pytest.Item, name: str) -> bool:
     """Return whether the test uses this module's fixture: another fixture may be called a node, too."""
     fixtures = getattr(item, "_fixtureinfo", None)
-    made = fixtures.name2fixturedefs.get(name) if fixtures is not None else None
-    return made is not None and made[-1].func.__module__ == __name__
+    definitions = fixtures.name2fixturedefs.get(name) if fixtures is not None else None
+    return definitions is not None and definitions[-1].func.__module__ == __name__
 
 
 def _binaries(config: pytest.Config) -> Path:

@@ -26,16 +26,16 @@ class Command:
     def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
         """Run the command and return its standard output. Raises CommandFailed with its error output."""
         argv = [*self._argv, *arguments]
-        shown = " ".join([Path(self._argv[-1]).name, *arguments])
+        command = " ".join([Path(self._argv[-1]).name, *arguments])
         try:
             done = subprocess.run(
                 argv, input=stdin, env=self._environ, capture_output=True, text=True, timeout=timeout
             )
         except subprocess.TimeoutExpired as error:
-            raise CommandFailed(f"`{shown}` did not end within {timeout:g} s") from error
+            raise CommandFailed(f"`{command}` did not end within {timeout:g} s") from error
         if done.returncode != 0:
             raise CommandFailed(
-                f"`{shown}` ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}",
+                f"`{command}` ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}",
                 returncode=done.returncode,
                 stderr=done.stderr,
             )

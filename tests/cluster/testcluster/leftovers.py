@@ -56,10 +56,10 @@ def sweep() -> list[str]:
     with (temporary / LOCK).open("w") as lock:
         # Two runs that begin together would take the same leftovers out of each other's hands.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = sorted(path for path in temporary.glob(f"{PREFIX}*") if abandoned(path))
-        for folder in found:
+        folders = sorted(path for path in temporary.glob(f"{PREFIX}*") if abandoned(path))
+        for folder in folders:
             remove(folder)
-    return [folder.name for folder in found]
+    return [folder.name for folder in folders]
 
 
 def remove(folder: Path, *, keep_files: bool = False) -> None:
@@ -95,13 +95,13 @@ def _unlink_logs(folder: Path) -> None:
 def shims(folder: Path) -> list[int]:
     """Return the ids of the container shims: outside of every group, they name their node's socket."""
     socket = str(folder / "containerd.sock").encode()
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
             if Path(os.fsdecode(words[0])).name.startswith("containerd-shim") and socket in words:
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def mount_points(mountinfo: str, folder: Path) -> list[str]:

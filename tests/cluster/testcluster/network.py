@@ -76,13 +76,13 @@ class NetworkNamespace:
 
         Raises CommandFailed.
         """
-        here, there = self._device(other), "control-plane"
-        cable = f"link add {here} netns {self.name} type veth peer name {there} netns {other.name}"
+        here, peer = self._device(other), "control-plane"
+        cable = f"link add {here} netns {self.name} type veth peer name {peer} netns {other.name}"
         run("ip", *cable.split())
         number = other.subnet.number
         run("ip", "-n", self.name, *f"address add 10.97.{number}.1/30 dev {here}".split())
-        run("ip", "-n", other.name, *f"address add 10.97.{number}.2/30 dev {there}".split())
-        run("ip", "-n", other.name, *f"link set {there} up".split())
+        run("ip", "-n", other.name, *f"address add 10.97.{number}.2/30 dev {peer}".split())
+        run("ip", "-n", other.name, *f"link set {peer} up".split())
         self._plug_in(other)
         run("ip", "-n", other.name, *f"route add {self.subnet.pods} via 10.97.{number}.1".split())
 

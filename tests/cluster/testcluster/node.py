@@ -145,8 +145,8 @@ class Node(ControlPlane):
 
     def service_address(self, name: str, namespace: str) -> str:
         """Return the address of a Service, for `run_inside` and `network.dial`."""
-        found = self.kubectl.json("get", "service", name, "-n", namespace)
-        return str(found["spec"]["clusterIP"])
+        service = self.kubectl.json("get", "service", name, "-n", namespace)
+        return str(service["spec"]["clusterIP"])
 
     @contextmanager
     def kubelet_down(self) -> Iterator[None]:
@@ -189,12 +189,12 @@ class Node(ControlPlane):
 
     def _is_ready(self, name: str) -> bool:
         try:
-            status, found = self.api.request("GET", f"/api/v1/nodes/{name}", timeout=2.0)
+            status, node = self.api.request("GET", f"/api/v1/nodes/{name}", timeout=2.0)
         except OSError:
             return False
         if status != 200:
             return False
-        conditions = found.get("status", {}).get("conditions", [])
+        conditions = node.get("status", {}).get("conditions", [])
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 

@@ -48,16 +48,16 @@ class Authority:
 
     def issue(self, identity: Identity) -> Certificate:
         """Issue a certificate for server and client use."""
-        made = Certificate(self.folder / f"{identity.name}.crt", self.folder / f"{identity.name}.key")
+        certificate = Certificate(self.folder / f"{identity.name}.crt", self.folder / f"{identity.name}.key")
         request = self.folder / f"{identity.name}.csr"
         extensions = self.folder / f"{identity.name}.ext"
         extensions.write_text(extension_text(identity))
-        _openssl("req", *CURVE, "-keyout", made.key, "-out", request, "-subj", identity.subject)
+        _openssl("req", *CURVE, "-keyout", certificate.key, "-out", request, "-subj", identity.subject)
         _openssl(
             "x509", "-req", "-in", request, "-CA", self.root.certificate, "-CAkey", self.root.key,
-            "-CAcreateserial", "-out", made.certificate, "-days", DAYS, "-extfile", extensions,
+            "-CAcreateserial", "-out", certificate.certificate, "-days", DAYS, "-extfile", extensions,
         )  # fmt: skip
-        return made
+        return certificate
 
     def signing_pair(self, name: str) -> tuple[Path, Path]:
         """Return (private key, public key) for service account tokens."""

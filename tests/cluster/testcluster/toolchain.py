@@ -45,8 +45,8 @@ def find_go(cache: Path, report: Callable[[str], None]) -> Path:
 
 def version_of(text: str) -> tuple[int, int]:
     """Return the (major, minor) in what `go version` prints; (0, 0) when it has none."""
-    found = re.search(r"\bgo(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.search(r"\bgo(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def installers(package: str, target: Path) -> list[list[str]]:
