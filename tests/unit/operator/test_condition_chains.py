@@ -18,7 +18,7 @@ RUNNING = WorkloadState(exists=True, current=True, wanted=1, replicas=1, updated
 
 
 def view(**parts: Any) -> ConditionInputs:
-    """Inputs of an object with one engine and one gateway, both ready, except for `parts`."""
+    """Return the inputs of an object with one engine and one gateway, both ready, except for `parts`."""
     owner = fitting_owner()
     plan = parts.pop("plan", planned(owner))
     inputs = {
