@@ -1,7 +1,6 @@
 """The same work by other libraries, where they are installed: torch's attention, mamba_ssm, FLA."""
 
 import importlib
-import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
